@@ -1,0 +1,31 @@
+"""The errors a user can meet. Each message is one line: where, what was found, what was expected, what to do.
+
+Only the command line catches them; everything else lets them pass.
+"""
+
+
+class PptraceError(Exception):
+    """A mistake in what pptrace was given. Ends a command with one line and exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(PptraceError):
+    """A mistake in how a command or function was called. Exit code 2."""
+
+    exit_code = 2
+
+
+class TraceError(PptraceError):
+    """A trace file or directory that gives nothing to analyse."""
+
+
+class ScheduleError(PptraceError):
+    """A plan that is illegal, incomplete or deadlocks.
+
+    ``grid`` is the plan drawn as text with the faulty places marked, or "" where no drawing helps.
+    """
+
+    def __init__(self, message: str, grid: str = "") -> None:
+        super().__init__(message)
+        self.grid = grid

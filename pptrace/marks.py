@@ -1,0 +1,199 @@
+"""The names of ranges: written by the runtime, read back by the analyser, legible to a person in Nsight or Perfetto.
+
+Grammar, version 1:
+
+    name   = "pp1:" (op | p2p | wait | collective | span) { " " key "=" value }
+    op     = action                                  e.g.  pp1:2F3 chunk=0 phase=steady step=7
+    p2p    = "p2p" … ops=transfer{","transfer}       e.g.  pp1:p2p step=7 axis=pp ops=2SEND_F3>5@4096,2RECV_B0<5@4096
+    wait   = "wait" … op=transfer                    e.g.  pp1:wait step=7 op=2RECV_B0<5@4096
+    collective = "all_reduce" | "all_gather" | …     e.g.  pp1:all_reduce step=7 axis=dp size=4 bytes=1048576
+    span   = "STEP" | "OPTIMIZER" | "GRAD_SYNC" | …  e.g.  pp1:STEP step=7
+    transfer = action (">" | "<") peer "@" bytes     ">" to, "<" from; peer is a global rank
+
+The digits after "pp" are the version of the grammar. A name with another version is :class:`UnknownMark`: it is counted and
+reported, never guessed at. A name that does not begin with "pp<digits>:" is no mark.
+
+A ``p2p`` range lasts from the posting of its transfers until all are complete. Inside it each transfer has a ``wait`` range,
+whose end says when that transfer was seen complete.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, Phase, parse_action
+
+VERSION = 1
+DOMAIN = "pptrace"
+PREFIX = f"pp{VERSION}:"
+METADATA_KEY = "pptrace"
+"""The key of the top-level object in a Kineto trace that holds the rank's facts: rank, mesh, plan, clock, versions."""
+
+
+class Collective(StrEnum):
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    BARRIER = "barrier"
+
+
+class SpanKind(StrEnum):
+    """Ranges that are neither schedule ops nor communication."""
+
+    STEP = "STEP"
+    OPTIMIZER = "OPTIMIZER"
+    GRAD_SYNC = "GRAD_SYNC"
+    DATA = "DATA"
+
+
+class Axis(StrEnum):
+    PP = "pp"
+    TP = "tp"
+    CP = "cp"
+    DP = "dp"
+    EP = "ep"
+    WORLD = "world"
+    EMBEDDING = "embd"  # first and last stage, for tied embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class OpMark:
+    """A schedule op: F, B, I, W or an overlapped pair."""
+
+    action: Action
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One send or receive; ``peer`` is the global rank at the other end."""
+
+    action: Action
+    peer: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class P2PMark:
+    """A P2P call: one or more transfers that were posted together."""
+
+    transfers: tuple[Transfer, ...]
+    axis: Axis
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitMark:
+    """The wait for one transfer, inside its P2P range."""
+
+    transfer: Transfer
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveMark:
+    """A collective over ``size`` ranks of ``axis``; ``bytes`` is this rank's message, as nccl-tests counts it."""
+
+    kind: Collective
+    axis: Axis
+    size: int
+    bytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanMark:
+    kind: SpanKind
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMark:
+    """A name with pptrace's prefix that this version cannot read: another grammar version, or damaged."""
+
+    text: str
+    reason: str
+
+
+_COLLECTIVES = frozenset(Collective)
+_SPANS = frozenset(SpanKind)
+
+Mark = OpMark | P2PMark | WaitMark | CollectiveMark | SpanMark
+
+
+def format_mark(mark: Mark) -> str:
+    """The range name of a mark. :func:`parse_mark` is its inverse."""
+    match mark:
+        case OpMark(action, step):
+            return f"{PREFIX}{action} chunk={action.chunk} phase={action.phase} step={step}"
+        case P2PMark(transfers, axis, step):
+            return f"{PREFIX}p2p step={step} axis={axis} ops={','.join(map(_format_transfer, transfers))}"
+        case WaitMark(transfer, step):
+            return f"{PREFIX}wait step={step} op={_format_transfer(transfer)}"
+        case CollectiveMark(kind, axis, size, num_bytes, step):
+            return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}"
+        case SpanMark(kind, step):
+            return f"{PREFIX}{kind} step={step}"
+
+
+_MARK = re.compile(r"pp(\d+):(\S+)((?: [a-z_]+=\S+)*)", re.ASCII)
+_TRANSFER = re.compile(r"([0-9A-Z_]+)([<>])(\d+)@(\d+)", re.ASCII)
+_EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # added by torch's emit_nvtx
+
+
+def parse_mark(name: str) -> Mark | UnknownMark | None:
+    """Read a range name: a mark, an unreadable mark with the reason, or None when it is no mark of pptrace at all."""
+    if not name.startswith("pp") or not re.match(r"pp\d+:", name):
+        return None
+    match = _MARK.fullmatch(_EMITTED_SUFFIX.sub("", name))
+    if match is None:
+        return UnknownMark(name, "does not follow the grammar of marks")
+    if int(match[1]) != VERSION:
+        return UnknownMark(name, f"grammar version {match[1]}; this pptrace reads version {VERSION}")
+    try:
+        return _parse_body(match[2], dict(item.split("=", 1) for item in match[3].split()))
+    except (KeyError, ValueError, ScheduleError) as err:
+        return UnknownMark(name, f"unreadable: {err}")
+
+
+def _parse_body(head: str, values: dict[str, str]) -> Mark:
+    step = int(values["step"])
+    if head == "p2p":
+        transfers = tuple(_parse_transfer(item) for item in values["ops"].split(","))
+        return P2PMark(transfers, Axis(values["axis"]), step)
+    if head == "wait":
+        return WaitMark(_parse_transfer(values["op"]), step)
+    if head in _COLLECTIVES:
+        return CollectiveMark(Collective(head), Axis(values["axis"]), int(values["size"]), int(values["bytes"]), step)
+    if head in _SPANS:
+        return SpanMark(SpanKind(head), step)
+    return OpMark(_tag(parse_action(head), int(values["chunk"]), Phase(values["phase"])), step)
+
+
+def _tag(action: Action, chunk: int, phase: Phase) -> Action:
+    if not action.kind.is_compute:
+        raise ValueError(f"{action} is no compute action")
+    return Action(action.kind, action.stage, action.microbatch, chunk, phase, action.parts)
+
+
+def _format_transfer(transfer: Transfer) -> str:
+    arrow = ">" if transfer.action.kind.is_send else "<"
+    return f"{transfer.action}{arrow}{transfer.peer}@{transfer.bytes}"
+
+
+def _parse_transfer(text: str) -> Transfer:
+    match = _TRANSFER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a transfer such as 2SEND_F3>5@4096")
+    action = parse_action(match[1])
+    if not action.kind.is_p2p or (match[2] == ">") != action.kind.is_send:
+        raise ValueError(f"{text!r}: the arrow does not fit the action")
+    return Transfer(action, int(match[3]), int(match[4]))

@@ -1,0 +1,133 @@
+"""The words of the schedule language: what one rank does at one moment.
+
+Text form, as torch.distributed.pipelining writes it:
+
+    action  = stage kind [microbatch] | "(" action ";" action ")" "OVERLAP_F_B"
+    kind    = "F" | "B" | "I" | "W" | "SEND_F" | "RECV_F" | "SEND_B" | "RECV_B" | "UNSHARD" | "RESHARD" | "REDUCE_GRAD"
+
+Only UNSHARD, RESHARD and REDUCE_GRAD come without a microbatch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pptrace.errors import ScheduleError
+
+
+class Kind(StrEnum):
+    """What an action does. The values are torch's own."""
+
+    F = "F"
+    B = "B"  # full backward: I and W in one
+    I = "I"  # gradient of the input
+    W = "W"  # gradient of the weights
+    OVERLAP_F_B = "OVERLAP_F_B"  # one forward and one backward run together (DualPipe)
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
+    REDUCE_GRAD = "REDUCE_GRAD"
+
+    @property
+    def is_compute(self) -> bool:
+        return self in _COMPUTE
+
+    @property
+    def is_send(self) -> bool:
+        return self is Kind.SEND_F or self is Kind.SEND_B
+
+    @property
+    def is_recv(self) -> bool:
+        return self is Kind.RECV_F or self is Kind.RECV_B
+
+    @property
+    def is_p2p(self) -> bool:
+        return self in _P2P
+
+
+_COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
+_P2P = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
+_WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+
+
+class Phase(StrEnum):
+    """Where in the pipeline's life an action lies (Megatron's terms)."""
+
+    WARMUP = "warmup"
+    STEADY = "steady"
+    COOLDOWN = "cooldown"
+
+
+Key = tuple[Kind, int, int | None]
+"""(kind, stage, microbatch): unique within a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One entry of a plan.
+
+    ``chunk`` is the position of ``stage`` among the stages of its rank (Megatron's model chunk). ``phase`` is the builder's
+    tag; a send or receive has that of the compute action it serves. ``parts`` holds the two halves of an OVERLAP_F_B, whose
+    own stage and microbatch are those of the forward half.
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int | None
+    chunk: int = 0
+    phase: Phase = Phase.STEADY
+    parts: tuple[Action, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, self.stage, self.microbatch)
+
+    @property
+    def halves(self) -> tuple[Action, ...]:
+        """The simple actions this one consists of: its parts, or itself."""
+        return self.parts or (self,)
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"({';'.join(map(str, self.parts))}){self.kind}"
+        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+_SIMPLE = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d*)", re.ASCII)
+_OVERLAP = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", re.ASCII)
+
+
+def parse_action(text: str) -> Action:
+    """Read one action; the whole text must match, so ``1F0xyz`` is an error.
+
+    Raises:
+        ScheduleError: the text is not an action.
+    """
+    if match := _SIMPLE.fullmatch(text):
+        kind = Kind(match[2])
+        if bool(match[3]) == (kind in _WITHOUT_MICROBATCH):
+            problem = "takes no microbatch" if match[3] else "needs a microbatch"
+            raise ScheduleError(f"{text!r} is not an action: {kind} {problem}, such as {_example(kind)!r}")
+        return Action(kind, int(match[1]), int(match[3]) if match[3] else None)
+    if match := _OVERLAP.fullmatch(text):
+        parts = (parse_action(match[1].strip()), parse_action(match[2].strip()))
+        if parts[0].kind is not Kind.F or parts[1].kind not in (Kind.B, Kind.I):
+            raise ScheduleError(f"{text!r} is not an action: OVERLAP_F_B takes a forward and then a backward")
+        return Action(Kind.OVERLAP_F_B, parts[0].stage, parts[0].microbatch, parts=parts)
+    raise ScheduleError(f"{text!r} is not an action; expected stage, kind, microbatch, such as '2F0' or '3SEND_B1'")
+
+
+def _example(kind: Kind) -> str:
+    return f"0{kind}" if kind in _WITHOUT_MICROBATCH else f"0{kind}0"
+
+
+def iter_halves(actions: tuple[Action, ...]) -> Iterator[Action]:
+    """Every simple action, overlapped pairs taken apart."""
+    for action in actions:
+        yield from action.halves

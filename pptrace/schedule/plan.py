@@ -1,0 +1,141 @@
+"""A schedule as data: for every pipeline rank the list of its actions, in the order in which it runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, Key, Kind, iter_halves
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every pipeline rank does in one step.
+
+    ``ranks[r]`` are the actions of pipeline rank r. ``placement[s]`` is the rank that owns stage s. Adjacent sends and
+    receives of a rank form one *group*: they are posted together and waited for together, as Megatron's fused
+    send-forward/receive-backward is (see :meth:`instructions`).
+    """
+
+    name: str
+    num_microbatches: int
+    placement: tuple[int, ...]
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def pp(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.placement)
+
+    @cached_property
+    def num_chunks(self) -> int:
+        """Stages on the rank that has most of them (v)."""
+        return max(self.placement.count(rank) for rank in range(self.pp))
+
+    @cached_property
+    def has_comms(self) -> bool:
+        return any(action.kind.is_p2p for actions in self.ranks for action in actions)
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are actions of their own."""
+        return any(action.kind is Kind.W for actions in self.ranks for action in iter_halves(actions))
+
+    @cached_property
+    def by_key(self) -> dict[Key, tuple[int, Action]]:
+        """(kind, stage, microbatch) → (rank, action), overlapped pairs taken apart."""
+        return {half.key: (rank, half) for rank, actions in enumerate(self.ranks) for half in iter_halves(actions)}
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank, in chunk order."""
+        return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
+
+    def previous_stage(self, stage: int) -> int | None:
+        """The stage whose output this one reads; None for the first."""
+        return stage - 1 if stage > 0 else None
+
+    def next_stage(self, stage: int) -> int | None:
+        """The stage that reads this one's output; None for the last."""
+        return stage + 1 if stage + 1 < self.num_stages else None
+
+    def peer_of(self, action: Action) -> int:
+        """The pipeline rank at the other end of a send or receive.
+
+        Raises:
+            ScheduleError: the action is no P2P action, or leads out of the pipeline.
+        """
+        forward_out = action.kind is Kind.SEND_F or action.kind is Kind.RECV_B
+        stage = self.next_stage(action.stage) if forward_out else self.previous_stage(action.stage)
+        if not action.kind.is_p2p or stage is None:
+            raise ScheduleError(f"{self.name}: {action} has no peer in a pipeline of {self.num_stages} stages")
+        return self.placement[stage]
+
+    def compute_actions(self, rank: int) -> tuple[Action, ...]:
+        return tuple(action for action in self.ranks[rank] if action.kind.is_compute)
+
+    def compute_only(self) -> Plan:
+        """The same plan without sends, receives and parameter sharding actions."""
+        return replace(self, ranks=tuple(self.compute_actions(rank) for rank in range(self.pp)))
+
+    def instructions(self, rank: int) -> Iterator[tuple[Action, ...]]:
+        """The rank's actions, one tuple per thing it waits for: a single action, or a group of sends and receives."""
+        group: list[Action] = []
+        for action in self.ranks[rank]:
+            if action.kind.is_p2p:
+                group.append(action)
+                continue
+            if group:
+                yield tuple(group)
+                group = []
+            yield (action,)
+        if group:
+            yield tuple(group)
+
+
+def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
+    """A plan from its actions: counts microbatches, infers which rank owns which stage, and numbers the chunks.
+
+    Raises:
+        ScheduleError: a stage on two ranks, stages or microbatches not numbered from 0 without gaps, or no action at all.
+    """
+    rows = [tuple(row) for row in ranks]
+    owner: dict[int, int] = {}
+    microbatches: set[int] = set()
+    for rank, row in enumerate(rows):
+        for action in iter_halves(row):
+            if owner.setdefault(action.stage, rank) != rank:
+                raise ScheduleError(
+                    f"{name}: stage {action.stage} has actions on rank {owner[action.stage]} and on rank {rank}; "
+                    "a stage belongs to one rank"
+                )
+            if action.kind.is_compute and action.microbatch is not None:
+                microbatches.add(action.microbatch)
+    if not microbatches:
+        raise ScheduleError(f"{name}: no compute action in any of {len(rows)} rows; expected cells such as '0F0'")
+    _require_dense(name, "stage", owner)
+    _require_dense(name, "microbatch", microbatches)
+    placement = tuple(owner[stage] for stage in range(len(owner)))
+    chunk_of = {stage: placement[:stage].count(rank) for stage, rank in enumerate(placement)}
+    numbered = tuple(tuple(_with_chunk(action, chunk_of) for action in row) for row in rows)
+    return Plan(name, len(microbatches), placement, numbered)
+
+
+def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:
+    present = set(numbers)
+    missing = sorted(set(range(max(present) + 1)) - present)
+    if missing:
+        raise ScheduleError(
+            f"{name}: {what} {missing[0]} has no action though {what} {max(present)} has; number from 0"
+        )
+
+
+def _with_chunk(action: Action, chunk_of: dict[int, int]) -> Action:
+    parts = tuple(_with_chunk(part, chunk_of) for part in action.parts)
+    if action.chunk == chunk_of[action.stage] and parts == action.parts:
+        return action
+    return replace(action, chunk=chunk_of[action.stage], parts=parts)

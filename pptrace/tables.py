@@ -1,0 +1,171 @@
+"""The tables that walk through pptrace: their columns, dtypes and units.
+
+Time is int64 nanoseconds (``_ns``), bytes are int64 (``_bytes``); ranks are global ranks. Events are columnar and stay
+numpy, because a trace has millions of them; ops, comms and memory are pandas frames with one row per occurrence.
+Where a value is unknown, integers are -1 and strings are "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class Category(IntEnum):
+    """What an event is, whatever its producer calls it. Everything below HOST_LIMIT ran on the host."""
+
+    CPU_OP = 0
+    ANNOTATION = 1  # a range that a program put there: record_function, NVTX
+    RUNTIME = 2  # driver or runtime call; launches device work with the same correlation
+    PYTHON = 3
+    OVERHEAD = 4  # of the profiler itself
+    OTHER = 5
+    HOST_LIMIT = 16
+    KERNEL = 17
+    MEMCPY = 18
+    MEMSET = 19
+    DEVICE_ANNOTATION = 20  # a range projected onto a stream by the producer: not work
+    DEVICE_SYNC = 21  # waiting recorded on a stream: not work
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
+
+    ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
+    ``correlation`` joins a runtime call to the device work it launched; -1 where there is none.
+    ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
+    """
+
+    category: Int8
+    name_id: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    device: Int32
+    stream: Int64
+    thread: Int64
+    correlation: Int64
+    names: tuple[str, ...]
+    comm_args: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.dur_ns
+
+
+class InputFormat(StrEnum):
+    """``inputs[].format`` of the report."""
+
+    KINETO = "kineto"
+    NSYS_SQLITE = "nsys-sqlite"
+    CHROME = "chrome"
+    OPLOG = "oplog"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one trace file holds.
+
+    ``rank`` is None until something says which it is. ``metadata`` is the object under the trace's ``pptrace`` key (the facts
+    that pptrace's own recorder wrote), {} for traces of others. ``distributed`` is the producer's own description of the
+    job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person; ``origin`` is where the file was read.
+    """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    events: Events
+    memory: pd.DataFrame
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_events(self) -> int:
+        return len(self.events)
+
+
+Schema = Mapping[str, str]
+
+COMM_ARGS: Schema = {
+    "event": "int64",  # row in Events
+    "collective": "str",  # as the producer names it
+    "in_bytes": "int64",
+    "out_bytes": "int64",
+    "group_id": "str",
+    "group_description": "str",
+    "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
+    "group_size": "int64",
+    "src": "int64",
+    "dst": "int64",
+    "seq": "int64",
+}
+
+OPS: Schema = {
+    "rank": "int64",
+    "step": "int64",
+    "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
+    "stage": "int64",
+    "chunk": "int64",
+    "microbatch": "int64",
+    "phase": "str",
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "clock": "str",  # device or host
+    "source": "str",  # label or inferred; simulated for a simulated run
+}
+
+COMMS: Schema = {
+    "rank": "int64",
+    "step": "int64",
+    "kind": "str",  # send, recv, all_reduce, …
+    "axis": "str",
+    "peer": "int64",  # the other global rank of a send or receive
+    "group_size": "int64",
+    "bytes": "int64",
+    "direction": "str",  # F or B for pipeline sends and receives
+    "stage": "int64",
+    "microbatch": "int64",
+    "start_ns": "int64",  # this side is ready
+    "end_ns": "int64",  # this side is done
+    "transfer_start_ns": "int64",  # both sides are ready; equals start_ns until the two sides are matched
+    "stream": "int64",
+    "match": "int64",  # the same number on both ends of a transfer or all members of a collective
+    "clock": "str",
+}
+
+MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
+
+
+def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:
+    """A frame with exactly the schema's columns and dtypes, in its order.
+
+    Raises:
+        KeyError: a column of the schema is not given.
+        ValueError: a column is given that the schema does not have, or lengths differ.
+    """
+    extra = set(columns) - set(schema)
+    if extra:
+        raise ValueError(f"columns not in the schema: {sorted(extra)}")
+    dtypes = {"str": "object"}
+    frame = {name: pd.Series(columns[name], dtype=dtypes.get(dtype, dtype)) for name, dtype in schema.items()}
+    return pd.DataFrame(frame)
+
+
+def empty_table(schema: Schema) -> pd.DataFrame:
+    return make_table(schema, {name: [] for name in schema})
