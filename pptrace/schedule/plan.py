@@ -107,22 +107,27 @@ def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
     owner: dict[int, int] = {}
     microbatches: set[int] = set()
     for rank, row in enumerate(rows):
-        for action in iter_halves(row):
-            if owner.setdefault(action.stage, rank) != rank:
+        stages = {half.stage for action in row for half in action.halves}
+        for stage in sorted(stages):
+            if owner.setdefault(stage, rank) != rank:
                 raise ScheduleError(
-                    f"{name}: stage {action.stage} has actions on rank {owner[action.stage]} and on rank {rank}; "
+                    f"{name}: stage {stage} has actions on rank {owner[stage]} and on rank {rank}; "
                     "a stage belongs to one rank"
                 )
-            if action.kind.is_compute and action.microbatch is not None:
-                microbatches.add(action.microbatch)
+        microbatches |= {
+            half.microbatch
+            for action in row
+            if action.kind.is_compute
+            for half in action.halves
+            if half.microbatch is not None
+        }
     if not microbatches:
         raise ScheduleError(f"{name}: no compute action in any of {len(rows)} rows; expected cells such as '0F0'")
     _require_dense(name, "stage", owner)
     _require_dense(name, "microbatch", microbatches)
     placement = tuple(owner[stage] for stage in range(len(owner)))
     chunk_of = {stage: placement[:stage].count(rank) for stage, rank in enumerate(placement)}
-    numbered = tuple(tuple(_with_chunk(action, chunk_of) for action in row) for row in rows)
-    return Plan(name, len(microbatches), placement, numbered)
+    return Plan(name, len(microbatches), placement, tuple(_with_chunks(row, chunk_of) for row in rows))
 
 
 def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:
@@ -134,8 +139,9 @@ def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:
         )
 
 
-def _with_chunk(action: Action, chunk_of: dict[int, int]) -> Action:
-    parts = tuple(_with_chunk(part, chunk_of) for part in action.parts)
-    if action.chunk == chunk_of[action.stage] and parts == action.parts:
-        return action
-    return replace(action, chunk=chunk_of[action.stage], parts=parts)
+def _with_chunks(row: tuple[Action, ...], chunk_of: dict[int, int]) -> tuple[Action, ...]:
+    if all(half.chunk == chunk_of[half.stage] for action in row for half in (action, *action.parts)):
+        return row
+    return tuple(
+        replace(action, chunk=chunk_of[action.stage], parts=_with_chunks(action.parts, chunk_of)) for action in row
+    )

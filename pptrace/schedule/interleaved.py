@@ -1,0 +1,68 @@
+"""Interleaved 1F1B (virtual pipeline parallelism, VPP), depth-first as Megatron-LM runs it.
+
+Rank r owns the stages r, p+r, 2p+r, … Microbatches are taken in groups of N; within a group all chunks run one after the
+other. Backward uses the same table with the chunks reversed.
+
+Source: Narayanan et al. (arXiv 2104.04473); Megatron-LM ``forward_backward_pipelining_with_interleaving`` and
+``get_schedule_table``.
+"""
+
+from __future__ import annotations
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action
+from pptrace.schedule.pairing import one_forward_one_backward
+from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.shape import Shape
+
+NAME = "interleaved-1f1b"
+
+
+def schedule_table(num_microbatches: int, num_chunks: int, group_size: int) -> list[tuple[int, int]]:
+    """(microbatch, chunk) of each virtual microbatch, in forward order (Megatron's ``get_schedule_table``)."""
+    return [
+        (microbatch, chunk)
+        for first in range(0, num_microbatches, group_size)
+        for chunk in range(num_chunks)
+        for microbatch in range(first, min(first + group_size, num_microbatches))
+    ]
+
+
+def num_warmup_forwards(shape: Shape, rank: int) -> int:
+    """Megatron's rule min(m·v, 2(p−r−1) + (v−1)·N); the lean variant has (p−r−1) + (v−1)·p."""
+    behind = shape.pp - rank - 1
+    if shape.lean:
+        warmup = behind + (shape.num_chunks - 1) * shape.pp
+    else:
+        warmup = 2 * behind + (shape.num_chunks - 1) * (shape.group_size or shape.pp)
+    return min(shape.num_microbatches * shape.num_chunks, warmup)
+
+
+def build(shape: Shape) -> Plan:
+    _require_legal(shape)
+    return make_plan(NAME, (_rank_actions(shape, rank) for rank in range(shape.pp)))
+
+
+def _rank_actions(shape: Shape, rank: int) -> list[Action]:
+    table = schedule_table(shape.num_microbatches, shape.num_chunks, shape.group_size or shape.pp)
+    last = shape.num_chunks - 1
+    return one_forward_one_backward(
+        forwards=[(chunk * shape.pp + rank, mb, chunk) for mb, chunk in table],
+        backwards=[((last - chunk) * shape.pp + rank, mb, last - chunk) for mb, chunk in table],
+        num_warmup=num_warmup_forwards(shape, rank),
+    )
+
+
+def _require_legal(shape: Shape) -> None:
+    p, m, n = shape.pp, shape.num_microbatches, shape.group_size or shape.pp
+    if shape.num_chunks < 2:
+        raise ScheduleError(f"{NAME}: {shape.num_chunks} chunk per rank; expected at least 2 (or use 1f1b)")
+    if not p <= n <= m:
+        raise ScheduleError(f"{NAME}: group size {n} with p={p}, m={m}; expected p ≤ group size ≤ m")
+    if 0 < m % n < p:
+        raise ScheduleError(
+            f"{NAME}: {m} microbatches in groups of {n} leave a last group of {m % n}; expected 0 or at least p={p}: "
+            f"try m={m - m % n} or {m - m % n + p}"
+        )
+    if shape.lean and n != p:
+        raise ScheduleError(f"{NAME}: the lean warmup is defined for group size p={p}, found {n}")

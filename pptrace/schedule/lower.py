@@ -1,0 +1,108 @@
+"""Adds sends and receives to a plan of compute actions, so that no order of blocking calls can deadlock.
+
+Every transfer gets a place in one total order of all computes and transfers: that of a run on paper in which each action
+takes one tick. A message travels as late as it can without delaying anyone on paper: when its reader starts, but before
+its sender's next action. So on the sending rank the send directly follows its producer, and on the receiving rank the
+receive stands before the first action that starts at or after that tick. Since every rank's list is a part of the same
+total order, the earliest unfinished entry can always run: a blocking send and its receive always meet. Messages between
+two ranks are received in the order in which they are sent, so one channel without tags is enough.
+
+For 1F1B this gives Megatron-LM's order with its fused pairs: a send-forward and the receive-backward after it stand side by
+side, and adjacent transfers are one group that is posted together (:meth:`pptrace.schedule.plan.Plan.instructions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import Replay, Timed, replay
+
+_OUTPUT = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B), Kind.I: (Kind.SEND_B, Kind.RECV_B)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A send and its receive, and the tick at which they happen."""
+
+    tick: int
+    source: int
+    target: int
+    send: Action
+    recv: Action
+
+
+def lower(plan: Plan) -> Plan:
+    """The plan with its sends and receives; the compute actions and their order are unchanged.
+
+    A plan that has sends and receives already is returned as it is.
+
+    Raises:
+        ScheduleError: the compute actions alone cannot run to the end.
+    """
+    if plan.has_comms:
+        return plan
+    timeline = replay(plan)
+    if timeline.blocked:
+        stuck = timeline.blocked[0]
+        raise ScheduleError(
+            f"{plan.name}: cannot add sends and receives: rank {stuck.rank} never gets past its action "
+            f"{plan.ranks[stuck.rank][stuck.index]} (validate the plan first)"
+        )
+    transfers = sorted(_transfers(plan, timeline), key=lambda transfer: (transfer.tick, *_rank_order(transfer.send)))
+    placed: list[list[tuple[int, Action]]] = [[] for _ in plan.ranks]
+    for transfer in transfers:
+        placed[transfer.source].append((transfer.tick, transfer.send))
+        placed[transfer.target].append((transfer.tick, transfer.recv))
+    return replace(plan, ranks=tuple(_merge(row, placed[rank]) for rank, row in enumerate(timeline.ranks)))
+
+
+def _rank_order(action: Action) -> tuple[int, str, int]:
+    return (action.stage, action.kind, action.microbatch or 0)
+
+
+def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
+    """Every output that another rank reads, with the tick at which it travels."""
+    start_of = {half.key: timed.start for row in timeline.ranks for timed in row for half in timed.action.halves}
+    for rank, row in enumerate(timeline.ranks):
+        following = [timed.start for timed in row[1:]] + [timeline.makespan]
+        for timed, next_start in zip(row, following, strict=True):
+            for half in timed.action.halves:
+                if half.kind not in _OUTPUT:
+                    continue
+                stage = plan.next_stage(half.stage) if half.kind is Kind.F else plan.previous_stage(half.stage)
+                if stage is None or plan.placement[stage] == rank:
+                    continue
+                reader = _reader_of(plan, half, stage)
+                send, recv = _OUTPUT[half.kind]
+                yield _Transfer(
+                    tick=min(next_start, start_of[reader.key]),
+                    source=rank,
+                    target=plan.placement[stage],
+                    send=replace(half, kind=send),
+                    recv=Action(recv, stage, half.microbatch, reader.chunk, reader.phase),
+                )
+
+
+def _reader_of(plan: Plan, producer: Action, stage: int) -> Action:
+    """The action on ``stage`` that reads what ``producer`` sends."""
+    kinds = (Kind.F,) if producer.kind is Kind.F else (Kind.B, Kind.I)
+    for kind in kinds:
+        if found := plan.by_key.get((kind, stage, producer.microbatch)):
+            return found[1]
+    raise ScheduleError(f"{plan.name}: nobody reads the output of {producer}: stage {stage} has no such microbatch")
+
+
+def _merge(row: tuple[Timed, ...], transfers: list[tuple[int, Action]]) -> tuple[Action, ...]:
+    """Transfers of tick t go before the first action that starts at t or later. Both lists are in order already."""
+    merged: list[Action] = []
+    position = 0
+    for timed in row:
+        while position < len(transfers) and transfers[position][0] <= timed.start:
+            merged.append(transfers[position][1])
+            position += 1
+        merged.append(timed.action)
+    return tuple(merged + [action for _, action in transfers[position:]])

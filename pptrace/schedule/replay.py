@@ -1,0 +1,180 @@
+"""Runs a plan on paper: when does each action start, if every one takes a given time and starts as soon as it may?
+
+This is the one engine behind validation (does it end?), lowering (in which order do messages travel?) and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.plan import Plan
+
+Duration = Callable[[int, Action], int]
+"""(rank, action) → ns (or any other unit)."""
+
+Latency = Callable[[Action, int, int], int]
+"""(producing action, its rank, reading rank) → time from the producer's end until the reader may use the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An action with its place in time."""
+
+    action: Action
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A rank that cannot go on: its action at ``index`` waits for ``needs``, which never ends."""
+
+    rank: int
+    index: int
+    needs: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The timeline of each rank as far as it got, and the ranks that got stuck (none for a sound plan)."""
+
+    ranks: tuple[tuple[Timed, ...], ...]
+    blocked: tuple[Blocked, ...]
+
+    @property
+    def makespan(self) -> int:
+        return max((row[-1].end for row in self.ranks if row), default=0)
+
+
+_BACKWARD = (Kind.B, Kind.I)
+
+
+def needs_of(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
+    """What must have ended before ``action`` starts: for each need the keys of which any one satisfies it.
+
+    F needs the forward of the previous stage. B and I need their own forward and the backward (B or I) of the next
+    stage. W needs its own I. The two halves of an overlapped pair need what they need on their own.
+    """
+    return tuple(need for half in action.halves for need in _needs_of_half(plan, half))
+
+
+def _needs_of_half(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
+    mb = action.microbatch
+    if action.kind is Kind.F:
+        previous = plan.previous_stage(action.stage)
+        return () if previous is None else (((Kind.F, previous, mb),),)
+    if action.kind in _BACKWARD:
+        own: tuple[Key, ...] = ((Kind.F, action.stage, mb),)
+        following = plan.next_stage(action.stage)
+        return (own,) if following is None else (own, ((Kind.B, following, mb), (Kind.I, following, mb)))
+    if action.kind is Kind.W:
+        return (((Kind.I, action.stage, mb),),)
+    return ()
+
+
+def one_tick(_rank: int, _action: Action) -> int:
+    """Every action takes 1."""
+    return 1
+
+
+def no_latency(_action: Action, _source: int, _target: int) -> int:
+    """Messages arrive at once."""
+    return 0
+
+
+def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_latency) -> Replay:
+    """Time every compute action of ``plan``; sends and receives are edges with a latency, not actions.
+
+    Runs in time linear in the number of actions.
+    """
+    return _Engine(plan, duration, latency).run()
+
+
+_FORWARD_SLOT, _BACKWARD_SLOT, _WEIGHT_SLOT = 0, 1, 2
+_SLOT = {Kind.F: _FORWARD_SLOT, Kind.B: _BACKWARD_SLOT, Kind.I: _BACKWARD_SLOT, Kind.W: _WEIGHT_SLOT}
+
+
+class _Engine:
+    """Runs ranks one after the other as far as each can go; a finished action wakes the ranks that wait for it.
+
+    Everything that can be waited for has a slot: (stage · m + microbatch) · 3 + {forward, backward, weight gradient}.
+    Plans have millions of actions, so this speaks in slots and lists where the rest of the package speaks in types.
+    """
+
+    def __init__(self, plan: Plan, duration: Duration, latency: Latency) -> None:
+        self.plan = plan
+        self.duration = duration
+        self.latency = latency
+        self.rows: list[Sequence[Action]] = [plan.compute_actions(rank) for rank in range(plan.pp)]
+        self.times: list[list[Timed]] = [[] for _ in self.rows]
+        num_slots = plan.num_stages * plan.num_microbatches * 3
+        self.ended: list[int] = [-1] * num_slots
+        self.producer: list[Action | None] = [None] * num_slots
+        self.waiters: dict[int, list[int]] = {}
+        self.before = [plan.previous_stage(stage) for stage in range(plan.num_stages)]
+        self.after = [plan.next_stage(stage) for stage in range(plan.num_stages)]
+
+    def run(self) -> Replay:
+        ready = list(range(self.plan.pp))
+        blocked: dict[int, int] = {}
+        while ready:
+            rank = ready.pop()
+            slot = self._advance(rank, ready)
+            if slot is None:
+                blocked.pop(rank, None)
+            else:
+                blocked[rank] = slot
+        stuck = tuple(Blocked(rank, len(self.times[rank]), self._key(slot)) for rank, slot in sorted(blocked.items()))
+        return Replay(tuple(map(tuple, self.times)), stuck)
+
+    def _advance(self, rank: int, ready: list[int]) -> int | None:
+        """Run a rank's actions until one has to wait; returns the slot it waits for, None when the rank is done."""
+        row, timeline, ended = self.rows[rank], self.times[rank], self.ended
+        placement, m = self.plan.placement, self.plan.num_microbatches
+        free = timeline[-1].end if timeline else 0
+        for index in range(len(timeline), len(row)):
+            action = row[index]
+            start = free
+            for half in action.halves:
+                for slot in self._needs(half):
+                    arrival = ended[slot]
+                    if arrival < 0:
+                        self.waiters.setdefault(slot, []).append(rank)
+                        return slot
+                    source = placement[slot // (3 * m)]
+                    if source != rank:
+                        producer = self.producer[slot]
+                        assert producer is not None
+                        arrival += self.latency(producer, source, rank)
+                    if arrival > start:
+                        start = arrival
+            free = start + self.duration(rank, action)
+            timeline.append(Timed(action, start, free))
+            for half in action.halves:
+                slot = (half.stage * m + (half.microbatch or 0)) * 3 + _SLOT[half.kind]
+                ended[slot] = free
+                self.producer[slot] = half
+                if slot in self.waiters:
+                    ready.extend(self.waiters.pop(slot))
+        return None
+
+    def _needs(self, half: Action) -> list[int]:
+        """The slots of :func:`needs_of`."""
+        kind, m = half.kind, self.plan.num_microbatches
+        if kind is Kind.F:
+            stage = self.before[half.stage]
+            return [] if stage is None else [(stage * m + (half.microbatch or 0)) * 3]
+        own = (half.stage * m + (half.microbatch or 0)) * 3
+        if kind is Kind.W:
+            return [own + _BACKWARD_SLOT]
+        stage = self.after[half.stage]
+        if stage is None:
+            return [own]
+        return [own, (stage * m + (half.microbatch or 0)) * 3 + _BACKWARD_SLOT]
+
+    def _key(self, slot: int) -> Key:
+        place, what = divmod(slot, 3)
+        stage, microbatch = divmod(place, self.plan.num_microbatches)
+        return ((Kind.F, Kind.B, Kind.W)[what], stage, microbatch)

@@ -1,0 +1,91 @@
+"""Plans as text: torch's CSV, and a grid for people.
+
+CSV: one row per rank, one cell per action; an empty cell means no action at that place and is skipped on reading.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Iterable
+from itertools import zip_longest
+from pathlib import Path
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, parse_action
+from pptrace.schedule.phases import tag_phases
+from pptrace.schedule.plan import Plan, make_plan
+
+
+def to_rows(plan: Plan) -> list[list[str]]:
+    """The plan's cells, rank by rank."""
+    return [[str(action) for action in row] for row in plan.ranks]
+
+
+def to_csv(plan: Plan) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(to_rows(plan))
+    return out.getvalue()
+
+
+def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan:
+    """A plan from cells. Phases are tagged by order, as :func:`pptrace.schedule.phases.tag_phases` says.
+
+    Raises:
+        ScheduleError: a cell that is no action, or cells that make no plan; the message says row and column.
+    """
+    parsed: list[list[Action]] = []
+    for row_number, row in enumerate(rows, 1):
+        actions = []
+        for column, cell in enumerate(row, 1):
+            if not cell.strip():
+                continue
+            try:
+                actions.append(parse_action(cell.strip()))
+            except ScheduleError as err:
+                raise ScheduleError(f"{where or name}: row {row_number}, cell {column}: {err}") from None
+        parsed.append(actions)
+    return tag_phases(make_plan(name, parsed))
+
+
+def from_csv(text: str, name: str = "custom", where: str = "") -> Plan:
+    """Read torch's CSV; trailing blank lines are no ranks.
+
+    Raises:
+        ScheduleError: as :func:`from_rows`.
+    """
+    rows = list(csv.reader(io.StringIO(text.rstrip("\r\n"))))
+    return from_rows(rows, name, where)
+
+
+def read_csv(path: Path) -> Plan:
+    """A plan from a CSV file, named after the file.
+
+    Raises:
+        ScheduleError: the file cannot be read, or as :func:`from_csv`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ScheduleError(f"{path}: cannot be read as a CSV of actions ({err})") from None
+    return from_csv(text, path.stem, str(path))
+
+
+def draw(plan: Plan, marked: Collection[tuple[int, int]] = ()) -> str:
+    """The plan as a grid, one row per rank, in order of execution; ``marked`` (rank, index) cells get ``>…<``."""
+    cells = [
+        [f">{action}<" if (rank, index) in marked else str(action) for index, action in enumerate(row)]
+        for rank, row in enumerate(plan.ranks)
+    ]
+    return grid(cells)
+
+
+def grid(cells: list[list[str]]) -> str:
+    """Cells in columns, a row per rank, each line headed by its rank."""
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
+    head = len(f"rank {len(cells) - 1}")
+    lines = []
+    for rank, row in enumerate(cells):
+        body = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        lines.append(f"{f'rank {rank}'.ljust(head)} | {body}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""Is a plan sound? Every dependency met, every send paired with one receive, and no deadlock when sends block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import Blocked, needs_of, replay
+from pptrace.schedule.text import draw
+
+_COUNTERPART = {
+    Kind.SEND_F: Kind.RECV_F,
+    Kind.RECV_F: Kind.SEND_F,
+    Kind.SEND_B: Kind.RECV_B,
+    Kind.RECV_B: Kind.SEND_B,
+}
+
+
+def validate(plan: Plan) -> None:
+    """Check a plan, lowered or not; a plan without sends and receives is lowered and checked in that form as well.
+
+    Raises:
+        ScheduleError: what is wrong, in one line; its ``grid`` is the plan drawn with the places marked.
+    """
+    _require_unique(plan)
+    _require_complete(plan)
+    _require_runnable(plan)
+    lowered = lower(plan)
+    _require_pairs(lowered)
+    _require_inputs_received(lowered)
+    _require_no_deadlock(lowered)
+    _require_message_order(lowered)
+
+
+def _require_unique(plan: Plan) -> None:
+    for rank, row in enumerate(plan.ranks):
+        counts = Counter(half.key for action in row for half in action.halves)
+        for action, index in _halves_with_index(row):
+            if counts[action.key] > 1:
+                raise _error(
+                    plan, f"rank {rank} has {action} {counts[action.key]} times; expected once", [(rank, index)]
+                )
+
+
+def _require_complete(plan: Plan) -> None:
+    """Each stage runs each microbatch forward, and backward once: as B, or as I and W."""
+    present = plan.by_key
+    for stage in range(plan.num_stages):
+        for mb in range(plan.num_microbatches):
+            has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
+            if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
+                found = ", ".join(sorted(has)) or "nothing"
+                raise _error(plan, f"stage {stage}, microbatch {mb} has {found}; expected F and B, or F, I and W", [])
+
+
+def _require_runnable(plan: Plan) -> None:
+    """The compute actions can run in their order when messages take no time and never block."""
+    compute = plan.compute_only()
+    blocked = replay(compute).blocked
+    if not blocked:
+        return
+    waits = {entry.rank: (_holder(compute, entry), entry) for entry in blocked}
+    cycle = _find_cycle({rank: holder for rank, (holder, _) in waits.items()})
+    steps = [waits[rank][1] for rank in cycle]
+    story = "; ".join(
+        f"rank {step.rank} waits at {compute.ranks[step.rank][step.index]} for {_key_text(step.needs)} "
+        f"on rank {waits[step.rank][0]}"
+        for step in steps
+    )
+    raise _error(compute, f"deadlock: {story}", [(step.rank, step.index) for step in steps])
+
+
+def _holder(plan: Plan, entry: Blocked) -> int:
+    """The rank that would run what ``entry`` waits for."""
+    kind, stage, mb = entry.needs
+    for candidate in (kind, Kind.I if kind is Kind.B else kind):
+        if found := plan.by_key.get((candidate, stage, mb)):
+            return found[0]
+    raise ScheduleError(
+        f"{plan.name}: {plan.ranks[entry.rank][entry.index]} needs {_key_text(entry.needs)}, which no rank runs"
+    )
+
+
+def _find_cycle(waits_for: dict[int, int]) -> list[int]:
+    """A cycle of a map in which every rank waits for one other."""
+    rank = next(iter(waits_for))
+    seen: list[int] = []
+    while rank not in seen:
+        seen.append(rank)
+        rank = waits_for[rank]
+    return seen[seen.index(rank) :]
+
+
+def _require_pairs(plan: Plan) -> None:
+    """Every send has its receive at the other end, and the other way round."""
+    present = {action.key for row in plan.ranks for action in row if action.kind.is_p2p}
+    for rank, row in enumerate(plan.ranks):
+        for index, action in enumerate(row):
+            if action.kind.is_p2p and (other := _counterpart(plan, action)) not in present:
+                verb, missing = ("sends", "receives") if action.kind.is_send else ("waits for", "sends")
+                peer = plan.peer_of(action)
+                message = (
+                    f"rank {rank} {verb} {action}, but rank {peer} never {missing} it ({_key_text(other)} is missing)"
+                )
+                raise _error(plan, message, [(rank, index)])
+
+
+def _require_message_order(plan: Plan) -> None:
+    """Messages from one rank to another are received in the order in which they are sent (NCCL has no tags)."""
+    sent: dict[tuple[int, int], list[Key]] = {}
+    received: dict[tuple[int, int], list[Key]] = {}
+    for rank, row in enumerate(plan.ranks):
+        for action in row:
+            if action.kind.is_send:
+                sent.setdefault((rank, plan.peer_of(action)), []).append(action.key)
+            elif action.kind.is_recv:
+                received.setdefault((plan.peer_of(action), rank), []).append(_counterpart(plan, action))
+    for (source, target), keys in sent.items():
+        for first, second in zip(keys, received[source, target], strict=True):
+            if first != second:
+                message = (
+                    f"rank {source} sends {_key_text(first)} to rank {target}, which expects {_key_text(second)} first; "
+                    "messages between two ranks must be received in the order in which they are sent"
+                )
+                raise _error(plan, message, [(source, [a.key for a in plan.ranks[source]].index(first))])
+
+
+def _counterpart(plan: Plan, action: Action) -> Key:
+    """The key of the other end of a send or receive."""
+    forward_out = action.kind in (Kind.SEND_F, Kind.RECV_B)
+    stage = plan.next_stage(action.stage) if forward_out else plan.previous_stage(action.stage)
+    if stage is None:
+        raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
+    return (_COUNTERPART[action.kind], stage, action.microbatch)
+
+
+def _require_inputs_received(plan: Plan) -> None:
+    """On every rank, receives come before the compute that reads them and sends after the one that makes them."""
+    for rank, row in enumerate(plan.ranks):
+        done: set[Key] = set()
+        for index, action in enumerate(row):
+            for needed in _local_needs(plan, rank, action):
+                if not any(key in done for key in needed):
+                    raise _error(plan, f"rank {rank}: {action} comes before {_key_text(needed[0])}", [(rank, index)])
+            done.update(half.key for half in action.halves)
+
+
+def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, ...]]:
+    mb = action.microbatch
+    if action.kind is Kind.SEND_F:
+        yield ((Kind.F, action.stage, mb),)
+    elif action.kind is Kind.SEND_B:
+        yield ((Kind.B, action.stage, mb), (Kind.I, action.stage, mb))
+    for need in needs_of(plan, action):
+        kind, stage, _ = need[0]
+        if plan.placement[stage] == rank:
+            yield need
+        else:
+            own = stage + 1 if kind is Kind.F else stage - 1
+            yield ((Kind.RECV_F if kind is Kind.F else Kind.RECV_B, own, mb),)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where a rank stands: its instruction, and which transfers of it have not met their counterpart."""
+
+    instructions: list[tuple[Action, ...]]
+    position: int = 0
+    index: int = 0  # of the instruction's first action in the rank's row
+
+    @property
+    def current(self) -> tuple[Action, ...]:
+        return self.instructions[self.position] if self.position < len(self.instructions) else ()
+
+    def step(self) -> None:
+        self.index += len(self.current)
+        self.position += 1
+
+
+def _require_no_deadlock(plan: Plan) -> None:
+    """Run the plan with sends that block until they are received; groups post all their transfers at once."""
+    cursors = [_Cursor(list(plan.instructions(rank))) for rank in range(plan.pp)]
+    posted: set[Key] = set()
+    met: set[Key] = set()
+    ready = list(range(plan.pp))
+    while ready:
+        rank = ready.pop()
+        cursor = cursors[rank]
+        while current := cursor.current:
+            if current[0].kind.is_p2p:
+                for action in current:
+                    posted.add(action.key)
+                    other = _counterpart(plan, action)
+                    if other in posted and other not in met:
+                        met.update((action.key, other))
+                        ready.append(plan.peer_of(action))
+                if not all(action.key in met for action in current):
+                    break
+            cursor.step()
+    stuck = {rank: cursor for rank, cursor in enumerate(cursors) if cursor.current}
+    if stuck:
+        raise _deadlock(plan, stuck, met)
+
+
+def _deadlock(plan: Plan, stuck: dict[int, _Cursor], met: set[Key]) -> ScheduleError:
+    pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
+    cycle = _find_cycle({rank: plan.peer_of(action) for rank, action in pending.items()})
+    story = "; ".join(f"rank {rank} blocks in {pending[rank]} to rank {plan.peer_of(pending[rank])}" for rank in cycle)
+    places = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
+    return _error(plan, f"deadlock: {story}", places)
+
+
+def _halves_with_index(row: Sequence[Action]) -> Iterator[tuple[Action, int]]:
+    for index, action in enumerate(row):
+        for half in action.halves:
+            yield half, index
+
+
+def _key_text(key: Key) -> str:
+    return str(Action(*key))
+
+
+def _error(plan: Plan, message: str, places: list[tuple[int, int]]) -> ScheduleError:
+    return ScheduleError(f"{plan.name}: {message}", draw(plan, places))

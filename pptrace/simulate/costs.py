@@ -1,0 +1,72 @@
+"""What each action of a plan costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pptrace.errors import UsageError
+from pptrace.schedule.actions import Action, Key, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Nanoseconds per action: ``ops`` (kind, stage, microbatch) wins over ``stages`` (kind, stage), that over ``kinds``.
+
+    A message costs ``p2p_latency_ns`` plus ``p2p_bytes`` over ``p2p_bytes_per_second``; ``transfers`` gives it per producing
+    action, (F | B | I, stage, microbatch). An overlapped pair without a cost of its own costs the sum of its halves.
+    """
+
+    kinds: Mapping[Kind, int] = field(default_factory=dict)
+    stages: Mapping[tuple[Kind, int], int] = field(default_factory=dict)
+    ops: Mapping[Key, int] = field(default_factory=dict)
+    p2p_latency_ns: int = 0
+    p2p_bytes: int = 0
+    p2p_bytes_per_second: float | None = None
+    transfers: Mapping[Key, int] = field(default_factory=dict)
+
+    def duration(self, _rank: int, action: Action) -> int:
+        """The cost of an action, ns.
+
+        Raises:
+            UsageError: no cost covers it.
+        """
+        for found in (
+            self.ops.get(action.key),
+            self.stages.get((action.kind, action.stage)),
+            self.kinds.get(action.kind),
+        ):
+            if found is not None:
+                return found
+        if action.parts:
+            return sum(self.duration(_rank, part) for part in action.parts)
+        raise UsageError(f"no cost for {action}: give one for its kind {action.kind}, its stage or the action itself")
+
+    def latency(self, producer: Action, _source: int, _target: int) -> int:
+        """From the end of ``producer`` until its output has arrived on another rank, ns."""
+        measured = self.transfers.get(producer.key)
+        if measured is not None:
+            return measured
+        if self.p2p_bytes_per_second is None:
+            return self.p2p_latency_ns
+        return self.p2p_latency_ns + round(self.p2p_bytes / self.p2p_bytes_per_second * 1e9)
+
+
+def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_ns: int = 0) -> Costs:
+    """The same cost for every stage; ``wgrad_ns`` (default half of the backward) is W's share of a full B, I has the rest.
+
+    Raises:
+        UsageError: a negative cost, or W larger than B.
+    """
+    wgrad = backward_ns // 2 if wgrad_ns is None else wgrad_ns
+    for name, value in (("forward", forward_ns), ("backward", backward_ns), ("wgrad", wgrad), ("p2p", p2p_ns)):
+        if value < 0:
+            raise UsageError(f"{name} costs {value} ns; expected at least 0")
+    if wgrad > backward_ns:
+        raise UsageError(f"wgrad ({wgrad} ns) is a part of backward ({backward_ns} ns) and cannot be larger")
+    kinds = {Kind.F: forward_ns, Kind.B: backward_ns, Kind.I: backward_ns - wgrad, Kind.W: wgrad}
+    return Costs(kinds=kinds, p2p_latency_ns=p2p_ns)
+
+
+IDEAL = uniform(forward_ns=1_000_000, backward_ns=2_000_000)
+"""F = I = W, messages for nothing: the costs behind the ideal bubble of a plan."""
