@@ -1,0 +1,151 @@
+"""Traces in, report out: the whole way through the rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pptrace import __version__
+from pptrace.analysis.findings import find
+from pptrace.analysis.result import (
+    ClockSummary,
+    InputInfo,
+    MeshSizes,
+    RankDevice,
+    Report,
+    ScheduleSummary,
+    StepReport,
+)
+from pptrace.analysis.steps import Aligned, ideal_of, report_step
+from pptrace.clock import Clock, estimate_clock, shift
+from pptrace.errors import UsageError
+from pptrace.recognise.devices import breakdown
+from pptrace.recognise.matching import with_transfer_starts
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import ScheduleInfo
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import SCHEDULES
+from pptrace.tables import Trace
+from pptrace.timeline.lanes import lane_of
+from pptrace.timeline.phases import tag_ops
+from pptrace.timeline.windows import StepWindow, step_windows
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A report and the tables behind it, for pictures and exports."""
+
+    report: Report
+    data: Aligned
+    plan: Plan | None
+    mesh: MeshInfo
+    windows: tuple[StepWindow, ...]
+
+
+def analyse(
+    traces: Sequence[Trace],
+    schedule: str | None = None,
+    step: int | None = None,
+    num_ranks: int | None = None,
+    warnings: Sequence[str] = (),
+) -> Analysis:
+    """Analyse the traces of one run, one trace per rank.
+
+    Args:
+        traces: with their ranks set.
+        schedule: compare with this schedule instead of the recognised one.
+        step: report only this step.
+        num_ranks: how many ranks the run had, where known.
+        warnings: what reading the traces had to say.
+
+    Raises:
+        UsageError: there is no such step or schedule.
+    """
+    found = recognise(traces, schedule, num_ranks)
+    clock = estimate_clock(found.comms, list(found.facts), found.facts)
+    data = _align(found, clock)
+    windows = step_windows(data.ops, found.mesh)
+    if step is not None:
+        windows = _only(step, windows)
+    steps = _report_steps(windows, data, found.schedule.plan)
+    summary = _schedule_summary(found.schedule)
+    report = Report(
+        pptrace_version=__version__,
+        inputs=tuple(_input_info(trace) for trace in traces),
+        framework=found.framework,
+        mesh=MeshSizes(*(getattr(found.mesh, name) for name in MeshSizes.__slots__)),
+        schedule=summary,
+        clock=ClockSummary(
+            str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
+        ),
+        steps=steps,
+        device=tuple(RankDevice(rank, breakdown(work)) for rank, work in sorted(found.work.items())),
+        findings=find(steps, summary),
+        warnings=(*warnings, *found.warnings, *clock.warnings, *_missing(found, steps)),
+    )
+    return Analysis(report, data, found.schedule.plan, found.mesh, windows)
+
+
+def _align(found: Recognised, clock: Clock) -> Aligned:
+    ops = tag_ops(shift(found.ops, clock), found.schedule.plan)
+    comms = with_transfer_starts(shift(found.comms, clock))
+    lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
+    memory = shift(found.memory, clock) if len(found.memory) else found.memory
+    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns)
+
+
+def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
+    chosen = tuple(window for window in windows if window.step == step)
+    if not chosen:
+        present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
+        raise UsageError(f"--step {step}: the trace has no such step; it has {present}")
+    return chosen
+
+
+def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None) -> tuple[StepReport, ...]:
+    ideal = ideal_of(plan) if plan is not None and windows else None
+    numbers = sorted({window.step for window in windows})
+    return tuple(
+        report_step(tuple(window for window in windows if window.step == number), data, plan, ideal)
+        for number in numbers
+    )
+
+
+def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
+    plan = info.plan
+    return ScheduleSummary(
+        name=info.name if plan is None or info.name in SCHEDULES else "custom",
+        num_microbatches=plan.num_microbatches if plan else None,
+        num_stages=plan.num_stages if plan else None,
+        num_chunks=plan.num_chunks if plan else None,
+        source=str(info.source),
+        mismatches=info.mismatches,
+    )
+
+
+def _input_info(trace: Trace) -> InputInfo:
+    return InputInfo(trace.path, str(trace.format), trace.rank, trace.num_events, trace.producer, trace.warnings)
+
+
+def _missing(found: Recognised, steps: Sequence[StepReport]) -> list[str]:
+    """Why some values of the report are null, and which ranks are not in it."""
+    lines = []
+    present = set(found.facts)
+    absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
+    absent = absent or sorted(set(range(found.mesh.num_ranks)) - present)
+    if absent and found.mesh.num_ranks > len(present):
+        names = ", ".join(map(str, absent))
+        lines.append(f"no trace of rank {names} (of {found.mesh.num_ranks}): windows, waits and bubbles are without it")
+    if not any(len(work) for work in found.work.values()):
+        lines.append("no device events in these traces: times are host ranges, and the device breakdown is null")
+    if not steps:
+        lines.append(
+            "no pipeline ops recognised: the trace has no marks of pptrace; steps, phases and bubbles cannot be given "
+            "(run the script with `pptrace run`, or see the README for the runtimes that are recognised)"
+        )
+    elif any(step.bubble.waterfall_ns is None for step in steps):
+        lines.append("waterfall_ns is null where a step lacks ops of the plan, or where there is no plan")
+    elif any(len(work) for work in found.work.values()):
+        lines.append("waterfall_ns.host is null: launch-bound time is not split out of `unexplained`")
+    return lines

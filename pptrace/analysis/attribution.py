@@ -1,0 +1,94 @@
+"""Where did the step go? The plan replayed with more and more of reality.
+
+    compute        the ops' time, spread evenly over the ranks
+    structural     + the plan, every op of a kind at the same cost
+    imbalance      + each stage at its own mean cost
+    jitter         + each op at its own cost
+    communication  + the measured transfers
+    unexplained    + what the last replay does not show
+
+Each part is what its replay adds to the makespan, so the parts sum to the measured span exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pandas as pd
+
+from pptrace.analysis.result import Waterfall
+from pptrace.schedule.actions import Key, Kind
+from pptrace.schedule.plan import Plan
+from pptrace.simulate.costs import Costs
+from pptrace.simulate.simulation import simulate
+
+G = TypeVar("G", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """What one step's ops and transfers took, ns. ``transfers`` is keyed by the action whose output travels."""
+
+    ops: Mapping[Key, int]
+    transfers: Mapping[Key, int]
+
+
+def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame) -> MeasuredCosts:
+    """The costs of one pipeline's step, from its compute ops and its matched receives."""
+    costs: dict[Key, int] = {
+        (Kind(kind), stage, mb): duration
+        for kind, stage, mb, duration in zip(
+            ops["kind"], ops["stage"], ops["microbatch"], ops["end_ns"] - ops["start_ns"], strict=True
+        )
+    }
+    received = comms[(comms["kind"] == "recv") & (comms["match"] >= 0)]
+    transfers: dict[Key, int] = {}
+    durations = received["end_ns"] - received["transfer_start_ns"]
+    for direction, stage, mb, duration in zip(
+        received["direction"], received["stage"], received["microbatch"], durations, strict=True
+    ):
+        if direction == "F":
+            transfers[(Kind.F, stage - 1, mb)] = duration
+        else:
+            transfers[(Kind.B, stage + 1, mb)] = transfers[(Kind.I, stage + 1, mb)] = duration
+    return MeasuredCosts(costs, transfers)
+
+
+def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+    """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
+    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
+    if not set(keys) <= set(measured.ops):
+        return None
+    own = {key: measured.ops[key] for key in keys}
+    even = sum(own.values()) // plan.pp
+    stage_means = _means(own, lambda key: (key[0], key[1]))
+    kind_means = _means(own, lambda key: key[0])
+    replays = [
+        simulate(plan, costs).makespan_ns
+        for costs in (
+            Costs(kinds=kind_means),
+            Costs(stages=stage_means),
+            Costs(ops=own),
+            Costs(ops=own, transfers=measured.transfers),
+        )
+    ]
+    uniform, by_stage, by_op, with_transfers = replays
+    return Waterfall(
+        compute=even,
+        structural=uniform - even,
+        imbalance=by_stage - uniform,
+        jitter=by_op - by_stage,
+        communication=with_transfers - by_op,
+        host=None,
+        unexplained=span_ns - with_transfers,
+    )
+
+
+def _means(costs: Mapping[Key, int], group: Callable[[Key], G]) -> dict[G, int]:
+    """The mean cost of each group of ops."""
+    members: dict[G, list[int]] = {}
+    for key, cost in costs.items():
+        members.setdefault(group(key), []).append(cost)
+    return {name: round(sum(values) / len(values)) for name, values in members.items()}

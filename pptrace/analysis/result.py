@@ -1,0 +1,172 @@
+"""The report as types; each field is the JSON field of the same name, and None is its ``null``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pptrace.recognise.devices import DeviceBreakdown
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    path: str
+    format: str
+    rank: int | None
+    num_events: int
+    producer: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    num_ranks: int
+    pp: int | None
+    vpp: int | None
+    tp: int | None
+    cp: int | None
+    dp: int | None
+    ep: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSummary:
+    name: str
+    num_microbatches: int | None
+    num_stages: int | None
+    num_chunks: int | None
+    source: str
+    mismatches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSummary:
+    method: str
+    offsets_ns: Mapping[str, int]
+    uncertainty_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """Where a step's span went; the parts sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
+
+    compute: int
+    structural: int
+    imbalance: int
+    jitter: int
+    communication: int
+    host: int | None
+    unexplained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """``ratio`` is bubble over compute, ``share`` bubble over window; the ideals are those of the plan with F = I = W."""
+
+    ratio: float | None
+    share: float | None
+    ideal_ratio: float | None
+    ideal_share: float | None
+    waterfall_ns: Waterfall | None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSummary:
+    start_ns: int
+    end_ns: int
+    num_forward: int
+    num_backward: int
+    bubble_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommSummary:
+    """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes)."""
+
+    axis: str
+    kind: str
+    count: int
+    bytes: int
+    total_ns: int
+    wait_ns: int | None
+    hidden_ns: int
+    exposed_ns: int
+    overlap_ratio: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpSummary:
+    kind: str
+    stage: int
+    chunk: int
+    microbatch: int
+    phase: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    rank: int
+    stage: int | None
+    window_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    bubble_ns: int
+    phases: Mapping[str, PhaseSummary]
+    comms: tuple[CommSummary, ...]
+    spans: Mapping[str, int]  # time of the step's other ranges: OPTIMIZER, GRAD_SYNC, …
+    device: DeviceBreakdown
+    peak_memory_bytes: int | None
+    ops: tuple[OpSummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    step: int
+    start_ns: int
+    end_ns: int
+    span_ns: int
+    bubble: Bubble
+    ranks: tuple[RankStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevice:
+    rank: int
+    breakdown: DeviceBreakdown
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known."""
+
+    severity: Severity
+    title: str
+    detail: str
+    gain_ns: int | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    pptrace_version: str
+    inputs: tuple[InputInfo, ...]
+    framework: str
+    mesh: MeshSizes
+    schedule: ScheduleSummary
+    clock: ClockSummary
+    steps: tuple[StepReport, ...]
+    device: tuple[RankDevice, ...]
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,129 @@
+"""One step of one pipeline: partition of its window, phases, bubble and its ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pptrace.analysis.attribution import measured_costs, waterfall
+from pptrace.analysis.communication import summarise_comms
+from pptrace.analysis.result import Bubble, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.intervals import length
+from pptrace.recognise.devices import DeviceWork, breakdown
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.plan import Plan
+from pptrace.simulate import IDEAL, simulate
+from pptrace.timeline.lanes import Lane
+from pptrace.timeline.phases import phase_spans
+from pptrace.timeline.windows import StepWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane."""
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    memory: pd.DataFrame
+    lanes: Mapping[int, Lane]
+    work: Mapping[int, DeviceWork]
+    offsets_ns: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """The bubble of a plan with F = I = W and free messages."""
+
+    ratio: float
+    share: float
+
+
+def ideal_of(plan: Plan) -> Ideal:
+    simulation = simulate(plan.compute_only(), IDEAL)
+    return Ideal(simulation.bubble_ratio, simulation.bubble_share)
+
+
+def report_step(windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None, ideal: Ideal | None) -> StepReport:
+    """One step over all its pipelines; ``windows`` are the pipelines' windows of that step."""
+    ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
+    compute = sum(rank.compute_ns for rank in ranks)
+    bubble = sum(rank.bubble_ns for rank in ranks)
+    whole = sum(rank.window_ns for rank in ranks)
+    longest = max(windows, key=lambda window: window.span_ns)
+    return StepReport(
+        step=windows[0].step,
+        start_ns=min(window.start_ns for window in windows),
+        end_ns=max(window.end_ns for window in windows),
+        span_ns=longest.span_ns,
+        bubble=Bubble(
+            ratio=bubble / compute if compute else None,
+            share=bubble / whole if whole else None,
+            ideal_ratio=ideal.ratio if ideal else None,
+            ideal_share=ideal.share if ideal else None,
+            waterfall_ns=_waterfall(longest, data, plan),
+        ),
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+    )
+
+
+def _waterfall(window: StepWindow, data: Aligned, plan: Plan | None) -> Waterfall | None:
+    if plan is None:
+        return None
+    ops = data.ops[
+        data.ops["rank"].isin(window.ranks) & (data.ops["step"] == window.step) & data.ops["kind"].isin(COMPUTE_KINDS)
+    ]
+    comms = data.comms[data.comms["rank"].isin(window.ranks) & (data.comms["step"] == window.step)]
+    return waterfall(plan, measured_costs(ops, comms), window.span_ns)
+
+
+def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
+    in_step = (data.ops["rank"] == rank) & (data.ops["step"] == window.step)
+    is_compute = data.ops["kind"].isin(COMPUTE_KINDS)
+    ops = data.ops[in_step & is_compute].sort_values("start_ns", kind="stable")
+    spans = data.ops[in_step & ~is_compute]
+    comms = data.comms[(data.comms["rank"] == rank) & (data.comms["step"] == window.step)]
+    lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+    work, offset = data.work[rank], data.offsets_ns.get(rank, 0)
+    stages = sorted(set(ops["stage"]))
+    return RankStep(
+        rank=rank,
+        stage=int(stages[0]) if stages else None,
+        window_ns=window.span_ns,
+        compute_ns=length(lane.compute),
+        exposed_comm_ns=length(lane.exposed),
+        bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns),
+        phases=_phases(ops, window, lane),
+        comms=summarise_comms(comms, data.lanes[rank].compute),
+        spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
+        device=breakdown(work, window.start_ns - offset, window.end_ns - offset),
+        peak_memory_bytes=_peak_memory(data.memory, rank, spans),
+        ops=tuple(_op(row) for row in ops.itertuples()),
+    )
+
+
+def _op(row: object) -> OpSummary:
+    return OpSummary(**{name: getattr(row, name) for name in OpSummary.__slots__})
+
+
+def _phases(ops: pd.DataFrame, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:
+    return {
+        str(span.phase): PhaseSummary(
+            span.start_ns,
+            span.end_ns,
+            span.num_forward,
+            span.num_backward,
+            lane.bubble_ns(span.start_ns, span.end_ns),
+        )
+        for span in phase_spans(ops, window)
+    }
+
+
+def _peak_memory(memory: pd.DataFrame, rank: int, spans: pd.DataFrame) -> int | None:
+    """The most that was allocated during the rank's step; None when the trace has no memory events."""
+    step = spans[spans["kind"] == "STEP"]
+    if memory.empty or step.empty:
+        return None
+    mine = memory[(memory["rank"] == rank) & memory["t_ns"].between(step["start_ns"].min(), step["end_ns"].max())]
+    return int(mine["allocated_bytes"].max()) if len(mine) else None

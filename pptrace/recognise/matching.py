@@ -1,0 +1,69 @@
+"""Joins the two ends of each transfer and the members of each collective."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from pptrace.recognise.mesh import MeshInfo
+
+
+def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
+    """The comms table with ``match`` filled: one number for the two ends of a transfer or the members of a collective.
+
+    A send of stage s and microbatch b forward meets the receive of stage s+1; backward, that of s−1. Collectives of a group are
+    matched in order of their start. What has no counterpart keeps -1.
+    """
+    matched = comms.copy()
+    matched["match"] = np.int64(-1)
+    if comms.empty:
+        return matched
+    p2p = comms["kind"].isin(("send", "recv"))
+    ends = _match_p2p(comms[p2p])
+    matched.loc[ends.index, "match"] = ends
+    if mesh is not None:
+        members = _match_collectives(comms[~p2p], mesh, first=int(ends.max()) + 1 if len(ends) else 0)
+        matched.loc[members.index, "match"] = members
+    return matched
+
+
+def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
+    """Match numbers of sends and receives that have exactly one counterpart."""
+    forward = p2p["direction"] == "F"
+    is_send = p2p["kind"] == "send"
+    key = p2p[["step", "direction", "microbatch"]].copy()
+    key["edge"] = p2p["stage"] - np.where(is_send, 0, np.where(forward, 1, -1))
+    key["source"] = np.where(is_send, p2p["rank"], p2p["peer"])
+    key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
+    groups = key.groupby(list(key.columns), sort=False)
+    number = groups.ngroup()
+    sends = is_send.groupby(number).transform("sum")
+    total = is_send.groupby(number).transform("size")
+    return number[(sends == 1) & (total == 2)]
+
+
+def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> pd.Series[int]:
+    ordered = collectives.sort_values("start_ns", kind="stable")
+    groups = [mesh.group_of(rank, axis) for rank, axis in zip(ordered["rank"], ordered["axis"], strict=True)]
+    key = ordered[["step", "kind", "axis"]].copy()
+    key["group"] = [str(group) if group else "" for group in groups]
+    key["nth"] = key.assign(rank=ordered["rank"]).groupby(["step", "kind", "axis", "group", "rank"]).cumcount()
+    key = key[key["group"] != ""]
+    number = key.groupby(list(key.columns), sort=False).ngroup() + first
+    size = number.groupby(number).transform("size")
+    complete: pd.Series[int] = number[size == ordered.loc[number.index, "group_size"]]
+    return complete
+
+
+def with_transfer_starts(comms: pd.DataFrame) -> pd.DataFrame:
+    """Fill ``transfer_start_ns``: the moment from which all sides of a match are ready. Needs aligned clocks.
+
+    Before it, a side waits. A side that was done before the last one was ready did not wait for it (a small message lies in
+    a buffer until the receiver comes): its transfer starts when it does. Unmatched rows keep their own start.
+    """
+    filled = comms.copy()
+    matched = comms["match"] >= 0
+    ready = comms[matched].groupby("match")["start_ns"].transform("max")
+    own = comms.loc[matched]
+    filled.loc[matched, "transfer_start_ns"] = np.where(ready < own["end_ns"], ready, own["start_ns"])
+    return filled

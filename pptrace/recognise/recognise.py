@@ -1,0 +1,91 @@
+"""Traces → ops and comms of all ranks, with the mesh and the schedule behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pptrace.recognise.devices import DeviceWork, device_work
+from pptrace.recognise.from_marks import tables_from_marks
+from pptrace.recognise.matching import match_comms
+from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages
+from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
+from pptrace.tables import COMMS, OPS, Trace, empty_table
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What the traces hold, each rank still on its own clock.
+
+    ``work`` is each rank's device work; ``facts`` what each rank's recorder wrote about itself ({} for others' traces).
+    """
+
+    framework: str
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    memory: pd.DataFrame
+    work: Mapping[int, DeviceWork]
+    mesh: MeshInfo
+    schedule: ScheduleInfo
+    facts: Mapping[int, Mapping[str, Any]]
+    warnings: tuple[str, ...]
+
+
+def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> Recognised:
+    """Find the ops, the communication, the mesh and the schedule of a run.
+
+    Args:
+        traces: one per rank, each with its rank set.
+        schedule: the name of the schedule to compare with, instead of the one that is found.
+        num_ranks: the ranks that the run had, when known; more than ``traces`` when some have none.
+
+    Raises:
+        UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
+    """
+    ops: list[pd.DataFrame] = []
+    comms: list[pd.DataFrame] = []
+    memory: list[pd.DataFrame] = []
+    work: dict[int, DeviceWork] = {}
+    warnings: list[str] = []
+    facts: dict[int, Mapping[str, Any]] = {}
+    for trace in traces:
+        assert trace.rank is not None
+        rank = trace.rank
+        facts[rank] = trace.metadata
+        work[rank] = device_work(trace.events)
+        if not trace.memory.empty:
+            memory.append(trace.memory.assign(rank=rank))
+        if tables := tables_from_marks(trace, rank, work[rank]):
+            ops.append(tables.ops)
+            comms.append(tables.comms)
+            warnings += tables.warnings
+    all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
+    metadata = list(facts.values())
+    mesh = mesh_from_metadata(metadata, num_ranks or len(traces)) or _mesh_of_ops(all_ops, num_ranks or len(traces))
+    found = recognise_schedule(all_ops, mesh, metadata, schedule)
+    return Recognised(
+        framework="pptrace" if len(all_ops) else "unlabelled",
+        ops=all_ops,
+        comms=match_comms(all_comms, mesh),
+        memory=pd.concat(memory, ignore_index=True) if memory else pd.DataFrame(),
+        work=work,
+        mesh=mesh,
+        schedule=found,
+        facts=facts,
+        warnings=(*warnings, *found.warnings),
+    )
+
+
+def _concat(tables: list[pd.DataFrame], schema: Mapping[str, str]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True) if tables else empty_table(schema)
+
+
+def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    stages = {
+        rank: frozenset(compute.loc[compute["rank"] == rank, "stage"].tolist()) for rank in compute["rank"].unique()
+    }
+    return mesh_from_stages(stages, num_ranks)
