@@ -41,7 +41,7 @@ def estimate_clock(comms: pd.DataFrame, ranks: Sequence[int], facts: Mapping[int
     Args:
         comms: matched communication (schema COMMS) in each rank's own time.
         ranks: the global ranks.
-        facts: per rank what its recorder wrote down: ``host`` and ``clock``, samples of the wall and the monotonic clock.
+        facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock.
     """
     ordered = sorted(ranks)
     if len(ordered) < 2:
@@ -76,13 +76,21 @@ def _same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, obj
 
 
 def _samples(facts: Mapping[str, object]) -> list[Mapping[str, int]]:
-    samples = facts.get("clock")
-    if not isinstance(samples, Sequence):
+    """The clock readings of a rank: {"start": {…}, "stop": {…}}, each with ``time_ns`` and ``monotonic_ns``."""
+    readings = facts.get("clock")
+    if not isinstance(readings, Mapping):
         return []
-    return [s for s in samples if isinstance(s, Mapping) and {"time_ns", "monotonic_ns"} <= set(s)]
+    return [
+        reading
+        for reading in readings.values()
+        if isinstance(reading, Mapping)
+        and all(isinstance(reading.get(key), int) for key in ("time_ns", "monotonic_ns"))
+    ]
 
 
 Matrix = npt.NDArray[np.int64]
+_ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives in which everyone waits for everyone; a broadcast's root, say, may be done before the others begin."""
 
 
 def _lower_bounds(comms: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
@@ -92,7 +100,7 @@ def _lower_bounds(comms: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     matched = comms[comms["match"] >= 0]
     sends, recvs = matched[matched["kind"] == "send"], matched[matched["kind"] == "recv"]
     one_way = sends.merge(recvs, on="match", suffixes=("_from", "_to"))
-    both = matched[~matched["kind"].isin(("send", "recv"))]
+    both = matched[matched["kind"].isin(_ALL_TO_ALL)]
     collective = both.merge(both, on="match", suffixes=("_from", "_to"))
     pairs = pd.concat([one_way, collective[collective["rank_from"] != collective["rank_to"]]])
     if len(pairs):
@@ -107,15 +115,12 @@ def _lower_bounds(comms: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
 
 def _from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
     """Offsets against the first rank, in the middle of what all chains of messages allow."""
-    longest = low.copy()
-    for via in range(len(ranks)):
-        through = longest[:, via, None] + longest[None, via, :]
-        longest = np.maximum(longest, np.maximum(through, -_UNBOUNDED))
+    after_first, before_first = _longest_chains(low), _longest_chains(low.T)
     offsets: dict[int, int] = {}
     uncertainty = 0
     warnings = []
     for index, rank in enumerate(ranks):
-        lower, upper = int(longest[0, index]), -int(longest[index, 0])
+        lower, upper = int(after_first[index]), -int(before_first[index])
         if lower > -_UNBOUNDED // 2 and upper < _UNBOUNDED // 2:
             offsets[rank] = (lower + upper) // 2
             uncertainty = max(uncertainty, (abs(upper - lower) + 1) // 2)
@@ -126,6 +131,20 @@ def _from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
             offsets[rank] = 0
             warnings.append(f"rank {rank}: no message relates its clock to rank {ranks[0]}'s; taken as it is")
     return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings))
+
+
+def _longest_chains(low: Matrix) -> npt.NDArray[np.int64]:
+    """Shape (n,): the tightest bound that a chain of at most n−1 pairs puts on each rank against the first.
+
+    Clocks that drift contradict each other a little, which makes endless chains ever longer: hence the limit.
+    """
+    best: npt.NDArray[np.int64] = low[0].copy()
+    for _ in range(len(low) - 2):
+        further = np.maximum((best[:, None] + low).max(axis=0), -_UNBOUNDED)
+        if (further <= best).all():
+            break
+        best = np.maximum(best, further)
+    return best
 
 
 def shift(table: pd.DataFrame, clock: Clock) -> pd.DataFrame:

@@ -29,3 +29,9 @@ class ScheduleError(PptraceError):
     def __init__(self, message: str, grid: str = "") -> None:
         super().__init__(message)
         self.grid = grid
+
+
+class ShapeError(ScheduleError):
+    """A size that a schedule does not have (p, m, v, group size): wrong usage, not a bad input."""
+
+    exit_code = 2

@@ -165,17 +165,26 @@ def parse_mark(name: str) -> Mark | UnknownMark | None:
 
 
 def _parse_body(head: str, values: dict[str, str]) -> Mark:
-    step = int(values["step"])
+    step = _number(values["step"])
     if head == "p2p":
         transfers = tuple(_parse_transfer(item) for item in values["ops"].split(","))
         return P2PMark(transfers, Axis(values["axis"]), step)
     if head == "wait":
         return WaitMark(_parse_transfer(values["op"]), step)
     if head in _COLLECTIVES:
-        return CollectiveMark(Collective(head), Axis(values["axis"]), int(values["size"]), int(values["bytes"]), step)
+        return CollectiveMark(
+            Collective(head), Axis(values["axis"]), _number(values["size"]), _number(values["bytes"]), step
+        )
     if head in _SPANS:
         return SpanMark(SpanKind(head), step)
-    return OpMark(_tag(parse_action(head), int(values["chunk"]), Phase(values["phase"])), step)
+    return OpMark(_tag(parse_action(head), _number(values["chunk"]), Phase(values["phase"])), step)
+
+
+def _number(text: str) -> int:
+    """A number as marks have it: digits only, and small enough for the tables."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(f"{text!r} is not a number of at most 18 digits")
+    return int(text)
 
 
 def _tag(action: Action, chunk: int, phase: Phase) -> Action:
@@ -196,4 +205,4 @@ def _parse_transfer(text: str) -> Transfer:
     action = parse_action(match[1])
     if not action.kind.is_p2p or (match[2] == ">") != action.kind.is_send:
         raise ValueError(f"{text!r}: the arrow does not fit the action")
-    return Transfer(action, int(match[3]), int(match[4]))
+    return Transfer(action, _number(match[3]), _number(match[4]))

@@ -82,7 +82,7 @@ class Trace:
 
     ``rank`` is None until something says which it is. ``metadata`` is the object under the trace's ``pptrace`` key (the facts
     that pptrace's own recorder wrote), {} for traces of others. ``distributed`` is the producer's own description of the
-    job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person; ``origin`` is where the file was read.
+    job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person.
     """
 
     path: str

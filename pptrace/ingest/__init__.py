@@ -1,0 +1,21 @@
+"""Readers of traces, one per format, chosen by content, and the opener of what a user gives as PATH."""
+
+from pptrace.ingest.formats import FORMATS, Format, detect, read_trace
+from pptrace.ingest.kineto import read_kineto
+from pptrace.ingest.many import ReadFailure, ReadResult, read_traces, with_rank
+from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "InputFile",
+    "OpenedInputs",
+    "ReadFailure",
+    "ReadResult",
+    "detect",
+    "open_inputs",
+    "read_kineto",
+    "read_trace",
+    "read_traces",
+    "with_rank",
+]

@@ -15,12 +15,12 @@ from pptrace.marks import (
     OpMark,
     P2PMark,
     SpanMark,
-    Transfer,
     UnknownMark,
     WaitMark,
     parse_mark,
 )
 from pptrace.recognise.devices import DeviceWork
+from pptrace.schedule.actions import Action
 from pptrace.tables import COMMS, OPS, Category, Trace, make_table
 
 
@@ -51,9 +51,10 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
     owner = _Owner(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
-    waits = {
-        (entry.mark.transfer, entry.mark.step): entry.end_ns for entry in ranges if isinstance(entry.mark, WaitMark)
-    }
+    waits: _Waits = {}
+    for entry in ranges:
+        if isinstance(entry.mark, WaitMark):
+            waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = (entry.mark, entry.end_ns)
     for entry in ranges:
         match entry.mark:
             case OpMark() | SpanMark():
@@ -89,6 +90,14 @@ def _marked_ranges(trace: Trace) -> tuple[list[_Marked], Counter[str]]:
         elif mark is not None:
             found.append(_Marked(mark, int(events.start_ns[row]), int(ends[row])))
     return found, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """When a transfer was seen complete, and its size, which a call that negotiates shapes does not know when it begins."""
+
+    end_ns: int
+    bytes: int
 
 
 class _Owner:
@@ -141,13 +150,18 @@ def _op_row(rank: int, entry: _Marked, owner: _Owner) -> dict[str, Any]:
     return row
 
 
-def _p2p_rows(rank: int, entry: _Marked, waits: dict[tuple[Transfer, int], int], owner: _Owner) -> list[dict[str, Any]]:
+_Waits = dict[tuple[Action, int, int], tuple[WaitMark, int]]
+"""(action, peer, step) → the wait for that transfer, and when it ended."""
+
+
+def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: _Owner) -> list[dict[str, Any]]:
+    """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
     span = owner.span(entry.start_ns, entry.end_ns, communication=True)
     rows = []
     for transfer in mark.transfers:
-        seen_done = waits.get((transfer, mark.step), entry.end_ns)
+        wait, seen_done = waits.get((transfer.action, transfer.peer, mark.step), (None, entry.end_ns))
         start, end, stream = span or (entry.start_ns, seen_done, -1)
         action = transfer.action
         rows.append(
@@ -156,7 +170,7 @@ def _p2p_rows(rank: int, entry: _Marked, waits: dict[tuple[Transfer, int], int],
                 "kind": "send" if action.kind.is_send else "recv",
                 "peer": transfer.peer,
                 "group_size": 2,
-                "bytes": transfer.bytes,
+                "bytes": transfer.bytes or (wait.transfer.bytes if wait else 0),
                 "direction": action.kind.value[-1],
                 "stage": action.stage,
                 "microbatch": action.microbatch if action.microbatch is not None else -1,

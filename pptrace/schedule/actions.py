@@ -99,7 +99,7 @@ class Action:
         return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
 
 
-_SIMPLE = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d*)", re.ASCII)
+_SIMPLE = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,9})", re.ASCII)
 _OVERLAP = re.compile(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", re.ASCII)
 
 

@@ -9,7 +9,7 @@ Source: Narayanan et al. (arXiv 2104.04473); Megatron-LM ``forward_backward_pipe
 
 from __future__ import annotations
 
-from pptrace.errors import ScheduleError
+from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.pairing import one_forward_one_backward
 from pptrace.schedule.plan import Plan, make_plan
@@ -56,13 +56,13 @@ def _rank_actions(shape: Shape, rank: int) -> list[Action]:
 def _require_legal(shape: Shape) -> None:
     p, m, n = shape.pp, shape.num_microbatches, shape.group_size or shape.pp
     if shape.num_chunks < 2:
-        raise ScheduleError(f"{NAME}: {shape.num_chunks} chunk per rank; expected at least 2 (or use 1f1b)")
+        raise ShapeError(f"{NAME}: {shape.num_chunks} chunk per rank; expected at least 2 (or use 1f1b)")
     if not p <= n <= m:
-        raise ScheduleError(f"{NAME}: group size {n} with p={p}, m={m}; expected p ≤ group size ≤ m")
+        raise ShapeError(f"{NAME}: group size {n} with p={p}, m={m}; expected p ≤ group size ≤ m")
     if 0 < m % n < p:
-        raise ScheduleError(
+        raise ShapeError(
             f"{NAME}: {m} microbatches in groups of {n} leave a last group of {m % n}; expected 0 or at least p={p}: "
             f"try m={m - m % n} or {m - m % n + p}"
         )
     if shape.lean and n != p:
-        raise ScheduleError(f"{NAME}: the lean warmup is defined for group size p={p}, found {n}")
+        raise ShapeError(f"{NAME}: the lean warmup is defined for group size p={p}, found {n}")

@@ -132,11 +132,9 @@ def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
 
 def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:
     present = set(numbers)
-    missing = sorted(set(range(max(present) + 1)) - present)
-    if missing:
-        raise ScheduleError(
-            f"{name}: {what} {missing[0]} has no action though {what} {max(present)} has; number from 0"
-        )
+    if max(present) >= len(present):
+        missing = next(number for number in range(len(present)) if number not in present)
+        raise ScheduleError(f"{name}: {what} {missing} has no action though {what} {max(present)} has; number from 0")
 
 
 def _with_chunks(row: tuple[Action, ...], chunk_of: dict[int, int]) -> tuple[Action, ...]:

@@ -80,7 +80,7 @@ def build(
 
     Raises:
         UsageError: no schedule has that name.
-        ScheduleError: the shape is illegal for it; the message says what is legal.
+        ShapeError: the shape is illegal for it; the message says what is legal.
     """
     entry = get(name)
     chunks = entry.default_chunks if num_chunks is None else num_chunks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pptrace.errors import ScheduleError
+from pptrace.errors import ShapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,15 @@ class Shape:
             ("pp", self.pp),
             ("num_microbatches", self.num_microbatches),
             ("num_chunks", self.num_chunks),
+            ("group_size", self.group_size),
         ):
-            if value < 1:
-                raise ScheduleError(f"{name} is {value}; expected at least 1")
+            if value is not None and value < 1:
+                raise ShapeError(f"{name} is {value}; expected at least 1")
 
 
 def require_one_chunk(name: str, shape: Shape) -> None:
     """Refuse virtual stages and their options for a schedule that has none."""
     if shape.num_chunks != 1:
-        raise ScheduleError(f"{name}: {shape.num_chunks} chunks per rank; this schedule has 1 (try interleaved-1f1b)")
+        raise ShapeError(f"{name}: {shape.num_chunks} chunks per rank; this schedule has 1 (try interleaved-1f1b)")
     if shape.group_size is not None or shape.lean:
-        raise ScheduleError(f"{name}: microbatch groups and the lean warmup belong to interleaved schedules")
+        raise ShapeError(f"{name}: microbatch groups and the lean warmup belong to interleaved schedules")

@@ -54,7 +54,10 @@ def from_csv(text: str, name: str = "custom", where: str = "") -> Plan:
     Raises:
         ScheduleError: as :func:`from_rows`.
     """
-    rows = list(csv.reader(io.StringIO(text.rstrip("\r\n"))))
+    try:
+        rows = list(csv.reader(io.StringIO(text.rstrip("\r\n"))))
+    except csv.Error as err:
+        raise ScheduleError(f"{where or name}: is not CSV ({err})") from None
     return from_rows(rows, name, where)
 
 

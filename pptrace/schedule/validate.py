@@ -27,6 +27,7 @@ def validate(plan: Plan) -> None:
     Raises:
         ScheduleError: what is wrong, in one line; its ``grid`` is the plan drawn with the places marked.
     """
+    _require_places(plan)
     _require_unique(plan)
     _require_complete(plan)
     _require_runnable(plan)
@@ -37,9 +38,27 @@ def validate(plan: Plan) -> None:
     _require_message_order(lowered)
 
 
-def _require_unique(plan: Plan) -> None:
+def _require_places(plan: Plan) -> None:
+    """Every action is on the rank that owns its stage, and of a microbatch that exists."""
     for rank, row in enumerate(plan.ranks):
-        counts = Counter(half.key for action in row for half in action.halves)
+        for action, index in _halves_with_index(row):
+            if not 0 <= action.stage < plan.num_stages:
+                problem = f"rank {rank} has {action}; expected a stage from 0 to {plan.num_stages - 1}"
+            elif plan.placement[action.stage] != rank:
+                problem = (
+                    f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
+                )
+            elif action.microbatch is not None and not 0 <= action.microbatch < plan.num_microbatches:
+                problem = f"rank {rank} has {action}; expected a microbatch from 0 to {plan.num_microbatches - 1}"
+            else:
+                continue
+            raise _error(plan, problem, [(rank, index)])
+
+
+def _require_unique(plan: Plan) -> None:
+    """No compute action and no transfer twice; parameters may be gathered and freed any number of times."""
+    for rank, row in enumerate(plan.ranks):
+        counts = Counter(half.key for action in row for half in action.halves if half.microbatch is not None)
         for action, index in _halves_with_index(row):
             if counts[action.key] > 1:
                 raise _error(
@@ -55,7 +74,14 @@ def _require_complete(plan: Plan) -> None:
             has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
             if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
                 found = ", ".join(sorted(has)) or "nothing"
-                raise _error(plan, f"stage {stage}, microbatch {mb} has {found}; expected F and B, or F, I and W", [])
+                places = [
+                    (rank, index)
+                    for rank, row in enumerate(plan.ranks)
+                    for action, index in _halves_with_index(row)
+                    if (action.stage, action.microbatch) == (stage, mb)
+                ]
+                message = f"stage {stage}, microbatch {mb} has {found}; expected F and B, or F, I and W"
+                raise _error(plan, message, places)
 
 
 def _require_runnable(plan: Plan) -> None:
@@ -144,13 +170,16 @@ def _require_inputs_received(plan: Plan) -> None:
     for rank, row in enumerate(plan.ranks):
         done: set[Key] = set()
         for index, action in enumerate(row):
-            for needed in _local_needs(plan, rank, action):
-                if not any(key in done for key in needed):
-                    raise _error(plan, f"rank {rank}: {action} comes before {_key_text(needed[0])}", [(rank, index)])
+            for half in action.halves:
+                for needed in _local_needs(plan, rank, half):
+                    if done.isdisjoint(needed):
+                        message = f"rank {rank}: {action} comes before {_key_text(needed[0])}"
+                        raise _error(plan, message, [(rank, index)])
             done.update(half.key for half in action.halves)
 
 
 def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, ...]]:
+    """What a simple action needs from before it on its own rank: for each need the keys of which any one satisfies it."""
     mb = action.microbatch
     if action.kind is Kind.SEND_F:
         yield ((Kind.F, action.stage, mb),)

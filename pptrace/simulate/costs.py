@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Action, Key, Kind
@@ -24,6 +26,18 @@ class Costs:
     p2p_bytes: int = 0
     p2p_bytes_per_second: float | None = None
     transfers: Mapping[Key, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tables: tuple[Mapping[Any, int], ...] = (self.kinds, self.stages, self.ops, self.transfers)
+        for what, value in chain(*(table.items() for table in tables)):
+            if value < 0:
+                raise UsageError(f"{_words(what)} costs {value} ns; expected at least 0")
+        if self.p2p_latency_ns < 0 or self.p2p_bytes < 0:
+            raise UsageError(
+                f"a message has {self.p2p_bytes} bytes and a latency of {self.p2p_latency_ns} ns; expected at least 0"
+            )
+        if self.p2p_bytes_per_second is not None and not self.p2p_bytes_per_second > 0:
+            raise UsageError(f"the bandwidth is {self.p2p_bytes_per_second} bytes per second; expected more than 0")
 
     def duration(self, _rank: int, action: Action) -> int:
         """The cost of an action, ns.
@@ -50,6 +64,10 @@ class Costs:
         if self.p2p_bytes_per_second is None:
             return self.p2p_latency_ns
         return self.p2p_latency_ns + round(self.p2p_bytes / self.p2p_bytes_per_second * 1e9)
+
+
+def _words(what: object) -> str:
+    return " ".join(map(str, what)) if isinstance(what, tuple) else str(what)
 
 
 def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_ns: int = 0) -> Costs:

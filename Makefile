@@ -1,0 +1,39 @@
+# Two commands set everything up: `make demo` and `make test`. Each makes the virtual environment if there is none.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
+DEMO := pptrace_runs/demo
+
+.PHONY: demo test check bench samples clean
+
+demo: $(STAMP)
+	@rm -rf $(DEMO)
+	$(BIN)/pptrace run -n $(RANKS) -o $(DEMO) instrument/examples/train_gpt.py
+
+test: $(STAMP) check
+	$(BIN)/python tests/tools/get_browser.py
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+samples: $(STAMP)
+	$(BIN)/python sample_traces/make.py
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) pptrace_runs

@@ -1,0 +1,140 @@
+"""The Dash app: a header that stays, and below it one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from dashboards.components import Node, fact
+from dashboards.pages import overview, problem, timeline
+from dashboards.store import Loaded, Store
+from pptrace.analysis.result import Report
+from pptrace.report.units import counted, milliseconds
+
+_PAGES = (("/", "Overview"), ("/timeline", "Timeline"))
+_CLOCKS = {
+    "single-rank": "one rank",
+    "same-host": "one host's clock",
+    "message-bounds": "aligned by messages",
+    "none": "not related",
+}
+
+
+def create_app(paths: Sequence[Path]) -> Dash:
+    """The dashboard of some traces or of a run directory. Nothing is read before the first page is asked for."""
+    app = Dash(
+        __name__,
+        title="pptrace",
+        update_title="",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+    )
+    store = Store(paths)
+    app.layout = _shell()
+    _register(app, store)
+    overview.register(app, store)
+    timeline.register(app, store)
+    return app
+
+
+def _shell() -> Node:
+    steps = html.Label(
+        [html.Span("Step"), dcc.Dropdown(id="step", clearable=False, searchable=False, options=[])],
+        id="step-box",
+        className="step-box hidden",
+    )
+    header = html.Header(
+        [
+            html.Div([html.Span("pptrace", className="brand"), html.Span(id="run-title", className="run-title")]),
+            html.Nav([dcc.Link(name, href=path, id=f"to-{name.lower()}") for path, name in _PAGES]),
+            steps,
+        ]
+    )
+    page = dcc.Loading(html.Main(id="page"), delay_show=400, type="dot", color="#2C7A8C", parent_className="loading")
+    return html.Div([dcc.Location(id="location"), header, html.Div(id="facts", className="facts"), page], id="app")
+
+
+def _register(app: Dash, store: Store) -> None:
+    @app.callback(
+        Output("run-title", "children"),
+        Output("facts", "children"),
+        Output("step", "options"),
+        Output("step", "value"),
+        Output("step-box", "className"),
+        Input("location", "pathname"),
+        State("step", "value"),
+    )
+    def describe(_path: str, step: int | None) -> Any:
+        loaded = store.get()
+        options = [
+            {"label": f"{entry.step}  ·  {milliseconds(entry.span_ns)} ms", "value": entry.step}
+            for entry in loaded.steps
+        ]
+        chosen = no_update if loaded.step(step if step is not None else -1) else _first_step(loaded)
+        return loaded.title, _facts(loaded), options, chosen, "step-box" if options else "step-box hidden"
+
+    @app.callback(
+        Output("page", "children"),
+        *(Output(f"to-{name.lower()}", "className") for _, name in _PAGES),
+        Input("location", "pathname"),
+    )
+    def show(path: str) -> Any:
+        loaded = store.get()
+        here = path if path in dict(_PAGES) else "/"
+        marks = tuple("here" if path == here else "" for path, _ in _PAGES)
+        if loaded.analysis is None:
+            return problem.layout(loaded), *marks
+        return timeline.layout(loaded) if here == "/timeline" else overview.layout(), *marks
+
+
+def _first_step(loaded: Loaded) -> int | None:
+    return loaded.steps[0].step if loaded.steps else None
+
+
+def _facts(loaded: Loaded) -> list[Node]:
+    if loaded.analysis is None:
+        return []
+    report = loaded.analysis.report
+    sizes = {name: getattr(report.mesh, name) for name in ("pp", "tp", "cp", "dp", "ep")}
+    mesh = " × ".join(
+        f"{name} {size}" for name, size in sizes.items() if size is not None and (size > 1 or name == "pp")
+    )
+    ranks = f"{report.mesh.num_ranks}" + (f" ({mesh})" if mesh else "")
+    return [
+        fact("framework", report.framework),
+        fact("schedule", *_schedule(report)),
+        fact("ranks", ranks),
+        fact("clock", *_clock(report)),
+        fact("read", counted(len(report.inputs), "trace"), "\n".join(item.path for item in report.inputs)),
+        *_run_facts(loaded),
+    ]
+
+
+def _schedule(report: Report) -> tuple[str, str]:
+    """The schedule with its p, m and v, and where they come from."""
+    schedule = report.schedule
+    sizes = (("p", report.mesh.pp), ("m", schedule.num_microbatches), ("v", schedule.num_chunks))
+    known = " ".join(f"{name}={size}" for name, size in sizes if size is not None)
+    hint = f"p ranks, m microbatches, v chunks a rank; source: {schedule.source}"
+    return (f"{schedule.name} · {known}" if known else schedule.name, hint)
+
+
+def _clock(report: Report) -> tuple[str, str]:
+    method = _CLOCKS.get(report.clock.method, report.clock.method)
+    uncertainty = report.clock.uncertainty_ns
+    known = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
+    return f"{method}{known}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
+
+
+def _run_facts(loaded: Loaded) -> list[Node]:
+    run = loaded.run
+    found = [fact("script", str(run["script"]))] if run.get("script") else []
+    if run.get("started_at"):
+        found.append(fact("started", str(run["started_at"])[:16].replace("T", " ")))
+    if run.get("status") not in (None, "ok"):
+        found.append(fact("run", str(run["status"]), "run.json says how the run ended"))
+    return found

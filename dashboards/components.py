@@ -1,0 +1,59 @@
+"""The pieces that pages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import dcc, html
+
+Node = Any
+"""A Dash component, or text."""
+
+
+def panel(title: str, *children: Node, note: str = "", id: str = "") -> Node:
+    """A titled box."""
+    head: list[Node] = [html.H2(title)]
+    if note:
+        head.append(html.Span(note, className="note"))
+    options: dict[str, Any] = {"id": id} if id else {}
+    return html.Section([html.Div(head, className="panel-head"), *children], className="panel", **options)
+
+
+def tile(label: str, value: str, detail: str, hint: str, id: str, tone: str = "") -> Node:
+    """One number with what it is to be measured against; ``hint`` explains it to the pointer."""
+    return html.Div(
+        [
+            html.Div(label, className="tile-label"),
+            html.Div(value, className=f"tile-value {tone}".strip(), id=id),
+            html.Div(detail, className="tile-detail", id=f"{id}-detail"),
+        ],
+        className="tile",
+        title=hint,
+    )
+
+
+def fact(name: str, value: str, hint: str = "") -> Node:
+    return html.Span([html.Span(name, className="fact-name"), html.Span(value)], className="fact", title=hint)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], *, text_columns: int = 1, id: str = "") -> Node:
+    """A table; after the first ``text_columns`` the cells are numbers."""
+
+    def cell(tag: Any, place: int, content: Node) -> Node:
+        return tag(content, className="" if place < text_columns else "number")
+
+    options: dict[str, Any] = {"id": id} if id else {}
+    head = html.Thead(html.Tr([cell(html.Th, place, name) for place, name in enumerate(columns)]))
+    body = html.Tbody([html.Tr([cell(html.Td, place, item) for place, item in enumerate(row)]) for row in rows])
+    return html.Div(html.Table([head, body], **options), className="table-box")
+
+
+def still_picture(figure: Any, id: str) -> Node:
+    """A picture without buttons, which leaves the wheel to the page."""
+    config: Any = {"displayModeBar": False, "responsive": True}
+    return dcc.Graph(id=id, figure=figure, config=config, className="graph")
+
+
+def lines(items: Sequence[str], id: str) -> Node:
+    return html.Ul([html.Li(item) for item in items], id=id, className="lines")

@@ -1,0 +1,227 @@
+"""The overview: one step in numbers, what each rank did with it, and why it took as long as it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from dash import Dash, Input, Output, html
+from dash.exceptions import PreventUpdate
+
+from dashboards.components import Node, lines, panel, still_picture, table, tile
+from dashboards.store import Loaded, Store
+from pptrace.analysis.result import Finding, PhaseSummary, RankStep, Report, StepReport
+from pptrace.report.figures import overview, waterfall
+from pptrace.report.units import gigabytes_per_second, milliseconds, num_bytes, percent, ratio
+
+_TIGHT = 1.25
+"""A bubble above this many times its ideal is shown as a problem."""
+
+
+def layout() -> Node:
+    return html.Div(id="overview-body")
+
+
+def register(app: Dash, store: Store) -> None:
+    @app.callback(Output("overview-body", "children"), Input("step", "value"))
+    def show(step: int | None) -> Any:
+        loaded = store.get()
+        if loaded.analysis is None or (step is None and loaded.steps):
+            raise PreventUpdate
+        return body(loaded, step)
+
+
+def body(loaded: Loaded, number: int | None) -> list[Node]:
+    """Everything below the header; without steps what the trace tells nevertheless."""
+    assert loaded.analysis is not None
+    report = loaded.analysis.report
+    step = loaded.step(number) if number is not None else None
+    if step is None:
+        return [
+            html.Div(
+                [html.H2("No pipeline steps in these traces"), html.P("What they tell all the same is shown below.")],
+                className="panel problem",
+                id="no-steps",
+            ),
+            *_device_panel(report),
+            _messages(report),
+        ]
+    return [
+        _tiles(step, report),
+        html.Div([_bars(step), _waterfall(step)], className="columns wide-left"),
+        html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
+        html.Div([_phases(step), _comms(step)], className="columns ragged"),
+        *_device_panel(report),
+    ]
+
+
+def _tiles(step: StepReport, report: Report) -> Node:
+    bubble = step.bubble
+    slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
+    mean = fmean(rank.compute_ns for rank in step.ranks)
+    exposed = sum(rank.exposed_comm_ns for rank in step.ranks)
+    window = sum(rank.window_ns for rank in step.ranks)
+    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns)
+    spans = [other.span_ns for other in report.steps]
+    among = (
+        f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
+        if len(spans) > 1
+        else "the only step"
+    )
+    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
+    tone = "bad" if is_over else ""
+    return html.Div(
+        [
+            tile(
+                "Step span",
+                f"{milliseconds(step.span_ns)} ms",
+                among,
+                "From the first op's start to the last one's end, over all ranks of the pipeline",
+                "tile-span",
+            ),
+            tile(
+                "Bubble ratio",
+                ratio(bubble.ratio),
+                f"ideal {ratio(bubble.ideal_ratio)}",
+                "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
+                "tile-ratio",
+                tone,
+            ),
+            tile(
+                "Bubble share",
+                percent(bubble.share),
+                f"ideal {percent(bubble.ideal_share)}",
+                "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
+                "tile-share",
+                tone,
+            ),
+            tile(
+                "Slowest rank",
+                f"rank {slowest.rank}",
+                f"{milliseconds(slowest.compute_ns)} ms compute, mean {milliseconds(round(mean))}",
+                "The rank with the most compute",
+                "tile-slowest",
+            ),
+            tile(
+                "Exposed communication",
+                percent(exposed / window if window else None),
+                f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
+                "Share of the step in transfers beside no compute, all ranks together; waiting for the other side is bubble, not communication",
+                "tile-exposed",
+            ),
+        ],
+        className="tiles",
+    )
+
+
+def _bars(step: StepReport) -> Node:
+    return panel("What each rank did", still_picture(overview(step), "rank-bars"), note="share of the step")
+
+
+def _waterfall(step: StepReport) -> Node:
+    if step.bubble.waterfall_ns is None:
+        reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
+        return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
+    note = "the plan replayed with more and more of reality"
+    return panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
+
+
+def _findings(findings: Sequence[Finding]) -> Node:
+    cards: list[Node] = [
+        html.Div(
+            [
+                html.Div(
+                    [
+                        html.Span(str(finding.severity), className=f"badge {finding.severity}"),
+                        html.Strong(finding.title),
+                        html.Span(
+                            "" if finding.gain_ns is None else f"up to {milliseconds(finding.gain_ns)} ms a step",
+                            className="gain",
+                        ),
+                    ],
+                    className="finding-head",
+                ),
+                html.P(finding.detail),
+            ],
+            className="finding",
+        )
+        for finding in findings
+    ]
+    return panel(
+        "Findings", *(cards or [html.P("Nothing stands out.", className="empty")]), note="over all steps", id="findings"
+    )
+
+
+def _warnings(report: Report) -> Node:
+    found = [*report.warnings, *(f"{item.path}: {line}" for item in report.inputs for line in item.warnings)]
+    content = lines(found, "warning-lines") if found else html.P("None.", className="empty")
+    return panel("Warnings", content, note="what the traces cannot tell", id="warnings")
+
+
+def _messages(report: Report) -> Node:
+    return html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged")
+
+
+def _phases(step: StepReport) -> Node:
+    names = ("warmup", "steady", "cooldown")
+    rows = [[f"{rank.rank}", *(cell for name in names for cell in _phase_cells(rank, name))] for rank in step.ranks]
+    columns = ["Rank", *(column for name in names for column in (f"{name.capitalize()} ms", "F/B", "bubble"))]
+    return panel("Phases", table(columns, rows, id="phases"), note="ms; F/B: forwards and backwards of the phase")
+
+
+def _phase_cells(rank: RankStep, name: str) -> tuple[str, str, str]:
+    phase: PhaseSummary | None = rank.phases.get(name)
+    if phase is None:
+        return ("–", "–", "–")
+    return (
+        milliseconds(phase.end_ns - phase.start_ns),
+        f"{phase.num_forward}/{phase.num_backward}",
+        milliseconds(phase.bubble_ns),
+    )
+
+
+def _comms(step: StepReport) -> Node:
+    rows = [
+        [
+            f"{rank.rank}",
+            f"{comm.axis} {comm.kind.replace('_', '-')}",
+            f"{comm.count}",
+            num_bytes(comm.bytes),
+            milliseconds(comm.wait_ns),
+            milliseconds(comm.exposed_ns),
+            percent(comm.overlap_ratio),
+            gigabytes_per_second(comm.busbw_gbps),
+        ]
+        for rank in step.ranks
+        for comm in rank.comms
+    ]
+    columns = ("Rank", "What", "Count", "Bytes", "Wait ms", "Exposed ms", "Overlap", "GB/s")
+    content = table(columns, rows, text_columns=2, id="comms") if rows else html.P("None recorded.", className="empty")
+    return panel("Communication", content, note="overlap: hidden behind compute; GB/s: bus bandwidth")
+
+
+def _device_panel(report: Report) -> list[Node]:
+    """The whole trace of each rank by what its device did; nothing where no trace has device events."""
+    rows = [
+        [
+            f"{device.rank}",
+            *(
+                milliseconds(value)
+                for value in (
+                    device.breakdown.busy_ns,
+                    device.breakdown.compute_ns,
+                    device.breakdown.communication_ns,
+                    device.breakdown.memory_ns,
+                    device.breakdown.idle_ns,
+                )
+            ),
+            percent(device.breakdown.overlap_ratio),
+        ]
+        for device in report.device
+        if device.breakdown.busy_ns is not None
+    ]
+    if not rows:
+        return []
+    columns = ("Rank", "Busy ms", "Compute ms", "Communication ms", "Memory ms", "Idle ms", "Overlap")
+    return [panel("Device, whole trace", table(columns, rows, id="device"))]

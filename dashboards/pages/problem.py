@@ -1,0 +1,76 @@
+"""What is shown in place of a page when there is nothing to analyse: what was found, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import html
+
+from dashboards.components import Node, panel, table
+from dashboards.store import FoundFile, Loaded
+from pptrace.report.units import num_bytes
+
+_FACTS = (
+    ("status", "Status"),
+    ("exit_code", "Exit code"),
+    ("command", "Command"),
+    ("started_at", "Started"),
+    ("ended_at", "Ended"),
+    ("profiler", "Profiler"),
+    ("world_size", "Ranks"),
+    ("host", "Host"),
+)
+_ADVICE = {
+    "running": "run.json says the run is still going on, or its launcher was killed. Reload this page when it has ended.",
+    "failed": "The run failed: the ranks' errors are below. Mend the script and run it again.",
+    "interrupted": "The run was interrupted before its traces were written.",
+    "timeout": "The run was ended by its time limit before its traces were written.",
+}
+
+
+def layout(loaded: Loaded) -> Node:
+    """The page for a load that failed."""
+    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files are there.")
+    parts = [
+        html.Section(
+            [html.H2("Nothing to analyse here"), html.P(loaded.error, id="problem", className="error"), html.P(advice)],
+            className="panel problem",
+        )
+    ]
+    columns = []
+    if loaded.run:
+        columns.append(_run_panel(loaded.run))
+    columns.append(_files_panel(loaded.files))
+    ranks = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
+    if ranks:
+        parts.append(_ranks_panel(ranks))
+    return html.Div([*parts, html.Div(columns, className="columns")])
+
+
+def _run_panel(run: Mapping[str, Any]) -> Node:
+    rows = [[label, _text(run[name])] for name, label in _FACTS if run.get(name) is not None]
+    return panel("The run, as run.json tells it", table(("", ""), rows, text_columns=2, id="run-facts"))
+
+
+def _ranks_panel(ranks: list[Mapping[str, Any]]) -> Node:
+    names = ("rank", "status", "trace", "error", "note")
+    rows = [[_text(entry.get(name)) for name in names] for entry in ranks]
+    columns = [name.capitalize() for name in names]
+    return panel("Ranks", table(columns, rows, text_columns=len(names), id="run-ranks"))
+
+
+def _files_panel(files: tuple[FoundFile, ...]) -> Node:
+    rows = [[file.name, num_bytes(file.num_bytes), file.problem or "–"] for file in files]
+    content = (
+        table(("File", "Size", "Problem"), rows, text_columns=3, id="files")
+        if rows
+        else html.P("None.", className="empty")
+    )
+    return panel("Files found", content)
+
+
+def _text(value: object) -> str:
+    if value is None or value == "":
+        return "–"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,82 @@
+"""Serves the dashboard to this machine's browser."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from typing import Any
+
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from pptrace.errors import PptraceError, UsageError
+
+_HIGHEST_PORT = 65_535
+
+
+class _Quiet(WSGIRequestHandler):
+    """Says nothing about requests that went well."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Raises:
+        UsageError: the port is no port.
+        PptraceError: the address cannot be listened on.
+    """
+    if not 0 <= port <= _HIGHEST_PORT:
+        raise UsageError(f"--port {port}: expected 0 to {_HIGHEST_PORT}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as err:
+        raise PptraceError(f"--host {host}: no such address ({err.strerror}); expected one of this machine") from None
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as err:
+        listener.close()
+        reason = err.strerror or str(err)
+        raise PptraceError(
+            f"cannot listen on {host}:{port} ({reason}); choose another with --port, or --port 0"
+        ) from None
+    return listener
+
+
+def make(app: Any, listener: socket.socket) -> BaseWSGIServer:
+    """A server for a Dash app on a bound socket, one thread per request."""
+    host, port = listener.getsockname()[:2]
+    return make_server(host, port, app.server, threaded=True, request_handler=_Quiet, fd=listener.fileno())
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"
+
+
+def serve(app: Any, listener: socket.socket) -> None:
+    """Answer until Ctrl-C, which ends this quietly."""
+    with make(app, listener) as server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> None:
+    """Show the page where there is a screen; elsewhere the printed address has to do."""
+    has_screen = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if has_screen:
+        threading.Thread(target=opener, args=(url,), daemon=True).start()

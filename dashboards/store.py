@@ -1,0 +1,149 @@
+"""What the dashboard shows: an analysis that is made when it is first asked for, or the reasons why there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import StepReport
+from pptrace.errors import PptraceError
+from pptrace.ingest import open_inputs, read_trace
+from pptrace.report.load import load
+from pptrace.tables import InputFormat
+
+_log = logging.getLogger(__name__)
+_MOST_FILES = 40
+
+Fingerprint = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file below the given paths. ``problem`` is why it gives nothing, "" where it was not looked into."""
+
+    name: str
+    num_bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An analysis, or ``error``: the line that says why there is none. ``run`` is what run.json holds, where there is one."""
+
+    paths: tuple[Path, ...]
+    analysis: Analysis | None = None
+    error: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[FoundFile, ...] = ()
+
+    @property
+    def title(self) -> str:
+        first = self.paths[0].resolve().name or str(self.paths[0])
+        return first if len(self.paths) == 1 else f"{first} and {len(self.paths) - 1} more"
+
+    @property
+    def steps(self) -> tuple[StepReport, ...]:
+        return self.analysis.report.steps if self.analysis else ()
+
+    def step(self, number: int) -> StepReport | None:
+        return next((step for step in self.steps if step.step == number), None)
+
+
+class Store:
+    """Loads once, and again when a file has changed. Usable from any thread."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(Path(path) for path in paths)
+        self._lock = threading.Lock()
+        self._loaded: Loaded | None = None
+        self._seen: Fingerprint = ()
+
+    def get(self) -> Loaded:
+        """What there is now."""
+        with self._lock:
+            seen = _fingerprint(self._paths)
+            if self._loaded is None or seen != self._seen:
+                self._loaded, self._seen = _load(self._paths), seen
+            return self._loaded
+
+
+def _load(paths: tuple[Path, ...]) -> Loaded:
+    run = read_run(paths)
+    try:
+        return Loaded(paths, analysis=load(paths), run=run)
+    except PptraceError as err:
+        return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_look_into(paths))
+    except Exception as err:  # a page that says so serves its reader better than an empty one
+        _log.exception("analysing %s failed", ", ".join(map(str, paths)))
+        problem = f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"
+        return Loaded(paths, error=problem, run=run, files=_look_into(paths))
+
+
+def read_run(paths: Sequence[Path]) -> Mapping[str, Any]:
+    """The first run.json among the paths; {} where there is none that can be read."""
+    for path in paths:
+        file = path if path.name == "run.json" else path / "run.json"
+        try:
+            run = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(run, dict):
+            return run
+    return {}
+
+
+def _look_into(paths: Sequence[Path]) -> tuple[FoundFile, ...]:
+    """Every file there is, with the reason why it gives no trace."""
+    try:
+        formats = {file.path.resolve(): file.format for file in open_inputs(paths).files}
+    except PptraceError:
+        formats = {}
+    found = []
+    for path in _files(paths)[:_MOST_FILES]:
+        known = path.resolve()
+        problem = _problem(path, formats[known]) if known in formats else ""
+        found.append(FoundFile(path.name, _num_bytes(path), problem))
+    return tuple(found)
+
+
+def _problem(path: Path, name: InputFormat | None) -> str:
+    try:
+        read_trace(path, name)
+    except PptraceError as err:
+        return str(err).removeprefix(f"{path}: ")
+    return "can be read"
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        try:
+            found += sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
+        except OSError:
+            continue
+    return [path for path in found if path.exists()]
+
+
+def _num_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _fingerprint(paths: Sequence[Path]) -> Fingerprint:
+    """Names, times and sizes of the files, so that a new or mended one is noticed."""
+    entries = []
+    for path in _files(paths):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        entries.append((str(path), status.st_mtime_ns, status.st_size))
+    return tuple(entries)

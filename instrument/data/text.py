@@ -1,0 +1,45 @@
+"""Real text that every machine has: the help topics of CPython (``pydoc_data.topics``), as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pydoc_data import topics
+
+import torch
+from torch import Tensor
+
+from pptrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step of one pipeline; ``tokens`` and ``targets`` are int64 (microbatches, microbatch size, sequence)."""
+
+    tokens: Tensor
+    targets: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+
+
+class TextData:
+    """Batches drawn from the text; the same (step, dp rank) always gives the same batch."""
+
+    def __init__(self, num_microbatches: int, microbatch_size: int, sequence: int, seed: int = 0) -> None:
+        text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+        self._bytes = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        if min(num_microbatches, microbatch_size, sequence) < 1 or sequence >= len(self._bytes):
+            raise UsageError(
+                f"{num_microbatches} microbatches of {microbatch_size} × {sequence} bytes cannot be drawn from a text "
+                f"of {len(self._bytes)} bytes; expected at least 1 of each and a sequence shorter than the text"
+            )
+        self._shape = (num_microbatches, microbatch_size)
+        self._sequence = sequence
+        self._seed = seed
+
+    def batch(self, step: int, dp_rank: int) -> Batch:
+        """The batch of one pipeline in one step; each target is the byte after its token."""
+        generator = torch.Generator().manual_seed(((self._seed << 32) + step << 16) + dp_rank)
+        starts = torch.randint(len(self._bytes) - self._sequence, self._shape, generator=generator)
+        window = self._bytes[starts.unsqueeze(-1) + torch.arange(self._sequence + 1)].long()
+        return Batch(window[..., :-1].contiguous(), window[..., 1:].contiguous())

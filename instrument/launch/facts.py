@@ -1,0 +1,86 @@
+"""Facts about a process that make its trace readable elsewhere: versions, host, clocks, plan. Nothing private is among
+them: no environment variables, no paths, no user name."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pptrace
+from pptrace.schedule.plan import Plan
+
+TRACE_SCHEMA = "pptrace.trace/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """One moment on three clocks, in nanoseconds; read one directly after the other."""
+
+    time_ns: int
+    monotonic_ns: int
+    perf_counter_ns: int
+
+    def as_json(self) -> dict[str, int]:
+        return {
+            "time_ns": self.time_ns,
+            "monotonic_ns": self.monotonic_ns,
+            "perf_counter_ns": self.perf_counter_ns,
+        }
+
+
+def sample_clock() -> ClockSample:
+    return ClockSample(time.time_ns(), time.monotonic_ns(), time.perf_counter_ns())
+
+
+def host_name() -> str:
+    """Host name and eight digits that change with each boot: equal for two ranks exactly if they share their clocks."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}-{hashlib.sha256(boot.encode()).hexdigest()[:8]}"
+
+
+def read_versions() -> dict[str, str | None]:
+    """Versions of everything that shapes a trace; null for what is absent. Imports torch."""
+    import torch
+    import torch.cuda.nccl
+
+    cuda: str | None = torch.version.cuda
+    nccl: str | None = None
+    if cuda and torch.cuda.is_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": cuda,
+        "nccl": nccl,
+        "pptrace": pptrace.__version__,
+    }
+
+
+def read_backend() -> str | None:
+    """The default process group's backend; null before there is one."""
+    import torch.distributed as dist
+
+    return str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else None
+
+
+def read_device() -> str:
+    """The accelerator this process has used, with its name; otherwise ``cpu``."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device()
+        return f"cuda:{index} {torch.cuda.get_device_name(index)}"
+    return "cpu"
+
+
+def plan_as_json(plan: Plan) -> dict[str, object]:
+    """Name, microbatches and the rows of compute actions, as in torch's CSV."""
+    rows = [[str(action) for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
+    return {"name": plan.name, "num_microbatches": plan.num_microbatches, "rows": rows}

@@ -1,0 +1,231 @@
+"""Watches the ranks of this node while torch's launcher runs them: shows progress and the first error, names hangs, and
+sees to it that a run that is to end does end."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from instrument.launch.options import RunOptions
+from instrument.launch.output import RankPipes, Terminal
+from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
+from instrument.launch.stacks import describe_wait, main_stack, parse_stacks
+from instrument.launch.worker import stacks_path
+
+_POLL_S = 0.1
+_SETTLE_S = 0.3
+"""Errors that follow from one another are recorded within this time; the cause is shown, not the first to report."""
+_GRACE_S = 6.0
+_SAVING_S = 25.0
+_STACKS_S = 0.5
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|closed by peer|remote process|NCCL|socket|recvValue|store",
+    re.IGNORECASE,
+)
+
+
+class Monitor:
+    """Runs in a thread of its own. Read ``signals`` and ``timed_out`` after :meth:`stop`."""
+
+    def __init__(self, options: RunOptions, control_dir: Path, pipes: RankPipes, terminal: Terminal) -> None:
+        self._options = options
+        self._control_dir = control_dir
+        self._pipes = pipes
+        self._terminal = terminal
+        self._records: dict[int, RankRecord] = {}
+        self._stamps: dict[int, int] = {}
+        self._dead: set[int] = set()
+        self._started = time.monotonic()
+        self._doomed_at: float | None = None
+        self._stopped = threading.Event()
+        self._read_fd, self._write_fd = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="pptrace-monitor", daemon=True)
+        self.exit_codes: dict[int, int] = {}
+        """Exit codes by global rank, as far as they were seen here."""
+        self.forced: set[int] = set()
+        """Global ranks that had to be killed here, since they did not end when they were told to."""
+        self.signals: list[int] = []
+        self.timed_out = False
+        self.cause: int | None = None
+        """The rank whose failure was shown."""
+
+    def start(self) -> None:
+        """Call it in the main thread: signals that come are noticed here as well."""
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching, and end every process that the ranks left."""
+        signal.set_wakeup_fd(-1)
+        self._stopped.set()
+        self._thread.join()
+        self._look()
+        self._show_failure(settled=True)
+        self._kill(everything=True)
+        self._terminal.status("")
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            ready, _, _ = select.select([self._read_fd], [], [], _POLL_S)
+            if ready:
+                self._note_signals(os.read(self._read_fd, 64))
+            self._look()
+            self._show_failure(settled=False)
+            self._show_progress()
+            self._check_timeout()
+            self._hasten()
+
+    def _note_signals(self, signums: bytes) -> None:
+        self.signals += [signum for signum in signums if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        if not self.signals:
+            return
+        if self._doomed_at is None:
+            self._doomed_at = time.monotonic()
+            if not self.timed_out:
+                name = "Ctrl-C" if self.signals[0] == signal.SIGINT else signal.Signals(self.signals[0]).name
+                self._terminal.err(f"pptrace: {name}: ending the ranks and keeping their traces (again: kill them now)")
+        elif len(self.signals) > 1 + self.timed_out:
+            self._kill(everything=True)
+
+    def _look(self) -> None:
+        """Read the records that have changed, and see which ranks are dead."""
+        for local_rank, rank in self._pipes.ranks.items():
+            path = record_path(self._options.run_dir, rank)
+            try:
+                stamp = path.stat().st_mtime_ns
+            except OSError:
+                continue
+            if stamp != self._stamps.get(local_rank):
+                record = read_record(path)
+                if record is not None:
+                    self._records[local_rank] = record
+                    self._stamps[local_rank] = stamp
+            if local_rank in self._records and local_rank not in self._dead:
+                self._look_for_death(local_rank, self._records[local_rank])
+
+    def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
+        try:
+            end = os.waitid(os.P_PID, record.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # left for torch to reap
+        except ChildProcessError:
+            self._dead.add(local_rank)
+            return
+        if end is None:
+            return
+        self._dead.add(local_rank)
+        code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        self.exit_codes[record.rank] = code
+        if code != 0 and self._doomed_at is None:
+            self._doomed_at = time.monotonic()
+
+    def _show_failure(self, *, settled: bool) -> None:
+        failures = [record for record in self._records.values() if record.state is State.FAILED]
+        if self.cause is not None or not failures:
+            return
+        first_at = min(record.failed_at_ns or 0 for record in failures)
+        if not settled and time.time_ns() - first_at < _SETTLE_S * 1e9:
+            return
+        shown = find_cause(failures)
+        self.cause = shown.rank
+        self._terminal.err(f"pptrace: rank {shown.rank} failed: {shown.error}")
+        if shown.traceback:
+            self._terminal.err(shown.traceback.rstrip("\n"))
+
+    def _show_progress(self) -> None:
+        if not self._terminal.live or self._doomed_at is not None or not self._pipes.ranks:
+            return
+        counts = {
+            rank: read_counter(counter_path(self._control_dir, local_rank))
+            for local_rank, rank in self._pipes.ranks.items()
+        }
+        self._terminal.status(progress_line(counts, self._options, time.monotonic() - self._started))
+
+    def _check_timeout(self) -> None:
+        limit = self._options.timeout_s
+        if limit is None or self.timed_out or self._doomed_at is not None:
+            return
+        if time.monotonic() - self._started < limit:
+            return
+        self.timed_out = True
+        self._terminal.err(f"pptrace: still running after --timeout {limit:g} s; where each rank is:")
+        self._show_stacks()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _show_stacks(self) -> None:
+        for local_rank, record in self._records.items():
+            if local_rank not in self._dead:
+                _signal(record.pid, signal.SIGUSR2)
+        time.sleep(_STACKS_S)
+        for local_rank, rank in self._pipes.ranks.items():
+            steps, _ = read_counter(counter_path(self._control_dir, local_rank))
+            path = stacks_path(self._control_dir, local_rank)
+            stack = main_stack(parse_stacks(path.read_text(errors="replace") if path.is_file() else ""))
+            state = "has ended" if local_rank in self._dead else describe_wait(stack)
+            self._terminal.err(f"  rank {rank}, {steps} {'step' if steps == 1 else 'steps'} done: {state}")
+            for frame in stack:
+                self._terminal.err(f"      {frame.path}:{frame.line} {frame.function}")
+
+    def _hasten(self) -> None:
+        """End ranks that were told to end and do not."""
+        now = time.monotonic()
+        for record in self._records.values():
+            late = record.failed_at_ns is not None and time.time_ns() - record.failed_at_ns > _GRACE_S * 1e9
+            if late and not record.saving and record.local_rank not in self._dead:
+                _signal_group(record.pid, signal.SIGKILL)  # failed, yet kept alive by a thread of the script
+        if self._doomed_at is not None and now - self._doomed_at > _GRACE_S:
+            self._kill(everything=now - self._doomed_at > _SAVING_S)
+
+    def _kill(self, *, everything: bool) -> None:
+        for local_rank, record in self._records.items():
+            alive = local_rank not in self._dead
+            if everything or (alive and not record.saving):
+                _signal_group(record.pid, signal.SIGKILL)  # what a dead rank started may still be there
+                self.forced |= {record.rank} if alive else set()
+
+
+def find_cause(failures: list[RankRecord]) -> RankRecord:
+    """The failure that the others follow from: the first that is no lost connection, else the first."""
+    ordered = sorted(failures, key=lambda record: record.failed_at_ns or 0)
+    return next((record for record in ordered if not _CONSEQUENCE.search(record.error or "")), ordered[0])
+
+
+def progress_line(counts: Mapping[int, tuple[int, int]], options: RunOptions, elapsed_s: float) -> str:
+    """One line for the terminal: the slowest rank's step, and whether it is being profiled."""
+    slowest = min(counts, key=lambda rank: counts[rank])
+    step, expected = counts[slowest]
+    total = f" of {expected}" if expected else ""
+    spread = f", slowest: rank {slowest}" if len({done for done, _ in counts.values()}) > 1 else ""
+    if options.profiler == "none":
+        doing = ""
+    elif step in options.window:
+        doing = ", profiling"
+    elif options.window.stop is not None and step >= options.window.stop:
+        doing = ", profiled"
+    else:
+        doing = f", profiling from step {options.window.first}"
+    return f"pptrace: {elapsed_s:.0f} s, step {step}{total}{spread}{doing}"
+
+
+def _signal(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return
+
+
+def _signal_group(pid: int, signum: int) -> None:
+    """Signal a rank and what it started; torch makes each rank the leader of a group."""
+    if pid <= 0:
+        return
+    try:
+        os.killpg(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,134 @@
+"""Step boundaries of a script that does not know pptrace: taken from its optimizers.
+
+A step ends when the optimizer has stepped. Where an iteration steps several optimizers, it ends with the last of them:
+the one seen last before the first steps again. A step of an optimizer inside that of another (wrappers) is part of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+
+from instrument.recorder import Range, Recorder
+from pptrace.marks import SpanKind
+
+
+class Steps(Protocol):
+    """What is told of the boundaries."""
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+
+class IterationRule:
+    """Decides, from the order in which optimizers step, after which of them an iteration ends."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._last: int | None = None  # of the iteration before: the one to wait for
+        self._latest: int | None = None
+        self._ended = False
+
+    def before(self, optimizer: int) -> bool:
+        """Whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
+        if optimizer != self._first:
+            return False
+        late = not self._ended
+        self._last = self._latest
+        self._ended = False
+        return late
+
+    def after(self, optimizer: int) -> bool:
+        """Whether the iteration ends with this optimizer's step."""
+        if self._first is None:
+            self._first = self._last = optimizer
+        self._latest = optimizer
+        if optimizer == self._last and not self._ended:
+            self._ended = True
+            return True
+        return False
+
+
+class OptimizerSteps:
+    """Listens to every optimizer of the process until :meth:`detach`.
+
+    Step 0 begins with the first forward of a module (or the first optimizer step, where a script has no modules), so
+    imports and the making of the model are no part of it.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._rule = IterationRule()
+        self._depth = 0
+        self._begun = False
+        self._attached = True
+        self._range: Range | None = None
+        self._unwrapped: Any = Optimizer.profile_hook_step
+        self._forward = register_module_forward_pre_hook(lambda *_: self._begin())
+        # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
+        # them would cross it. This is the function that makes that range, and runs the hooks.
+        Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
+
+    def detach(self) -> None:
+        """Stop listening: the script marks its steps itself."""
+        self._attached = False
+        self._forward.remove()
+        Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
+
+    def _wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        hooked = self._unwrapped(step)
+
+        @functools.wraps(hooked)
+        def observed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if not self._attached:
+                return hooked(optimizer, *args, **kwargs)
+            self._before(optimizer)
+            try:
+                result = hooked(optimizer, *args, **kwargs)
+            finally:
+                self._close()
+            self._after(optimizer)
+            return result
+
+        return observed
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._forward.remove()
+            self._steps.begin_step()
+
+    def _before(self, optimizer: Optimizer) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._begin()
+        if self._rule.before(id(optimizer)):
+            self._next_step()
+        self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)
+        self._range.__enter__()
+
+    def _close(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _after(self, optimizer: Optimizer) -> None:
+        if self._depth == 0 and self._rule.after(id(optimizer)):
+            self._next_step()
+
+    def _next_step(self) -> None:
+        self._steps.end_step()
+        self._steps.begin_step()

@@ -1,0 +1,141 @@
+"""What a run is asked to do, checked before anything starts. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from instrument.launch.window import StepWindow
+from pptrace.errors import UsageError
+
+PROFILERS = ("torch", "nsys", "none")
+DEFAULT_PARENT = Path("pptrace_runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """``command`` is a script and its arguments, or ``-m``, a module and its arguments."""
+
+    command: tuple[str, ...]
+    run_dir: Path
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str | None = None
+    profiler: str = "torch"
+    window: StepWindow = StepWindow(2, 5)  # noqa: RUF009
+    timeout_s: float | None = None
+
+    @property
+    def script_name(self) -> str:
+        """The script's file name, or the module's name."""
+        return self.command[1] if self.command[0] == "-m" else Path(self.command[0]).name
+
+
+def check_options(options: RunOptions) -> None:
+    """Find what would fail later.
+
+    Raises:
+        UsageError: with what is wrong and what to do.
+    """
+    _check_counts(options)
+    _check_command(options.command)
+    _check_profiler(options.profiler)
+    _check_directory(options.run_dir, shared=options.nnodes > 1)
+
+
+def default_run_dir(command: Sequence[str]) -> Path:
+    """A directory that does not exist yet, named by the time and the script."""
+    name = command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}"
+    path, number = DEFAULT_PARENT / stem, 2
+    while path.exists():
+        path, number = DEFAULT_PARENT / f"{stem}-{number}", number + 1
+    return path
+
+
+def _check_counts(options: RunOptions) -> None:
+    if options.nproc < 1:
+        raise UsageError(f"-n {options.nproc}: expected the number of ranks on this node, at least 1")
+    if options.nnodes < 1:
+        raise UsageError(f"--nnodes {options.nnodes}: expected the number of nodes, at least 1")
+    if not 0 <= options.node_rank < options.nnodes:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: expected 0 to {options.nnodes - 1} with --nnodes {options.nnodes}"
+        )
+    if options.timeout_s is not None and options.timeout_s <= 0:
+        raise UsageError(f"--timeout {options.timeout_s:g}: expected a number of seconds above 0")
+    if options.nnodes > 1:
+        _check_endpoint(options.rdzv_endpoint)
+    elif options.rdzv_endpoint is not None:
+        raise UsageError(
+            f"--rdzv-endpoint {options.rdzv_endpoint!r} is for several nodes: add --nnodes and --node-rank"
+        )
+
+
+def _check_endpoint(endpoint: str | None) -> None:
+    if endpoint is None:
+        raise UsageError("--nnodes: the nodes must find each other: add --rdzv-endpoint HOST:PORT of the first node")
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+):(\d{1,5})", endpoint, re.ASCII)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise UsageError(f"--rdzv-endpoint {endpoint!r}: expected HOST:PORT with a port of 1 to 65535")
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if command[0] == "-m":
+        if len(command) < 2:
+            raise UsageError("-m: expected the name of a module after it")
+        _check_module(command[1])
+        return
+    script = Path(command[0])
+    if script.is_dir():
+        raise UsageError(f"{command[0]!r} is a directory: expected a Python script, or -m and a module")
+    if not script.is_file():
+        raise UsageError(f"no script {command[0]!r} here: expected a Python file, or -m and a module")
+
+
+def _check_module(name: str) -> None:
+    parent = name.partition(".")[0]
+    if (Path(parent).is_dir() or Path(f"{parent}.py").is_file()) and "." not in name:
+        return  # found in the current directory, where the ranks look first
+    try:
+        found = importlib.util.find_spec(parent) is not None or Path(parent).is_dir()
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise UsageError(f"-m {name}: there is no such module here or among the installed packages")
+
+
+def _check_profiler(profiler: str) -> None:
+    if profiler not in PROFILERS:
+        raise UsageError(f"--profiler {profiler!r}: expected one of {', '.join(PROFILERS)}")
+    if profiler != "nsys":
+        return
+    if shutil.which("nsys") is None:
+        raise UsageError(
+            "--profiler nsys: there is no 'nsys' on PATH: install NVIDIA Nsight Systems, or use --profiler torch"
+        )
+    raise UsageError(
+        "--profiler nsys: this version cannot run under Nsight Systems yet; use --profiler torch, or start "
+        "'nsys profile --trace=cuda,nvtx' yourself around --profiler none: the ranges are written to NVTX too"
+    )
+
+
+def _check_directory(path: Path, *, shared: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"-o {str(path)!r} is a file: expected a directory that is empty or does not exist yet")
+    if path.is_dir() and not shared and any(path.iterdir()):
+        raise UsageError(f"-o {str(path)!r} is not empty: give each run a directory of its own")
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"-o {str(path)!r}: cannot write into {str(existing)!r}; give a directory that you may write to"
+        )

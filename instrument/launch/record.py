@@ -1,0 +1,110 @@
+"""What a rank tells its launcher: a small JSON file, replaced whole at every change, and a counter of steps.
+
+The file is ``rank{R}.facts.json`` in the run directory; the launcher merges it into ``run.json`` at the end. The
+counter is 16 bytes in the launcher's own temporary directory: steps ended, steps expected (0 where unknown), int64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+_COUNTER = struct.Struct("=qq")
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    STOPPED = "stopped"  # ended by the launcher, because of another rank, Ctrl-C or a timeout
+    KILLED = "killed"  # ended by a signal without a chance to say anything
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """Everything known about one rank."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    state: State = State.RUNNING
+    saving: bool = False
+    """Still writing its trace, or a checkpoint of its own, after its end was decided: worth waiting for."""
+    exit_code: int | None = None
+    error: str | None = None
+    traceback: str | None = None
+    failed_at_ns: int | None = None
+    steps_seen: int = 0
+    trace: str | None = None
+    note: str | None = None
+    """Why there is no trace, or why it is shorter than asked for."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Mesh, plan, versions and so on, as they stand in the trace's metadata."""
+
+
+def record_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / f"rank{rank}.facts.json"
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace ``path`` whole: a reader sees the old or the new content, never a part."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_record(path: Path) -> RankRecord | None:
+    """The record at ``path``; None where there is none, or none that this version can read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return replace(RankRecord(**content), state=State(content["state"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+class RecordWriter:
+    """Keeps a rank's record and writes it down at every change; usable from any thread."""
+
+    def __init__(self, run_dir: Path, record: RankRecord) -> None:
+        self._path = record_path(run_dir, record.rank)
+        self._lock = threading.Lock()
+        self.record = record
+        self.update()
+
+    def update(self, **changes: Any) -> None:
+        with self._lock:
+            self.record = replace(self.record, **changes)
+            write_json(self._path, asdict(self.record))
+
+    def add_facts(self, **facts: Any) -> None:
+        self.update(facts={**self.record.facts, **facts})
+
+
+class StepCounter:
+    """The rank's end of the counter."""
+
+    def __init__(self, control_dir: Path, local_rank: int) -> None:
+        self._fd = os.open(counter_path(control_dir, local_rank), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+    def write(self, steps: int, expected: int) -> None:
+        os.pwrite(self._fd, _COUNTER.pack(steps, expected), 0)
+
+
+def counter_path(control_dir: Path, local_rank: int) -> Path:
+    return control_dir / f"rank{local_rank}.steps"
+
+
+def read_counter(path: Path) -> tuple[int, int]:
+    """Steps ended and steps expected; zeros before the rank has begun."""
+    try:
+        steps, expected = _COUNTER.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return (0, 0)
+    return (steps, expected)

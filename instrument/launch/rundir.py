@@ -1,0 +1,166 @@
+"""The run directory: traces, and ``run.json`` that says what they are.
+
+``run.json`` is written when a run starts (status ``running``) and replaced when it ends; the ranks' own files are
+merged into it then. So a launcher that was killed leaves a directory that can still be read. On other nodes than the
+first the file is called ``run.node{K}.json``, for directories that the nodes share.
+"""
+
+from __future__ import annotations
+
+import datetime
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pptrace
+from instrument.launch.facts import host_name, sample_clock
+from instrument.launch.options import RunOptions
+from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path, write_json
+
+RUN_SCHEMA = "pptrace.run/1"
+_MERGED = ("versions", "mesh", "plan")
+
+
+class Status(StrEnum):
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended."""
+
+    status: Status
+    exit_code: int
+
+
+class RunDirectory:
+    """Writes ``run.json`` at the start and at the end of a run."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._started_at = _now()
+        self._clock = {"start": sample_clock().as_json()}
+        name = "run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json"
+        self._path = options.run_dir / name
+
+    def begin(self) -> None:
+        self._options.run_dir.mkdir(parents=True, exist_ok=True)
+        self._write(Status.RUNNING, None, None, ())
+
+    def finish(self, end: RunEnd, records: Sequence[RankRecord]) -> None:
+        self._clock["stop"] = sample_clock().as_json()
+        self._write(end.status, end.exit_code, _now(), records)
+        for record in records:
+            record_path(self._options.run_dir, record.rank).unlink(missing_ok=True)
+            for scratch in self._options.run_dir.glob(f".rank{record.rank}.*"):  # of a rank killed while it wrote
+                scratch.unlink(missing_ok=True)
+
+    def _write(
+        self, status: Status, exit_code: int | None, ended_at: str | None, records: Sequence[RankRecord]
+    ) -> None:
+        options = self._options
+        content: dict[str, Any] = {
+            "schema": RUN_SCHEMA,
+            "pptrace_version": pptrace.__version__,
+            "command": list(options.command),
+            "script": options.script_name,
+            "started_at": self._started_at,
+            "ended_at": ended_at,
+            "status": status,
+            "exit_code": exit_code,
+            "profiler": options.profiler,
+            "steps": [options.window.first, options.window.stop],
+            "nnodes": options.nnodes,
+            "node_rank": options.node_rank,
+            "nproc_per_node": options.nproc,
+            "world_size": options.nnodes * options.nproc,
+            "host": host_name(),
+        }
+        content |= _merge_facts(records)
+        content["clock"] = self._clock
+        content["ranks"] = [_rank_entry(record) for record in records]
+        write_json(self._path, content)
+
+
+def collect_records(
+    run_dir: Path,
+    control_dir: Path,
+    ranks: Mapping[int, int],
+    exit_codes: Mapping[int, int],
+    forced: Collection[int] = (),
+) -> list[RankRecord]:
+    """The last word of every rank of this node. ``ranks`` is local → global, ``exit_codes`` by global rank where known.
+    ``forced`` are those that the launcher killed, since they did not end when they were told to.
+
+    A rank that ended without a word, or in the middle of one, was killed.
+    """
+    records: list[RankRecord] = []
+    for local_rank, rank in ranks.items():
+        code = exit_codes.get(rank)
+        record = read_record(record_path(run_dir, rank)) or RankRecord(rank, local_rank, host_name(), 0)
+        if record.state is State.RUNNING:
+            steps, _ = read_counter(counter_path(control_dir, local_rank))
+            error = "it did not end when told to" if rank in forced else None
+            record = replace(_without_word(record, code, error), steps_seen=steps)
+        elif record.exit_code is None:
+            record = replace(record, exit_code=code)
+        trace = record.trace if record.trace and (run_dir / record.trace).is_file() else None
+        records.append(replace(record, trace=trace, saving=False))
+    return sorted(records, key=lambda record: record.rank)
+
+
+def _without_word(record: RankRecord, code: int | None, error: str | None) -> RankRecord:
+    if error is not None:
+        return replace(record, state=State.KILLED, exit_code=code, error=error)
+    if code == 0:
+        return replace(record, state=State.OK, exit_code=0, note="left by os._exit: nothing was saved after that")
+    if code is not None and code > 0:
+        return replace(record, state=State.FAILED, exit_code=code, error=f"exited with code {code}")
+    return replace(record, state=State.KILLED, exit_code=code, error=_killed_by(code))
+
+
+def _killed_by(code: int | None) -> str:
+    if code is None:
+        return "it ended without a word"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; the kernel does so when memory runs out" if name == "SIGKILL" else ""
+    return f"by {name}{hint}"
+
+
+def _merge_facts(records: Sequence[RankRecord]) -> dict[str, Any]:
+    """The facts that are the same for all ranks, from the first rank that has them."""
+    merged: dict[str, Any] = dict.fromkeys(_MERGED)
+    for record in reversed(records):
+        merged |= {key: record.facts[key] for key in _MERGED if record.facts.get(key) is not None}
+    return merged
+
+
+def _rank_entry(record: RankRecord) -> dict[str, Any]:
+    return {
+        "rank": record.rank,
+        "local_rank": record.local_rank,
+        "host": record.host,
+        "trace": record.trace,
+        "status": record.state,
+        "exit_code": record.exit_code,
+        "error": record.error,
+        "steps_seen": record.steps_seen,
+        "note": record.note,
+        "backend": record.facts.get("backend"),
+        "device": record.facts.get("device"),
+        "clock": record.facts.get("clock"),
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

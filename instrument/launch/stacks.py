@@ -1,0 +1,65 @@
+"""Where a rank hangs, read from what ``faulthandler`` writes:
+
+dump   = { header { frame } }
+header = ("Thread" | "Current thread") " 0x…" … "(most recent call first):"
+frame  = '  File "' path '", line ' number " in " function
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_HEADER = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):", re.IGNORECASE)
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARY = re.compile(r"/(?:site-packages|dist-packages)/|/lib/python\d|^<frozen ")
+_BOOTSTRAP = re.compile(r"/instrument/launch/(?!examples)[^/]*\.py$")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    path: str
+    line: int
+    function: str
+
+
+def parse_stacks(text: str) -> list[tuple[Frame, ...]]:
+    """One tuple per thread, the innermost frame first; lines that are neither header nor frame are skipped."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _HEADER.match(line):
+            threads.append([])
+        elif threads and (match := _FRAME.fullmatch(line)):
+            threads[-1].append(Frame(match[1], int(match[2]), match[3]))
+    return [tuple(frames) for frames in threads]
+
+
+def main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
+    """The thread that runs the script, without the frames of the launcher below it; empty where there is none."""
+    for frames in threads:
+        if any(frame.path.endswith("/launch/worker.py") for frame in frames):
+            return tuple(frame for frame in frames if not _is_bootstrap(frame))
+    return ()
+
+
+def describe_wait(frames: tuple[Frame, ...]) -> str:
+    """Where a thread waits, in one line: the call, and the line of the user's own code that it comes from."""
+    if not frames:
+        return "no Python stack could be read"
+    own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
+    inner = frames[0]
+    if own is None or own is inner:
+        return f"in {inner.function} ({inner.path}:{inner.line})"
+    return f"in {_outermost_library(frames, own).function}, called from {own.function} ({own.path}:{own.line})"
+
+
+def _outermost_library(frames: tuple[Frame, ...], own: Frame) -> Frame:
+    """The library function that the user's code called, wrappers passed over: the one a reader knows."""
+    called = frames[: frames.index(own)]
+    return next(
+        (frame for frame in reversed(called) if frame.function not in ("wrapper", "inner", "__call__")), called[-1]
+    )
+
+
+def _is_bootstrap(frame: Frame) -> bool:
+    return frame.path.startswith("<frozen ") or bool(_BOOTSTRAP.search(frame.path))

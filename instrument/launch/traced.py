@@ -1,0 +1,183 @@
+"""The session of a rank that ``pptrace run`` started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from instrument import recorder
+from instrument.launch.facts import (
+    TRACE_SCHEMA,
+    ClockSample,
+    plan_as_json,
+    read_backend,
+    read_device,
+    read_versions,
+    sample_clock,
+)
+from instrument.launch.optimizer_steps import OptimizerSteps
+from instrument.launch.profiler import TraceProfiler
+from instrument.launch.record import RecordWriter, StepCounter
+from instrument.launch.window import StepWindow
+from instrument.recorder import Recorder
+from instrument.session import Session
+from pptrace.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the run this process stands."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+
+
+class TracedSession(Session):
+    """Profiles the steps of ``window`` and says to the launcher how far the script is.
+
+    ``hold`` keeps signals from interrupting the writing of a trace.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        window: StepWindow,
+        profiler: TraceProfiler | None,
+        writer: RecordWriter,
+        counter: StepCounter,
+        hold: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(Recorder())
+        self._place = place
+        self._window = window
+        self._profiler = profiler
+        self._writer = writer
+        self._counter = counter
+        self._hold = hold
+        self._expected = 0
+        self._started: ClockSample | None = None
+        self._saving = threading.Lock()
+        self._hooks: OptimizerSteps | None = None
+
+    def open(self) -> None:
+        """Begin to observe: before the script's first line."""
+        self._writer.add_facts(versions=read_versions())
+        # The recorder asks whether the calling thread is profiled; this profiler watches all threads.
+        recorder._profiler_enabled = lambda: torch.autograd.profiler._is_profiler_enabled
+        self._hooks = OptimizerSteps(self)
+        if self._profiler is not None and self._window.whole_run:
+            self._start(self._profiler)
+
+    def describe(
+        self,
+        mesh: Mapping[str, int],
+        plan: Plan,
+        pp_ranks: Sequence[int],
+        model: Mapping[str, object] | None = None,
+    ) -> None:
+        self._writer.add_facts(
+            mesh=dict(mesh), plan=plan_as_json(plan), pp_ranks=list(pp_ranks), model=dict(model or {})
+        )
+
+    def expect_steps(self, n: int) -> None:
+        if self._hooks is not None:
+            self._hooks.detach()
+            self._hooks = None
+        self._expected = self.num_steps + n
+        self._counter.write(self.num_steps, self._expected)
+
+    def begin_step(self) -> None:
+        profiler = self._profiler
+        if profiler is not None and self._started is None:
+            if self.num_steps in self._window:
+                self._start(profiler)
+            elif self.num_steps == self._window.first - 1:
+                profiler.prepare()
+        super().begin_step()
+
+    def end_step(self) -> None:
+        super().end_step()
+        self._counter.write(self.num_steps, self._expected)
+        if self.num_steps not in self._window:
+            self.save()
+
+    def close(self, *, clean: bool) -> None:
+        """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
+        profiler = self._profiler
+        if profiler is not None and profiler.recording:
+            if clean and not self._window.whole_run and self.num_steps <= self._window.first:
+                profiler.discard()
+            else:
+                self._close_step_range()
+                self.save()
+        self._writer.update(steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall())
+
+    def save(self, *, blocked: bool = False) -> None:
+        """Stop recording and write the trace; nothing where none is being recorded. Usable from any thread."""
+        profiler = self._profiler
+        with self._hold(), self._saving:
+            if profiler is None or not profiler.recording:
+                return
+            try:
+                profiler.stop(self._metadata(sample_clock()), blocked=blocked)
+            except (OSError, RuntimeError) as err:
+                self._writer.update(note=f"the trace could not be written: {err}")
+                return
+            self._writer.update(steps_seen=self.num_steps, trace=profiler.path.name)
+
+    def _start(self, profiler: TraceProfiler) -> None:
+        with self._hold():
+            profiler.start()
+            self._started = sample_clock()
+
+    def _metadata(self, stopped: ClockSample) -> dict[str, object]:
+        backend, device = read_backend(), read_device()
+        started = self._started or stopped
+        clock = {"start": started.as_json(), "stop": stopped.as_json()}
+        stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._window.stop)
+        self._writer.add_facts(backend=backend, device=device, clock=clock)
+        facts = self._writer.record.facts
+        return {
+            "schema": TRACE_SCHEMA,
+            "rank": self._place.rank,
+            "local_rank": self._place.local_rank,
+            "world_size": self._place.world_size,
+            "host": self._place.host,
+            "versions": facts["versions"],
+            "mesh": facts.get("mesh"),
+            "pp_ranks": facts.get("pp_ranks"),
+            "plan": facts.get("plan"),
+            "model": facts.get("model"),
+            "steps": [self._window.first, max(stop, self._window.first)],
+            "backend": backend,
+            "device": device,
+            "clock": clock,
+        }
+
+    def _shortfall(self) -> str | None:
+        """What is missing of the steps asked for, and what to do about it; None where nothing is."""
+        if self._profiler is None or self._window.whole_run or self._writer.record.state != "running":
+            return None
+        seen, window = self.num_steps, self._window
+        if seen == 0:
+            return "no step was seen (no optimizer stepped and session.steps() was not used); pass --steps all"
+        if self._writer.record.trace is None:
+            return f"{_count(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {_within(seen)}"
+        if window.stop is not None and seen < window.stop:
+            return f"recorded steps {window.first}:{seen} of --steps {window}: the script ended after {_count(seen)}"
+        return None
+
+
+def _count(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def _within(seen: int) -> str:
+    """The best window for a script of ``seen`` steps."""
+    return f"{min(2, seen - 1)}:{min(5, seen)}"

@@ -1,0 +1,55 @@
+"""Which steps are profiled.
+
+Grammar of ``--steps``:
+
+    window = first ":" stop | "all"      first inclusive, stop exclusive, both counted from 0, first < stop
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pptrace.errors import UsageError
+
+DEFAULT_STEPS = "2:5"
+"""Skips two warm-up steps, which pay for connections, allocators and whatever else is made on first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """The steps ``first`` … ``stop`` − 1; without an end where ``stop`` is None."""
+
+    first: int
+    stop: int | None
+
+    @property
+    def whole_run(self) -> bool:
+        """Whether everything from the start of the script to its end is profiled, not only steps."""
+        return self.stop is None
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step and (self.stop is None or step < self.stop)
+
+    def __str__(self) -> str:
+        return "all" if self.stop is None else f"{self.first}:{self.stop}"
+
+
+def parse_steps(text: str) -> StepWindow:
+    """Read a step window; the whole text must match.
+
+    Raises:
+        UsageError: the text is no window, or an empty one.
+    """
+    if text == "all":
+        return StepWindow(0, None)
+    match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"--steps {text!r}: expected FIRST:STOP, such as '{DEFAULT_STEPS}', or 'all'")
+    window = StepWindow(int(match[1]), int(match[2]))
+    if window.stop is not None and window.first >= window.stop:
+        raise UsageError(
+            f"--steps {text!r} holds no step: the second number is the first step not profiled; "
+            f"did you mean '{window.first}:{window.first + 1}'?"
+        )
+    return window

@@ -1,0 +1,211 @@
+"""One rank of ``pptrace run``: installs the session, then runs the script as ``__main__``.
+
+    python -m instrument.launch.worker (SCRIPT | -m MODULE) [ARGS]…
+
+Torch's launcher sets RANK and the like; ``pptrace run`` adds what :class:`WorkerConfig` reads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from instrument.launch.ending import Ending, Terminated
+from instrument.launch.facts import host_name
+from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter
+from instrument.launch.window import StepWindow, parse_steps
+
+if TYPE_CHECKING:
+    from instrument.launch.traced import TracedSession
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the launcher hands to its ranks, by way of the environment."""
+
+    run_dir: Path
+    control_dir: Path
+    profiler: str
+    window: StepWindow
+
+    def to_environ(self) -> dict[str, str]:
+        return {
+            "PPTRACE_RUN_DIR": str(self.run_dir),
+            "PPTRACE_CONTROL_DIR": str(self.control_dir),
+            "PPTRACE_PROFILER": self.profiler,
+            "PPTRACE_STEPS": str(self.window),
+        }
+
+    @staticmethod
+    def from_environ(environ: Mapping[str, str]) -> WorkerConfig:
+        return WorkerConfig(
+            Path(environ["PPTRACE_RUN_DIR"]),
+            Path(environ["PPTRACE_CONTROL_DIR"]),
+            environ["PPTRACE_PROFILER"],
+            parse_steps(environ["PPTRACE_STEPS"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the script ended."""
+
+    state: State
+    exit_code: int
+    error: str | None = None
+    traceback: str | None = None
+
+
+def stacks_path(control_dir: Path, local_rank: int) -> Path:
+    """Where a rank writes the stacks of its threads when it gets SIGUSR2."""
+    return control_dir / f"rank{local_rank}.stacks"
+
+
+class Rank:
+    """This process, from its first line to its exit code."""
+
+    def __init__(self, config: WorkerConfig, rank: int, local_rank: int, world_size: int) -> None:
+        self._config = config
+        self._local_rank = local_rank
+        self._world_size = world_size
+        self._writer = RecordWriter(config.run_dir, RankRecord(rank, local_rank, host_name(), os.getpid()))
+        self._session: TracedSession | None = None
+        self._error: BaseException | None = None
+        """Keeps the script's frames, and so its loop over steps, as they were until the trace is saved."""
+        self._ending = Ending(self._save_blocked, lambda: self._writer.update(saving=True))
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run the script; its exit code."""
+        with stacks_path(self._config.control_dir, self._local_rank).open("w") as stacks:
+            faulthandler.enable()
+            faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+            self._ending.watch()
+            try:
+                outcome = self._attempt(command)
+            except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
+                outcome = _outcome_of(err.__context__ or err)
+            self._ending.settle()
+            self._settle(outcome)
+            faulthandler.unregister(signal.SIGUSR2)
+        return outcome.exit_code
+
+    def _attempt(self, command: Sequence[str]) -> Outcome:
+        try:
+            self._session = self._make_session()
+            _run_script(command)
+        except BaseException as err:
+            self._ending.settle()
+            self._error = err
+            return _outcome_of(err)
+        self._ending.settle()
+        return Outcome(State.OK, 0)
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Report first, so that the error is shown while the trace is still being written."""
+        if outcome.state is not State.OK:
+            failed_at_ns = time.time_ns() if outcome.state is State.FAILED else None
+            self._writer.update(
+                state=outcome.state,
+                saving=True,
+                exit_code=outcome.exit_code,
+                error=outcome.error,
+                traceback=outcome.traceback,
+                failed_at_ns=failed_at_ns,
+            )
+        if self._session is not None:
+            self._session.close(clean=outcome.state is State.OK)
+        self._writer.update(state=outcome.state, saving=False, exit_code=outcome.exit_code)
+
+    def _save_blocked(self) -> None:
+        state = self._writer.record.state
+        self._writer.update(state=State.STOPPED if state is State.RUNNING else state, saving=True)
+        if self._session is not None:
+            self._session.save(blocked=True)
+            self._writer.update(steps_seen=self._session.num_steps)
+        self._writer.update(saving=False)
+
+    def _make_session(self) -> TracedSession:
+        from instrument import session
+        from instrument.launch.profiler import TraceProfiler
+        from instrument.launch.traced import Place, TracedSession
+
+        record = self._writer.record
+        config = self._config
+        profiler = TraceProfiler(config.run_dir / f"rank{record.rank}.json.gz") if config.profiler == "torch" else None
+        place = Place(record.rank, record.local_rank, self._world_size, record.host)
+        counter = StepCounter(config.control_dir, record.local_rank)
+        traced = TracedSession(place, config.window, profiler, self._writer, counter, self._ending.hold)
+        session.install(traced)
+        traced.open()
+        return traced
+
+
+def _run_script(command: Sequence[str]) -> None:
+    """Run a script or a module as Python itself would: same ``__main__``, ``sys.argv`` and ``sys.path[0]``."""
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(command)
+    sys.path.insert(0, str(Path(command[0]).resolve().parent))
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _outcome_of(err: BaseException) -> Outcome:
+    if isinstance(err, Terminated):
+        return Outcome(State.STOPPED, int(str(err.code)))
+    if isinstance(err, KeyboardInterrupt):
+        return Outcome(State.STOPPED, 128 + signal.SIGINT)
+    return _exit_outcome(err) if isinstance(err, SystemExit) else _error_outcome(err)
+
+
+def _exit_outcome(err: SystemExit) -> Outcome:
+    if err.code is None or err.code == 0:
+        return Outcome(State.OK, 0)
+    if isinstance(err.code, int):
+        return Outcome(State.FAILED, err.code, f"the script exited with code {err.code}")
+    return Outcome(State.FAILED, 1, f"the script exited: {err.code}")
+
+
+def _error_outcome(err: BaseException) -> Outcome:
+    trace = _script_part(err.__traceback__)
+    text = "".join(traceback.format_exception(type(err), err, trace))
+    line = traceback.format_exception_only(type(err), err)[-1].strip().splitlines()
+    return Outcome(State.FAILED, 1, line[0] if line else type(err).__name__, text)
+
+
+def _script_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that lead from this file to the script."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename in ours:
+        rest = rest.tb_next
+    return rest if rest is not None else trace
+
+
+def main() -> None:
+    environ = os.environ
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    rank = Rank(
+        WorkerConfig.from_environ(environ),
+        int(environ["RANK"]),
+        int(environ["LOCAL_RANK"]),
+        int(environ["WORLD_SIZE"]),
+    )
+    sys.exit(rank.run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

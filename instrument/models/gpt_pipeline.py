@@ -1,0 +1,64 @@
+"""A GPT on one pipeline rank: its stages, their communicator and gradient sums, and the runtime that drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from instrument.mesh import Mesh
+from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
+from instrument.pipeline.gradients import GradientSync
+from instrument.pipeline.p2p import Communicator, TensorSpec
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.transport import Mode, Route, make_transport
+from instrument.recorder import Recorder
+from pptrace.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How stages talk to each other. With ``negotiated``, every message is preceded by its shape."""
+
+    device: torch.device
+    mode: Mode = Mode.BATCHED
+    route: Route = Route.DIRECT
+    negotiated: bool = False
+
+
+def make_gpt_runtime(
+    mesh: Mesh,
+    plan: Plan,
+    config: GptConfig,
+    cut: Sequence[Sequence[int]],
+    microbatch_size: int,
+    wiring: Wiring,
+    recorder: Recorder,
+    wrap: Callable[[GptStage], nn.Module] = lambda stage: stage,
+) -> PipelineRuntime:
+    """This rank's runtime.
+
+    Args:
+        mesh: where this rank stands.
+        plan: lowered.
+        config: the whole model; messages have (microbatch_size, config.sequence, config.hidden) unless negotiated.
+        cut: layers of every stage (:func:`instrument.pipeline.partition.partition`).
+        microbatch_size: sequences in a microbatch.
+        wiring: device and transport.
+        recorder: writes the ranges.
+        wrap: put around each stage's module, to add to what it does.
+    """
+    stages = {
+        stage: module.to(wiring.device)
+        for stage, module in make_stages(config, cut, plan.stages_of(mesh.pp_rank)).items()
+    }
+    shape = None if wiring.negotiated else (microbatch_size, config.sequence, config.hidden)
+    spec = TensorSpec(shape, config.dtype, wiring.device)
+    communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder)
+    parameters = list(nn.ModuleList(stages.values()).parameters())
+    tied = tied_weight(stages) if config.tied else None
+    gradients = GradientSync(mesh, parameters, tied, recorder, wiring.route)
+    modules = {stage: wrap(module) for stage, module in stages.items()}
+    return PipelineRuntime(plan, mesh.pp_rank, modules, cross_entropy, communicator, gradients, recorder)

@@ -1,0 +1,238 @@
+"""Point-to-point communication between the stages of a pipeline, with the operations of Megatron-LM.
+
+Every operation is one call of :meth:`Communicator.exchange`, which posts its transfers together and returns when all
+are complete. Source of the operations: Megatron-LM ``core/pipeline_parallel/p2p_communication.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from instrument.mesh import Mesh
+from instrument.pipeline.transport import Parcel, Pending, Transport
+from instrument.recorder import Recorder
+from pptrace.errors import PptraceError
+from pptrace.marks import Axis, Transfer
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+_HEADER_DIMS = 3  # Megatron's three int64: the dims of an activation
+
+
+class Cell(NamedTuple):
+    """One microbatch in one stage."""
+
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What every message looks like: (microbatch size, sequence, hidden), dtype, device.
+
+    ``shape`` None means that sequences vary: each message is preceded by its shape.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """One transfer of a call; ``tensor`` is what a send carries, None for a receive."""
+
+    action: Action
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Routed:
+    """A message with its peer, and for a receive its buffer, or None as long as the shape is not known."""
+
+    action: Action
+    pp_rank: int
+    peer: int
+    tag: int
+    tensor: Tensor | None
+
+    def transfer(self) -> Transfer:
+        return Transfer(self.action, self.peer, 0 if self.tensor is None else self.tensor.nbytes)
+
+    def parcel(self, tensor: Tensor, header: bool) -> Parcel:
+        return Parcel(tensor, self.pp_rank, self.action.kind.is_send, 2 * self.tag + header)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Announced:
+    """A sent tensor and the header before it, which must stay alive as long."""
+
+    header: Pending
+    tensor: Pending
+
+    def wait(self) -> Tensor:
+        self.header.wait()
+        return self.tensor.wait()
+
+
+class Communicator:
+    """Sends and receives activations and their gradients along one pipeline.
+
+    Operations return None for what does not exist: the first stage receives no forward and sends no backward, the last
+    receives no backward and sends no forward.
+    """
+
+    def __init__(self, mesh: Mesh, plan: Plan, spec: TensorSpec, transport: Transport, recorder: Recorder) -> None:
+        self._mesh = mesh
+        self._plan = plan
+        self._spec = spec
+        self._transport = transport
+        self._recorder = recorder
+
+    def exchange(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
+        """Post all transfers together and wait for all.
+
+        Returns:
+            The received tensor for each receive, None for each send, in the order of ``messages``.
+
+        With negotiated shapes, the sizes of receives stand as 0 in the call's range, which opens before they are known;
+        the ranges of the waits inside it have them.
+        """
+        if not messages:
+            return []
+        routed = [self._route(message) for message in messages]
+        received: list[Tensor | None] = []
+        with self._recorder.p2p(routed, Axis.PP, step):
+            posted = self._post(routed) if self._spec.shape is not None else [self._negotiate(item) for item in routed]
+            for item, pending in posted:
+                with self._recorder.wait(item, step):
+                    tensor = pending.wait()
+                received.append(None if item.action.kind.is_send else tensor)
+        return received
+
+    def recv_forward(self, cell: Cell, step: int) -> Tensor | None:
+        return self._call([self._receive(Kind.RECV_F, cell)], step)[0]
+
+    def recv_backward(self, cell: Cell, step: int) -> Tensor | None:
+        return self._call([self._receive(Kind.RECV_B, cell)], step)[0]
+
+    def send_forward(self, output: Tensor | None, cell: Cell, step: int) -> None:
+        self._call([self._send(Kind.SEND_F, cell, output)], step)
+
+    def send_backward(self, gradient: Tensor | None, cell: Cell, step: int) -> None:
+        self._call([self._send(Kind.SEND_B, cell, gradient)], step)
+
+    def send_forward_recv_backward(self, output: Tensor | None, sent: Cell, received: Cell, step: int) -> Tensor | None:
+        return self._call([self._send(Kind.SEND_F, sent, output), self._receive(Kind.RECV_B, received)], step)[1]
+
+    def send_backward_recv_forward(
+        self, gradient: Tensor | None, sent: Cell, received: Cell, step: int
+    ) -> Tensor | None:
+        return self._call([self._send(Kind.SEND_B, sent, gradient), self._receive(Kind.RECV_F, received)], step)[1]
+
+    def send_forward_recv_forward(self, output: Tensor | None, sent: Cell, received: Cell, step: int) -> Tensor | None:
+        return self._call([self._send(Kind.SEND_F, sent, output), self._receive(Kind.RECV_F, received)], step)[1]
+
+    def send_backward_recv_backward(
+        self, gradient: Tensor | None, sent: Cell, received: Cell, step: int
+    ) -> Tensor | None:
+        return self._call([self._send(Kind.SEND_B, sent, gradient), self._receive(Kind.RECV_B, received)], step)[1]
+
+    def send_forward_backward_recv_forward_backward(
+        self,
+        output: tuple[Tensor | None, Cell],
+        gradient: tuple[Tensor | None, Cell],
+        received_forward: Cell,
+        received_backward: Cell,
+        step: int,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """All four directions at once.
+
+        Returns:
+            (the input from the previous stage, the output's gradient from the next stage).
+        """
+        answers = self._call(
+            [
+                self._send(Kind.SEND_F, output[1], output[0]),
+                self._send(Kind.SEND_B, gradient[1], gradient[0]),
+                self._receive(Kind.RECV_F, received_forward),
+                self._receive(Kind.RECV_B, received_backward),
+            ],
+            step,
+        )
+        return answers[2], answers[3]
+
+    def _call(self, messages: Sequence[Message | None], step: int) -> list[Tensor | None]:
+        """Exchange those messages that exist; the answers stand in the places of all."""
+        answers = iter(self.exchange([message for message in messages if message is not None], step))
+        return [None if message is None else next(answers) for message in messages]
+
+    def _send(self, kind: Kind, cell: Cell, tensor: Tensor | None) -> Message | None:
+        if tensor is None or not self._has_peer(kind, cell):
+            return None
+        return Message(Action(kind, cell.stage, cell.microbatch), tensor)
+
+    def _receive(self, kind: Kind, cell: Cell) -> Message | None:
+        return Message(Action(kind, cell.stage, cell.microbatch)) if self._has_peer(kind, cell) else None
+
+    def _has_peer(self, kind: Kind, cell: Cell) -> bool:
+        return self._other_stage(kind, cell.stage) is not None
+
+    def _other_stage(self, kind: Kind, stage: int) -> int | None:
+        to_next = kind is Kind.SEND_F or kind is Kind.RECV_B
+        return self._plan.next_stage(stage) if to_next else self._plan.previous_stage(stage)
+
+    def _route(self, message: Message) -> _Routed:
+        action = message.action
+        pp_rank = self._plan.peer_of(action)
+        if action.kind.is_send:
+            if message.tensor is None:
+                raise PptraceError(f"{action} on pipeline rank {self._mesh.pp_rank} has no tensor to send")
+            tensor: Tensor | None = message.tensor.detach().contiguous()
+        else:
+            tensor = self._buffer(self._spec.shape)
+        return _Routed(action, pp_rank, self._mesh.global_rank(pp_rank), self._tag(action), tensor)
+
+    def _tag(self, action: Action) -> int:
+        """The same number at both ends, another for every message: it counts by the stage that sends."""
+        sender = action.stage if action.kind.is_send else self._other_stage(action.kind, action.stage)
+        forward = action.kind is Kind.SEND_F or action.kind is Kind.RECV_F
+        return ((action.microbatch or 0) * self._plan.num_stages + (sender or 0)) * 2 + forward
+
+    def _buffer(self, shape: tuple[int, ...] | None) -> Tensor | None:
+        return None if shape is None else torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)
+
+    def _post(self, routed: Sequence[_Routed]) -> list[tuple[_Routed, Pending]]:
+        parcels = [item.parcel(item.tensor, False) for item in routed if item.tensor is not None]
+        return list(zip(routed, self._transport.post(parcels), strict=True))
+
+    def _negotiate(self, item: _Routed) -> tuple[_Routed, Pending]:
+        """Send the shape and the tensor after it, or wait for the shape and then post the receive.
+
+        One message at a time, in the plan's order: two ranks whose groups differ would wait for each other's shapes if
+        each wanted those of its whole group first. Reading a shape waits on the host, on NCCL for all work before it on
+        the stream too.
+        """
+        header = item.parcel(self._header(item), True)
+        if item.tensor is not None:
+            announced, sent = self._transport.post([header, item.parcel(item.tensor, False)])
+            return item, _Announced(announced, sent)
+        shape = self._transport.post([header])[0].wait().tolist()
+        buffer = self._buffer(tuple(shape))
+        routed = replace(item, tensor=buffer)
+        return self._post([routed])[0]
+
+    def _header(self, item: _Routed) -> Tensor:
+        if item.tensor is None:
+            return torch.empty(_HEADER_DIMS, dtype=torch.int64, device=self._spec.device)
+        if item.tensor.dim() != _HEADER_DIMS:
+            raise PptraceError(
+                f"{item.action} has shape {tuple(item.tensor.shape)}; a message of negotiated shape has "
+                f"{_HEADER_DIMS} dimensions: microbatch size, sequence, hidden"
+            )
+        return torch.tensor(item.tensor.shape, dtype=torch.int64).to(self._spec.device, non_blocking=True)

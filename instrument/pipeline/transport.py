@@ -1,0 +1,184 @@
+"""How tensors travel between two pipeline ranks: posting modes, and the way through host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from instrument.mesh import Mesh
+from pptrace.marks import Axis
+
+
+class Mode(StrEnum):
+    """How the transfers of one call are posted."""
+
+    BATCHED = "batched"  # one batch_isend_irecv
+    EVEN_ODD = "even-odd"  # one isend or irecv each; even ranks serve the next rank first, odd ranks the previous
+
+
+class Route(StrEnum):
+    """Where a tensor goes on its way."""
+
+    DIRECT = "direct"  # from the memory it is in: gloo from the host's, NCCL from the device's
+    HOST_STAGED = "host-staged"  # through pinned host memory over gloo: several ranks on one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One tensor to or from a pipeline rank. ``tag`` pairs both ends where the backend has tags (gloo)."""
+
+    tensor: Tensor
+    pp_rank: int
+    sending: bool
+    tag: int
+
+
+class Pending(Protocol):
+    """A posted parcel."""
+
+    def wait(self) -> Tensor:
+        """Return the tensor once it has arrived, or once a sent one may be changed.
+
+        On NCCL that holds for work put on the current stream after this call, and the host goes on at once.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Posted:
+    """Keeps the tensor alive until the transfer is complete."""
+
+    work: dist.Work
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        self.work.wait()
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staged:
+    """A received tensor that has yet to be copied to its device."""
+
+    posted: _Posted
+    device: torch.device
+
+    def wait(self) -> Tensor:
+        # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.
+        return self.posted.wait().to(self.device, non_blocking=True)
+
+
+class Wire:
+    """Posts parcels on the pipeline's groups.
+
+    Both ends of a pair of ranks see their parcels in one common order (plans are lowered so), and every mode keeps it.
+    """
+
+    def __init__(self, mesh: Mesh, mode: Mode) -> None:
+        self._group = mesh.groups[Axis.PP]
+        self._reverse = mesh.pp_reverse
+        self._rank = mesh.pp_rank
+        self._size = mesh.shape.pp
+        self._mode = mode
+        self._tagged = dist.get_backend(self._group) == "gloo"
+        self._coalesces = dist.get_backend(self._group) == "nccl"
+
+    def post(self, parcels: Sequence[Parcel]) -> list[_Posted]:
+        """Start all transfers; the answers stand in the order of the parcels."""
+        if self._mode is Mode.BATCHED:
+            return self._post_coalesced(parcels) if self._coalesces else [self._post_one(item) for item in parcels]
+        posted: dict[int, _Posted] = {}
+        for index in sorted(range(len(parcels)), key=lambda index: self._turn(parcels[index])):
+            parcel = parcels[index]
+            sender = self._rank if parcel.sending else parcel.pp_rank
+            posted[index] = self._post_one(parcel, self._reverse if sender == 1 else None)
+        return [posted[index] for index in range(len(parcels))]
+
+    def _post_coalesced(self, parcels: Sequence[Parcel]) -> list[_Posted]:
+        operations = [
+            dist.P2POp(
+                dist.isend if parcel.sending else dist.irecv,
+                parcel.tensor,
+                group=self._group,
+                group_peer=parcel.pp_rank,
+            )
+            for parcel in parcels
+        ]
+        works = dist.batch_isend_irecv(operations)
+        if len(works) == 1:  # one work for the whole batch
+            works = works * len(parcels)
+        return [_Posted(work, parcel.tensor) for work, parcel in zip(works, parcels, strict=True)]
+
+    def _post_one(self, parcel: Parcel, group: dist.ProcessGroup | None = None) -> _Posted:
+        """One isend or irecv, by the group's own methods.
+
+        On a backend that does not coalesce, batch_isend_irecv is no more than a loop of these, and its checks cost half
+        as much again as the calls.
+        """
+        group = group or self._group
+        post = group.send if parcel.sending else group.recv
+        return _Posted(post([parcel.tensor], parcel.pp_rank, parcel.tag if self._tagged else 0), parcel.tensor)
+
+    def _turn(self, parcel: Parcel) -> int:
+        """0 for the neighbour that is served first.
+
+        With even ranks beginning at their next rank and odd ranks at their previous one, the first unbatched calls, in
+        which NCCL makes a communicator for the pair and both sides must be present, do not wait in a ring. Parcels of
+        one neighbour keep their order, which is the same at the other end.
+        """
+        is_next = parcel.pp_rank == (self._rank + 1) % self._size
+        return int(is_next == bool(self._rank % 2))
+
+
+class DirectTransport:
+    """Parcels travel from and to the memory that they are in."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
+        return self._wire.post(parcels)
+
+
+class HostStagedTransport:
+    """Parcels on a GPU travel through pinned host memory.
+
+    A send waits on the host until its copy has been made: for one event of the current stream, never for the device.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
+        staged = [Parcel(self._host_copy(parcel), parcel.pp_rank, parcel.sending, parcel.tag) for parcel in parcels]
+        if any(parcel.sending and parcel.tensor.is_cuda for parcel in parcels):
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            copied.synchronize()
+        return [
+            posted if parcel.sending else _Staged(posted, parcel.tensor.device)
+            for parcel, posted in zip(parcels, self._wire.post(staged), strict=True)
+        ]
+
+    @staticmethod
+    def _host_copy(parcel: Parcel) -> Tensor:
+        host = torch.empty_like(parcel.tensor, device="cpu", pin_memory=parcel.tensor.is_cuda)
+        return host.copy_(parcel.tensor, non_blocking=True) if parcel.sending else host
+
+
+class Transport(Protocol):
+    def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
+        """Start all transfers together; the answers stand in the order of the parcels."""
+        ...
+
+
+def make_transport(mesh: Mesh, mode: Mode, route: Route) -> Transport:
+    """The transport of this rank's pipeline."""
+    wire = Wire(mesh, mode)
+    return HostStagedTransport(wire) if route is Route.HOST_STAGED else DirectTransport(wire)

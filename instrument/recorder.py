@@ -1,0 +1,144 @@
+"""Writes ranges for whoever listens: NVTX (Nsight Systems) and record_function (PyTorch's profiler).
+
+A range costs next to nothing while nobody listens: no mark is built, no name formatted, and one shared null range is
+returned. So the methods take the raw facts of a mark, and build it only for a listener. Nothing here waits for a
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import nvtx
+import torch
+
+from pptrace.marks import (
+    DOMAIN,
+    Axis,
+    Collective,
+    CollectiveMark,
+    Mark,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    WaitMark,
+    format_mark,
+)
+from pptrace.schedule.actions import Action
+
+_profiler_enabled = torch._C._autograd._profiler_enabled
+# The same user annotation as the record_function class, for a third of its cost.
+_enter_record: Any = torch.autograd._record_function_with_args_enter  # type: ignore[attr-defined]
+_exit_record: Any = torch.autograd._record_function_with_args_exit  # type: ignore[attr-defined]
+
+
+class Carried(Protocol):
+    """Something that can say which transfer it is: asked only when somebody listens."""
+
+    def transfer(self) -> Transfer: ...
+
+
+class Range(Protocol):
+    """What every method of a recorder returns: a context manager that opens and closes one range."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class _NullRange:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+_NULL = _NullRange()
+
+
+class _NamedRange:
+    """One open range. It closes what it opened, even where the profiler starts or stops in between."""
+
+    __slots__ = ("_domain", "_name", "_record")
+
+    def __init__(self, name: str, domain: Any) -> None:
+        self._name = name
+        self._domain = domain
+        self._record: Any = None
+
+    def __enter__(self) -> None:
+        if self._domain is not None:
+            self._domain.push_range(self._domain.get_event_attributes(message=self._name))
+        if _profiler_enabled():
+            self._record = _enter_record(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._record is not None:
+            _exit_record(self._record)
+            self._record = None
+        if self._domain is not None:
+            self._domain.pop_range()
+
+
+class Recorder:
+    """Opens ranges; usable from any thread.
+
+    PyTorch's profiler is on per thread: a range opened in a thread that it does not watch goes to NVTX only.
+    """
+
+    __slots__ = ("_domain",)
+
+    def __init__(self) -> None:
+        # nvtx gives a dummy domain unless a tool has been injected into this process.
+        domain = nvtx.get_domain(DOMAIN)
+        self._domain: Any = None if type(domain).__name__ == "DummyDomain" else domain
+
+    @property
+    def listening(self) -> bool:
+        """Whether a range opened now, in this thread, would be seen by anybody."""
+        return self._domain is not None or _profiler_enabled()
+
+    def op(self, action: Action, step: int) -> Range:
+        """The range of a schedule op."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(OpMark(action, step))
+
+    def p2p(self, carried: Sequence[Carried], axis: Axis, step: int) -> Range:
+        """The range of a P2P call, from the posting of its transfers until all are complete."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(P2PMark(tuple(item.transfer() for item in carried), axis, step))
+
+    def wait(self, carried: Carried, step: int) -> Range:
+        """The range of the wait for one transfer; it lies inside that of its P2P call."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(WaitMark(carried.transfer(), step))
+
+    def collective(self, kind: Collective, axis: Axis, size: int, num_bytes: int, step: int) -> Range:
+        """The range of a collective over ``size`` ranks; ``num_bytes`` is this rank's message."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(CollectiveMark(kind, axis, size, num_bytes, step))
+
+    def span(self, kind: SpanKind, step: int) -> Range:
+        """The range of a step, an optimizer step, a gradient synchronisation or the making of a batch."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(SpanMark(kind, step))
+
+    def mark(self, mark: Mark) -> Range:
+        """The range of a mark that exists already."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return _NamedRange(format_mark(mark), self._domain)

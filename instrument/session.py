@@ -1,0 +1,98 @@
+"""What a training script sees of the profiler.
+
+    run = session.current()
+    run.describe({"pp": 4}, plan, pp_ranks=[0, 1, 2, 3])
+    for step in run.steps(20):
+        ...                       # open ranges with run.recorder
+
+The same script runs with and without ``pptrace run``: without it, :func:`current` gives a session that observes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from instrument.recorder import Range, Recorder
+from pptrace.marks import SpanKind
+from pptrace.schedule.plan import Plan
+
+
+class Session:
+    """A session that observes nothing; ``pptrace run`` installs one that profiles (instrument/launch/traced.py).
+
+    Steps are numbered from 0 over the whole process, however many loops the script makes of them.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._step_range: Range | None = None
+        self._num_steps = 0
+
+    @property
+    def recorder(self) -> Recorder:
+        """Writes the ranges of this process."""
+        return self._recorder
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have ended so far."""
+        return self._num_steps
+
+    def describe(
+        self,
+        mesh: Mapping[str, int],
+        plan: Plan,
+        pp_ranks: Sequence[int],
+        model: Mapping[str, object] | None = None,
+    ) -> None:
+        """Say what this rank runs; kept in its trace and in ``run.json``.
+
+        ``mesh`` is axis → size, ``pp_ranks`` the global ranks of this rank's pipeline by pipeline rank, ``model``
+        anything that JSON can hold. May be called again: the last description counts.
+        """
+
+    def steps(self, n: int) -> Iterator[int]:
+        """Yield 0 … n − 1, each inside its STEP range; the profiler starts and stops at the chosen steps."""
+        self.expect_steps(n)
+        for index in range(n):
+            self.begin_step()
+            try:
+                yield index
+            finally:  # also where the loop is left by `break`
+                self.end_step()
+
+    def expect_steps(self, n: int) -> None:
+        """Called once per loop, before its first step."""
+
+    def begin_step(self) -> None:
+        """The next step begins here."""
+        self._step_range = self._recorder.span(SpanKind.STEP, self._num_steps)
+        self._step_range.__enter__()
+
+    def end_step(self) -> None:
+        """The step that began last is complete."""
+        self._close_step_range()
+        self._num_steps += 1
+
+    def _close_step_range(self) -> None:
+        if self._step_range is not None:
+            self._step_range.__exit__(None, None, None)
+            self._step_range = None
+
+
+_current: Session | None = None
+
+
+def current() -> Session:
+    """The session of this process; one that observes nothing where the process was not started by ``pptrace run``."""
+    global _current
+    if _current is None:
+        _current = Session(Recorder())
+    return _current
+
+
+def install(session: Session) -> None:
+    """Make ``session`` the one that :func:`current` gives. For the launcher's worker, before the script starts."""
+    global _current
+    _current = session

@@ -1,0 +1,108 @@
+"""``pptrace analyze``: where the step time of a trace went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pptrace.analysis.analyse import Analysis
+from pptrace.cli.output import write_text
+from pptrace.errors import PptraceError, UsageError
+from pptrace.report.load import load
+from pptrace.report.text import print_report
+
+
+@click.command(name="analyze")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the report as JSON ('-': to stdout, nothing else).")
+@click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML report.")
+@click.option("--csv", "csv_dir", type=click.Path(path_type=Path), help="Write the tables as CSV into a directory.")
+@click.option("--perfetto", "perfetto_file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
+@click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
+@click.option("--step", type=int, help="Only this step.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
+def command(
+    paths: tuple[Path, ...],
+    json_file: str | None,
+    with_ops: bool,
+    html_file: Path | None,
+    csv_dir: Path | None,
+    perfetto_file: Path | None,
+    schedule: str | None,
+    step: int | None,
+    jobs: int | None,
+    engine: str,
+) -> None:
+    """Say where the step time of a run went.
+
+    PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`.
+    """
+    if engine != "local":
+        raise UsageError(f"--engine {engine}: this version has no such engine; use --engine local")
+    analysis = load(paths, schedule, step, jobs, _progress())  # jobs None: one process per core
+    if json_file != "-":
+        print_report(analysis.report, _console())
+    _write_files(analysis, json_file, with_ops, html_file, csv_dir, perfetto_file)
+
+
+def analyze_and_print(paths: Sequence[Path]) -> None:
+    """Analyse and print the text report: what `pptrace run` ends with.
+
+    Raises:
+        PptraceError: nothing can be analysed.
+    """
+    print_report(load(paths, jobs=None, progress=_progress()).report, _console())
+
+
+def _console() -> Console:
+    """Tables keep their width when the output is no terminal, so that a file or a pipe gets whole lines."""
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\rread {done} of {total} traces{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _write_files(
+    analysis: Analysis,
+    json_file: str | None,
+    with_ops: bool,
+    html_file: Path | None,
+    csv_dir: Path | None,
+    perfetto_file: Path | None,
+) -> None:
+    """Each format is imported when it is asked for."""
+    if json_file is not None:
+        from pptrace.report.to_json import dump, report_object
+
+        write_text(json_file, dump(report_object(analysis.report, with_ops)))
+    if html_file is not None:
+        from pptrace.report.html import report_page
+
+        write_text(str(html_file), report_page(analysis))
+    if csv_dir is not None:
+        from pptrace.report.to_csv import write_tables
+
+        try:
+            write_tables(analysis, csv_dir)
+        except OSError as err:
+            raise PptraceError(f"--csv {csv_dir}: cannot be written ({err.strerror})") from None
+    if perfetto_file is not None:
+        from pptrace.report.perfetto import perfetto_object
+        from pptrace.report.to_json import dump
+
+        write_text(str(perfetto_file), dump(perfetto_object(analysis)))

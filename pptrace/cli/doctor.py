@@ -1,0 +1,226 @@
+"""``pptrace doctor``: what is installed here, and what that allows. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import pptrace
+
+_INSTALL_TORCH = "torch is not installed: pip install 'pptrace[train]'"
+_NSYS_S = 20
+_PACKAGES = ("nvtx", "numpy", "pandas", "plotly", "dash")
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What PyTorch can do on this machine. Its import is what takes the doctor's time."""
+
+    version: str
+    cuda: str | None
+    gpus: tuple[str, ...]
+    backends: tuple[str, ...]
+    kineto: bool
+    cupti: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything the doctor looked at; None for what is absent."""
+
+    python: str
+    cores: int
+    packages: tuple[tuple[str, str | None], ...]
+    torch: Torch | None
+    torch_problem: str | None
+    """Why torch cannot be used although it is installed."""
+    nsys: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """One thing a person may want to do here, whether it works, and why or how."""
+
+    what: str
+    works: bool
+    detail: str
+
+
+@click.command(name="doctor", short_help="Show what is installed here and what that allows.")
+def command() -> None:
+    """Show versions, devices, backends and profilers, and what that allows."""
+    machine = examine()
+    console = Console()
+    console.print(facts_table(machine))
+    console.print(abilities_table(list_abilities(machine)))
+
+
+def examine() -> Machine:
+    """Look at this machine."""
+    torch, problem = None, None
+    if importlib.util.find_spec("torch") is not None:
+        try:
+            torch = _examine_torch()
+        except (ImportError, OSError, RuntimeError) as err:
+            problem = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
+    return Machine(
+        python=platform.python_version(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        packages=tuple((name, _version(name)) for name in _PACKAGES),
+        torch=torch,
+        torch_problem=problem,
+        nsys=_nsys_version(),
+    )
+
+
+def _examine_torch() -> Torch:
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, supported_activities
+
+    activities = supported_activities()  # type: ignore[no-untyped-call]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": dist.is_available() and dist.is_nccl_available(),
+        "mpi": dist.is_available() and dist.is_mpi_available(),
+    }
+    return Torch(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        gpus=tuple(_describe_gpu(index) for index in range(count)),
+        backends=tuple(name for name, available in found.items() if available),
+        kineto=ProfilerActivity.CPU in activities,
+        cupti=ProfilerActivity.CUDA in activities,
+    )
+
+
+def _describe_gpu(index: int) -> str:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nsys_version() -> str | None:
+    if shutil.which("nsys") is None:
+        return None
+    try:
+        done = subprocess.run(["nsys", "--version"], capture_output=True, text=True, timeout=_NSYS_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "found, but 'nsys --version' fails"
+    return done.stdout.strip().rpartition("version ")[2]
+
+
+def list_abilities(machine: Machine) -> list[Ability]:
+    """What this machine allows, in the order in which a person comes to need it."""
+    return [
+        Ability("Analyse traces, open the dashboard", True, "needs no torch and no GPU"),
+        *_training_abilities(machine),
+        *_tracing_abilities(machine),
+    ]
+
+
+def _training_abilities(machine: Machine) -> list[Ability]:
+    torch = machine.torch
+    if torch is None:
+        why = f"torch cannot be imported: {machine.torch_problem}" if machine.torch_problem else _INSTALL_TORCH
+        return [Ability("Train (pptrace run)", False, why)]
+    gloo, nccl, gpus = "gloo" in torch.backends, "nccl" in torch.backends, len(torch.gpus)
+    abilities = [_on_cpu(gloo, machine.cores)]
+    if gpus == 0:
+        reason = "no GPU here" if torch.cuda else "no GPU, or a CPU build of torch"
+        return [*abilities, Ability("Train on GPUs", False, reason)]
+    abilities.append(_on_gpus(nccl, gpus))
+    staged = "messages go through host memory over gloo (NCCL wants a GPU for each rank)"
+    abilities.append(Ability("Several ranks on one GPU", gloo, staged if gloo else "needs gloo, which torch lacks"))
+    return abilities
+
+
+def _on_cpu(gloo: bool, cores: int) -> Ability:
+    if not gloo:
+        return Ability("Train on CPU with gloo", False, "this torch was built without gloo")
+    several = f"up to {cores} ranks with a core each" if cores > 1 else "one core only: ranks will wait for one another"
+    return Ability("Train on CPU with gloo", True, several)
+
+
+def _on_gpus(nccl: bool, gpus: int) -> Ability:
+    if not nccl:
+        return Ability("Train on GPUs with NCCL", False, "this torch was built without NCCL")
+    return Ability("Train on GPUs with NCCL", True, f"up to {gpus} {'rank' if gpus == 1 else 'ranks'} on this machine")
+
+
+def _tracing_abilities(machine: Machine) -> list[Ability]:
+    torch = machine.torch
+    abilities: list[Ability] = []
+    if torch is not None:
+        cpu = "ops and ranges, by torch's profiler" if torch.kineto else "this torch was built without Kineto"
+        abilities.append(Ability("Trace the CPU (--profiler torch)", torch.kineto, cpu))
+        works = torch.cupti and bool(torch.gpus)
+        gpu = "kernels, copies and NCCL, through CUPTI" if works else _why_no_kernels(torch)
+        abilities.append(Ability("Trace GPU kernels (--profiler torch)", works, gpu))
+    if machine.packages and dict(machine.packages).get("nvtx") is None:
+        abilities.append(Ability("NVTX ranges", False, "nvtx is not installed: pip install 'pptrace[train]'"))
+    by_hand = f"nsys {machine.nsys}: start it yourself around pptrace run --profiler none"
+    nsys = by_hand if machine.nsys else "nsys is not on PATH: install NVIDIA Nsight Systems"
+    abilities.append(Ability("Nsight Systems traces", machine.nsys is not None, nsys))
+    return abilities
+
+
+def _why_no_kernels(torch: Torch) -> str:
+    return "no GPU here" if not torch.gpus else "this torch was built without CUPTI"
+
+
+def facts_table(machine: Machine) -> Table:
+    """What was found."""
+    torch = machine.torch
+    table = Table(title="pptrace doctor", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("pptrace", pptrace.__version__)
+    table.add_row("python", machine.python)
+    table.add_row("torch", _torch_text(machine))
+    for name, version in machine.packages:
+        table.add_row(name, version or "–")
+    table.add_row("cores", str(machine.cores))
+    table.add_row("GPUs", "\n".join(torch.gpus) if torch and torch.gpus else "none")
+    table.add_row("backends", ", ".join(torch.backends) if torch and torch.backends else "–")
+    table.add_row("profilers", ", ".join(_profilers(machine)) or "–")
+    return table
+
+
+def _torch_text(machine: Machine) -> str:
+    if machine.torch is None:
+        return machine.torch_problem or "–"
+    return f"{machine.torch.version} ({f'CUDA {machine.torch.cuda}' if machine.torch.cuda else 'CPU build'})"
+
+
+def _profilers(machine: Machine) -> list[str]:
+    torch = machine.torch
+    found = ["Kineto (CPU)"] if torch and torch.kineto else []
+    found += ["CUPTI (GPU)"] if torch and torch.cupti else []
+    return [*found, f"nsys {machine.nsys}"] if machine.nsys else found
+
+
+def abilities_table(abilities: list[Ability]) -> Table:
+    """What that allows."""
+    table = Table(title="What that allows", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for ability in abilities:
+        answer = Text("yes", style="green") if ability.works else Text("no", style="yellow")
+        table.add_row(ability.what, answer, Text(ability.detail))
+    return table

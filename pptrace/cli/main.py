@@ -1,0 +1,68 @@
+"""The ``pptrace`` command: finds the subcommand, runs it, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from pptrace import __version__
+from pptrace.errors import PptraceError
+
+_COMMANDS = {
+    "run": "start a training script on several ranks, profile it, analyse it",
+    "analyze": "say where the step time of a trace went",
+    "dashboard": "look at traces in a browser",
+    "schedule": "list and show pipeline schedules",
+    "simulate": "run a schedule on paper",
+    "doctor": "say what is installed and what that allows",
+}
+
+
+class _Commands(click.Group):
+    """Subcommands are imported when they are used, so that each starts fast."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pptrace")
+def cli() -> None:
+    """Where did the pipeline-parallel step go, and what would get it back?"""
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 bad input, 2 wrong usage, 130 interrupted."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except PptraceError as err:
+        _fail(str(err), err.exit_code)
+    except click.UsageError as err:
+        where = f" (see `{err.ctx.command_path} --help`)" if err.ctx else ""
+        _fail(f"{err.format_message().rstrip('.')}{where}", 2)
+    except click.ClickException as err:
+        _fail(err.format_message(), err.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _fail(message: str, code: int) -> None:
+    """One line on stderr, whatever the message contains."""
+    click.echo(f"pptrace: {' '.join(message.split())}", err=True)
+    sys.exit(code)

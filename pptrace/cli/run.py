@@ -1,0 +1,119 @@
+"""``pptrace run``: start a training script on several ranks, profile some of its steps, analyse the traces."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pptrace.errors import PptraceError, UsageError
+
+if TYPE_CHECKING:
+    from instrument.launch.launcher import RunResult
+    from instrument.launch.options import RunOptions
+
+
+@click.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a training script on several ranks and profile it.",
+)
+@click.option("-n", "--nproc-per-node", "nproc", type=int, default=1, show_default=True, help="Ranks on this node.")
+@click.option("--nnodes", type=int, default=1, show_default=True, help="Nodes; run this command on each.")
+@click.option("--node-rank", type=int, default=None, help="This node's number, from 0; with --nnodes.")
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the first node listens; with --nnodes.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Run directory [default: pptrace_runs/TIME-SCRIPT]."
+)
+@click.option("--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="What records.")
+@click.option("--steps", default="2:5", show_default=True, metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.")
+@click.option(
+    "--timeout", type=float, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
+)
+@click.option("--no-analyze", is_flag=True, help="Only record.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    nproc: int,
+    nnodes: int,
+    node_rank: int | None,
+    rdzv_endpoint: str | None,
+    output: Path | None,
+    profiler: str,
+    steps: str,
+    timeout: float | None,
+    no_analyze: bool,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS on several ranks, profile some of its steps, and analyse the traces.
+
+    The script needs no change: it finds RANK, WORLD_SIZE and the like in its environment, as with torchrun, and its
+    steps are told by its optimizer. Options come before SCRIPT.
+    """
+    from instrument.launch.options import RunOptions, check_options, default_run_dir
+    from instrument.launch.window import parse_steps
+
+    full = ("-m", script, *args) if module else (script, *args)
+    if nnodes > 1 and (node_rank is None or output is None):
+        raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
+    options = RunOptions(
+        command=full,
+        run_dir=output or default_run_dir(full),
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=node_rank or 0,
+        rdzv_endpoint=rdzv_endpoint,
+        profiler=profiler,
+        window=parse_steps(steps),
+        timeout_s=timeout,
+    )
+    check_options(options)
+    _require_torch()
+    ctx.exit(_run(options, analyze=not no_analyze))
+
+
+def _require_torch() -> None:
+    missing = [name for name in ("torch", "nvtx") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PptraceError(f"pptrace run needs {' and '.join(missing)}: pip install 'pptrace[train]'")
+
+
+def _run(options: RunOptions, *, analyze: bool) -> int:
+    """Run, report, analyse; the exit code."""
+    from instrument.launch.launcher import describe_ranks, launch
+    from instrument.launch.output import Terminal
+
+    result = launch(options, Terminal())
+    for line in describe_ranks(result):
+        click.echo(f"pptrace: {line}", err=True)
+    _finish(result, analyze=analyze, profiled=options.profiler != "none")
+    return result.end.exit_code
+
+
+def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
+    count = len(result.traces)
+    if not count:
+        if profiled:
+            click.echo(f"pptrace: no trace was recorded; {result.run_dir}/run.json says how the run went", err=True)
+        return
+    click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'} in {result.run_dir}", err=True)
+    if analyze:
+        _analyze(result.run_dir)
+    click.echo(f"pptrace dashboard {result.run_dir}")
+
+
+def _analyze(run_dir: Path) -> None:
+    """The report of what was recorded; where it fails, that is said and the run's own result stands."""
+    from pptrace.cli.analyze import analyze_and_print
+
+    try:
+        analyze_and_print([run_dir])
+    except PptraceError as err:
+        click.echo(f"pptrace: the traces are kept, but could not be analysed: {err}", err=True)

@@ -1,0 +1,92 @@
+"""``pptrace schedule``: the catalogue of schedules, and any of them in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pptrace.cli.output import write_text
+from pptrace.report.text import plan_size
+from pptrace.schedule import registry
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import replay
+from pptrace.schedule.text import draw, grid, to_csv
+from pptrace.schedule.validate import validate
+from pptrace.simulate import IDEAL, simulate
+
+
+@click.group(name="schedule")
+def command() -> None:
+    """List and show pipeline schedules."""
+
+
+@command.command(name="list")
+def list_schedules() -> None:
+    """List every schedule with its ideal bubble and memory."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("name", "what it is", "ideal bubble ratio", "chunks in flight on rank r", "source"):
+        table.add_column(column, no_wrap=column == "name")
+    for entry in registry.SCHEDULES.values():
+        table.add_row(f"[bold]{entry.name}[/]", entry.summary, entry.bubble, entry.in_flight, entry.source)
+    Console(width=None if Console().is_terminal else 150, highlight=False).print(table)
+    click.echo("\np ranks, m microbatches, v chunks per rank, N microbatch group size (default p)")
+
+
+@command.command(name="show")
+@click.argument("name")
+@click.option("--pp", type=int, required=True, help="Pipeline ranks.")
+@click.option("--microbatches", type=int, required=True, help="Microbatches per step.")
+@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's own].")
+@click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
+@click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
+@click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
+@click.option("--with-comms", is_flag=True, help="With sends and receives.")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
+def show(
+    name: str,
+    pp: int,
+    microbatches: int,
+    chunks: int | None,
+    group_size: int | None,
+    lean: bool,
+    csv_file: str | None,
+    with_comms: bool,
+    html_file: Path | None,
+) -> None:
+    """Show what each rank does, and what bubble that leaves."""
+    plan = registry.build(name, pp, microbatches, chunks, group_size, lean)
+    validate(plan)
+    if csv_file != "-":
+        _print(plan, with_comms)
+    if csv_file is not None:
+        write_text(csv_file, to_csv(lower(plan) if with_comms else plan))
+    if html_file is not None:
+        from pptrace.report.html import simulation_page
+
+        write_text(str(html_file), simulation_page(simulate(plan, IDEAL)))
+
+
+def _print(plan: Plan, with_comms: bool) -> None:
+    ideal = simulate(plan, IDEAL)
+    click.echo(
+        f"{plan.name}: {plan_size(plan)}; "
+        f"ideal bubble ratio {ideal.bubble_ratio:.4f}, share {ideal.bubble_share:.2%} (F = I = W)"
+    )
+    click.echo(f"chunks in flight at most: {', '.join(str(rank.peak_inflight_microbatches) for rank in ideal.ranks)}\n")
+    click.echo(draw(lower(plan)) if with_comms else draw_in_time(plan))
+
+
+def draw_in_time(plan: Plan) -> str:
+    """The plan on a grid of ticks, one tick per action, gaps left open."""
+    timeline = replay(plan)
+    cells = []
+    for row in timeline.ranks:
+        line = [""] * timeline.makespan
+        for timed in row:
+            line[timed.start] = str(timed.action)
+        cells.append(line)
+    return grid(cells)

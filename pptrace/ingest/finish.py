@@ -1,0 +1,147 @@
+"""Collected columns → sorted :class:`pptrace.tables.Events`, without the events whose times cannot be true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.ingest.columns import Columns
+from pptrace.ingest.exact import ABSURD, LIMIT_NS, MISSING
+from pptrace.tables import Events, Int8, Int32, Int64
+
+MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
+"""A single event that is longer, thirty days, is an overflow."""
+LONE_ZERO_NS = 3600 * 10**9
+"""A timestamp of 0 this long before all others, an hour, was never set."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class SortedEvents:
+    """Events in order, with their communication rows still to come. ``order[i]`` is where row ``i`` stood in the file."""
+
+    category: Int8
+    name_id: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    device: Int32
+    stream: Int64
+    thread: Int64
+    correlation: Int64
+    names: tuple[str, ...]
+    order: Int64
+    num_rows: int
+    warnings: tuple[str, ...]
+
+    def places(self, rows: Sequence[int]) -> Int64:
+        """Where rows of the file stand now, -1 for those left out."""
+        if not rows:
+            return np.zeros(0, dtype=np.int64)
+        place: Int64 = np.full(self.num_rows, -1, dtype=np.int64)
+        place[self.order] = np.arange(len(self.order))
+        return np.asarray(place[np.asarray(rows)])
+
+    def events(self, comm_args: pd.DataFrame) -> Events:
+        return Events(
+            self.category,
+            self.name_id,
+            self.start_ns,
+            self.dur_ns,
+            self.device,
+            self.stream,
+            self.thread,
+            self.correlation,
+            self.names,
+            comm_args,
+        )
+
+
+def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
+    """Sort by start; among equal starts longer events first, so that a range comes before what it encloses.
+
+    The order does not depend on the order in the file, nor do the codes of the names.
+    """
+    start, dur = columns.take(2), columns.take(3)
+    good, warnings = _plausible(start, dur, base_ns)
+    kept = np.flatnonzero(good)
+
+    def kept_of(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return column if len(kept) == len(good) else column[kept]
+
+    start, dur = kept_of(start), kept_of(dur)
+    start += base_ns
+    name_id, names = _sorted_names(kept_of(columns.take(1)), columns.names())
+    rest = {place: kept_of(columns.take(place)) for place in (0, 4, 5, 6, 7)}
+    order = np.argsort(start, kind="stable")
+    _break_ties(order, start, (rest[7], rest[5], rest[4], rest[6], name_id, rest[0], -dur))
+    return SortedEvents(
+        category=rest.pop(0)[order],
+        name_id=name_id[order],
+        start_ns=start[order],
+        dur_ns=dur[order],
+        device=rest.pop(4)[order],
+        stream=rest.pop(5)[order],
+        thread=rest.pop(6)[order],
+        correlation=rest.pop(7)[order],
+        names=names,
+        order=kept[order],
+        num_rows=len(good),
+        warnings=tuple(warnings),
+    )
+
+
+def _plausible(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]:
+    """Which events have times that can be true, and a line for each kind that has not."""
+    bad: Mask = np.zeros(len(start), dtype=np.bool_)
+    warnings: list[str] = []
+
+    def leave_out(mask: Mask, one: str, many: str) -> None:
+        num = int(np.count_nonzero(mask & ~bad))
+        if num:
+            warnings.append(f"left out {num} {'event' if num == 1 else 'events'} {one if num == 1 else many}")
+        np.logical_or(bad, mask, out=bad)
+
+    leave_out(start == MISSING, 'that has no "ts"', 'that have no "ts"')
+    leave_out(
+        dur == MISSING,
+        'that has no "dur"; was the profiler stopped early?',
+        'that have no "dur"; was the profiler stopped early?',
+    )
+    too_far = (start < -LIMIT_NS - base_ns) | (start > LIMIT_NS - base_ns)
+    leave_out(too_far | (start == ABSURD), "with an absurd time", "with absurd times")
+    leave_out((dur == ABSURD) | (dur > MAX_DURATION_NS), "with an absurd duration", "with absurd durations")
+    leave_out(dur < 0, "with a negative duration", "with negative durations")
+    later = start[~bad & (start != 0)]
+    if len(later) and later.min() > LONE_ZERO_NS:
+        leave_out(start == 0, "whose time was never set (0)", "whose times were never set (0)")
+    return ~bad, warnings
+
+
+def _sorted_names(codes: Int32, given: Sequence[str]) -> tuple[Int32, tuple[str, ...]]:
+    """Codes into the sorted names that are in use, without doubles."""
+    used = np.zeros(len(given), dtype=np.bool_)
+    used[codes] = True
+    names = sorted({given[code] for code in np.flatnonzero(used).tolist()})
+    new_code = {name: code for code, name in enumerate(names)}
+    recode = np.array([new_code.get(name, -1) for name in given], dtype=np.int32)
+    return recode[codes], tuple(names)
+
+
+def _break_ties(order: Int64, start: Int64, keys: tuple[npt.NDArray[Any], ...]) -> None:
+    """Order rows of equal start by the other keys, the last one first, in place."""
+    ordered = start[order]
+    same = ordered[1:] == ordered[:-1]
+    if not same.any():
+        return
+    tied = np.zeros(len(order), dtype=np.bool_)
+    tied[1:] |= same
+    tied[:-1] |= same
+    places = np.flatnonzero(tied)
+    rows = order[places]
+    order[places] = rows[np.lexsort((*(key[rows] for key in keys), start[rows]))]

@@ -1,0 +1,57 @@
+"""Who wrote a trace: the rank of the process and the producer's name and version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
+_WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
+
+
+def rank_of_value(value: object) -> int | None:
+    """A rank written as a number or as text."""
+    if isinstance(value, bool) or not isinstance(value, int | str | float):
+        return None
+    try:
+        rank = int(value)
+    except (ValueError, OverflowError):
+        return None
+    return rank if 0 <= rank < 2**31 and (isinstance(value, str) or rank == value) else None
+
+
+def rank_of_labels(labels: Iterable[str]) -> int | None:
+    """From process names and labels such as ``rank 3``; None where none says so or they disagree."""
+    ranks = {int(match[1]) for label in labels if (match := _RANK.search(label))}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def rank_of_file_name(name: str) -> int | None:
+    """From names such as ``rank3.json.gz``, ``rank-3.…``, ``trace_rank_3_step5.json``, ``worker0.1623.pt.trace.json``."""
+    match = _RANK.search(name) or _WORKER.search(name)
+    return int(match[1]) if match else None
+
+
+def producer_of(members: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Such as ``torch 2.13.0+cpu kineto`` or ``kineto schema 1 (CUDA 12.1)``; ``chrome trace`` where nothing says more."""
+    versions = metadata.get("versions")
+    torch = versions.get("torch") if isinstance(versions, dict) else None
+    torch = torch or members.get("torch_version") or members.get("pytorch_version")
+    if torch:
+        return f"torch {torch} kineto"
+    if "schemaVersion" not in members and "deviceProperties" not in members:
+        return "chrome trace"
+    schema = members.get("schemaVersion")
+    name = "kineto" if schema is None else f"kineto schema {schema}"
+    runtime = _runtime_version(members)
+    return f"{name} ({runtime})" if runtime else name
+
+
+def _runtime_version(members: Mapping[str, Any]) -> str:
+    cuda, hip = members.get("cuda_runtime_version"), members.get("hip_runtime_version")
+    if isinstance(cuda, int) and cuda > 0:
+        return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    if isinstance(hip, int) and hip > 0:  # major * 10^7 + minor * 10^5 + patch
+        return f"HIP {hip // 10**7}.{hip // 10**5 % 100}"
+    return ""

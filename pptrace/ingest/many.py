@@ -1,0 +1,145 @@
+"""Read all files of a job, in processes where that pays, and give each trace a rank of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pptrace.errors import PptraceError, TraceError
+from pptrace.ingest.formats import read_trace
+from pptrace.ingest.open import InputFile, OpenedInputs
+from pptrace.ingest.source import GZIP_MAGIC
+from pptrace.tables import Trace
+
+Progress = Callable[[int, int], None]
+
+_LARGE_BYTES = 12 * 1024 * 1024  # of text; below, starting a process costs more than reading
+_GZIP_RATIO = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailure:
+    """A file that gave nothing. ``message`` is the error's line."""
+
+    path: str
+    rank: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Traces in order of rank, each with a rank of its own; files that failed; and lines about the job as a whole."""
+
+    traces: tuple[Trace, ...]
+    failures: tuple[ReadFailure, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult:
+    """Read every file; several large ones in ``jobs`` processes (default: one per CPU), small ones here.
+
+    ``progress`` is called with the number of files done and the number of all. A trace's rank is its own word, else what the
+    run says, else the smallest free number; two that claim the same rank become two ranks. ``warnings`` begins with those of
+    ``inputs`` and has a line for every failure.
+
+    Raises:
+        TraceError: the first file's error, when no file can be read.
+    """
+    outcomes = _read_all(inputs.files, jobs, progress or (lambda _done, _all: None))
+    errors = [outcome for outcome in outcomes if not isinstance(outcome, Trace)]
+    if not outcomes or len(errors) == len(outcomes):
+        raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
+    pairs = list(zip(inputs.files, outcomes, strict=True))
+    failures = tuple(
+        ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if not isinstance(err, Trace)
+    )
+    traces = _with_ranks([(file, trace) for file, trace in pairs if isinstance(trace, Trace)])
+    lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
+    return ReadResult(traces, failures, (*inputs.warnings, *lost))
+
+
+Outcome = Trace | PptraceError
+
+
+def _read_one(file: InputFile) -> Outcome:
+    """Errors are returned, so that they come back from a process whole."""
+    try:
+        return read_trace(file.path, file.format)
+    except PptraceError as err:
+        return err
+
+
+def _read_all(files: Sequence[InputFile], jobs: int | None, progress: Progress) -> list[Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    large = [place for place, file in enumerate(files) if _num_text_bytes(file) >= _LARGE_BYTES]
+    num_processes = min(len(large), jobs if jobs is not None else _num_cpus())
+    if num_processes > 1:
+        large.sort(key=lambda place: -files[place].num_bytes)
+        _read_in_processes(files, large, num_processes, outcomes, progress)
+    for place, file in enumerate(files):
+        if place not in outcomes:
+            outcomes[place] = _read_one(file)
+            progress(len(outcomes), len(files))
+    return [outcomes[place] for place in range(len(files))]
+
+
+def _read_in_processes(
+    files: Sequence[InputFile],
+    places: Sequence[int],
+    num_processes: int,
+    outcomes: dict[int, Outcome],
+    progress: Progress,
+) -> None:
+    """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
+        futures = {pool.submit(_read_one, files[place]): place for place in places}
+        for future in as_completed(futures):
+            outcomes[futures[future]] = future.result()
+            progress(len(outcomes), len(files))
+
+
+def _num_text_bytes(file: InputFile) -> int:
+    """A guess at the size of the text, from the size of the file."""
+    try:
+        with file.path.open("rb") as opened:
+            packed = opened.read(2) == GZIP_MAGIC
+    except OSError:
+        return 0
+    return file.num_bytes * (_GZIP_RATIO if packed else 1)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _with_ranks(pairs: Sequence[tuple[InputFile, Trace]]) -> tuple[Trace, ...]:
+    """Every trace with a rank of its own, in order of rank. First those that claim one, in order, then the others."""
+    ranked: dict[int, Trace] = {}
+    later: list[tuple[Trace, str]] = []
+    for file, trace in pairs:
+        claimed = trace.rank if trace.rank is not None else file.rank
+        if claimed is None:
+            later.append((trace, "nothing in it says which rank it is; taken as rank {rank}"))
+        elif claimed in ranked:
+            later.append((trace, f"says rank {claimed}, as {ranked[claimed].path} does; taken as rank {{rank}}"))
+        else:
+            warning = ""
+            if file.rank is not None and file.rank != claimed:
+                warning = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
+            ranked[claimed] = with_rank(trace, claimed, warning)
+    for trace, warning in later:
+        rank = next(number for number in range(len(pairs) + 1) if number not in ranked)
+        ranked[rank] = with_rank(trace, rank, warning.format(rank=rank))
+    return tuple(ranked[rank] for rank in sorted(ranked))
+
+
+def with_rank(trace: Trace, rank: int, warning: str = "") -> Trace:
+    """The same trace as another rank's, with a line that says why."""
+    memory = trace.memory.assign(rank=rank).astype({"rank": "int64"})
+    return replace(trace, rank=rank, memory=memory, warnings=(*trace.warnings, *([warning] if warning else [])))

@@ -1,0 +1,214 @@
+"""What a user gives as PATH → the files to read, with the ranks they should have.
+
+    PATH = a trace file
+         | a directory with one trace per rank
+         | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
+         | a run directory: run.json says which file is whose
+
+No trace is read here: formats are told by the first bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pptrace.errors import TraceError, UsageError
+from pptrace.ingest.formats import detect, first_bytes
+from pptrace.ingest.identity import rank_of_value
+from pptrace.tables import InputFormat
+
+RUN_FILE = "run.json"
+RUN_SCHEMA = "pptrace.run/1"
+_TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db")
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file to read. ``rank`` is what the run says it should be; None where nothing says so."""
+
+    path: Path
+    format: InputFormat | None
+    rank: int | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedInputs:
+    """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several)."""
+
+    files: tuple[InputFile, ...]
+    warnings: tuple[str, ...] = ()
+    run: Mapping[str, Any] | None = None
+    run_dir: Path | None = None
+
+
+def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
+    """Resolve PATHs to trace files.
+
+    Raises:
+        UsageError: no path is given.
+        TraceError: a path does not exist, or a directory holds no trace.
+    """
+    if not paths:
+        raise UsageError("no path is given; expected trace files, a directory with one per rank, or a run directory")
+    parts = [_open_one(Path(path)) for path in paths]
+    warnings = [line for part in parts for line in part.warnings]
+    files: dict[Path, InputFile] = {}
+    for file in (file for part in parts for file in part.files):
+        if file.path.resolve() in files:
+            warnings.append(f"{file.path}: given more than once; read once")
+        files.setdefault(file.path.resolve(), file)
+    runs = [part for part in parts if part.run is not None]
+    if len(runs) > 1:
+        warnings.append(
+            f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
+        )
+    run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
+    return OpenedInputs(tuple(files.values()), tuple(warnings), run, run_dir)
+
+
+def _open_one(path: Path) -> OpenedInputs:
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        exists = path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if not exists:
+        raise TraceError(
+            f"{path}: not found; expected a trace file, a directory of traces or a run directory; check the path"
+        )
+    if path.name == RUN_FILE and (run := _read_run(path)) is not None:
+        return _open_run(path.parent, run)
+    return OpenedInputs((_input_file(path, None),))
+
+
+def _input_file(path: Path, rank: int | None) -> InputFile:
+    return InputFile(path, detect(first_bytes(path)), rank, path.stat().st_size)
+
+
+def _open_directory(directory: Path) -> OpenedInputs:
+    warnings: list[str] = []
+    run_file = directory / RUN_FILE
+    if run_file.is_file():
+        run = _read_run(run_file)
+        if run is not None:
+            return _open_run(directory, run)
+        warnings.append(
+            f'{run_file}: unreadable; expected JSON with "schema": "{RUN_SCHEMA}"; took the traces beside it'
+        )
+    entries = _entries(directory)
+    files, skipped = _trace_files([entry for entry in entries if entry.is_file() and entry.name != RUN_FILE])
+    if not files:
+        below = [item for entry in entries if entry.is_dir() for item in _entries(entry)]
+        files, skipped_below = _trace_files([item for item in below if item.name.endswith(_TENSORBOARD_SUFFIXES)])
+        skipped += skipped_below
+        if len({file.path.parent for file in files}) > 1:
+            warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
+    if not files:
+        raise TraceError(_no_traces(directory, entries, skipped))
+    if skipped:
+        warnings.append(f"{directory}: skipped {_listed(skipped)}")
+    return OpenedInputs(tuple(files), tuple(warnings))
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What lies in a directory, hidden entries apart, in the order of a person: rank2 before rank10."""
+    try:
+        entries = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
+    except OSError as err:
+        raise TraceError(f"{directory}: cannot be listed ({err.strerror}); check its permissions") from err
+    return sorted(
+        entries,
+        key=lambda entry: [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(entry.name)],
+    )
+
+
+def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
+    """Those that are traces, and for the others what each is."""
+    files: list[InputFile] = []
+    skipped: list[str] = []
+    for path in paths:
+        try:
+            file = _input_file(path, None)
+        except TraceError:
+            skipped.append(f"{path.name} (unreadable)")
+            continue
+        if file.format is not None:
+            files.append(file)
+        elif path.name.endswith(_TRACE_SUFFIXES):
+            skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
+    return files, skipped
+
+
+def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
+    runs = [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
+    if runs:
+        return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
+    found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
+    return f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank; check the path or record a run"
+
+
+def _read_run(path: Path) -> Mapping[str, Any] | None:
+    """run.json, None where it is not one."""
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(run, dict) or not isinstance(run.get("ranks"), list):
+        return None
+    return run
+
+
+def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
+    """The files that run.json names; a rank without one is a warning."""
+    warnings: list[str] = []
+    if run.get("schema") != RUN_SCHEMA:
+        warnings.append(
+            f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this pptrace knows {RUN_SCHEMA!r}; read as that"
+        )
+    files: list[InputFile] = []
+    missing: list[str] = []
+    entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
+    for entry in entries:
+        rank = rank_of_value(entry.get("rank"))
+        if rank is None:
+            warnings.append(f"{directory / RUN_FILE}: rank {entry.get('rank')!r} is no number; skipped its trace")
+            continue
+        error = str(entry.get("error") or "").strip().split("\n")[-1]
+        failed = entry.get("status") not in (None, "ok")
+        state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
+        path = _trace_path(directory, entry.get("trace"))
+        if path is None:
+            missing.append(f"rank {rank} ({state if failed else 'no trace written'})")
+            continue
+        if failed:
+            warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
+        files.append(_input_file(path, rank))
+    if missing:
+        warnings.insert(0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(missing)}")
+    if not files:
+        raise TraceError(
+            f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; {'; '.join(warnings) or 'run again'}"
+        )
+    return OpenedInputs(tuple(files), tuple(warnings), run, directory)
+
+
+def _trace_path(directory: Path, name: object) -> Path | None:
+    """The file that run.json names for a rank, if it is there. Names that lead out of the directory are no names."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return None
+    path = directory / name
+    return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
+
+
+def _listed(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:6])
+    return f"{shown} and {len(items) - 6} more" if len(items) > 6 else shown

@@ -1,0 +1,74 @@
+"""Colours and words for what the pictures show.
+
+The kinds of ops take Okabe and Ito's palette, which stays apart for every common colour blindness and in grey: forward is
+cold, everything backward is warm. Colours without a meaning of their own are grey, and work on light and dark ground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+KIND_COLOURS: Mapping[str, str] = {
+    "F": "#0072B2",
+    "B": "#D55E00",
+    "I": "#E69F00",
+    "W": "#009E73",
+    "OVERLAP_F_B": "#8A4B9B",
+    "GRAD_SYNC": "#A9467F",
+    "OPTIMIZER": "#66717F",
+    "DATA": "#9AA3AD",
+}
+KIND_NAMES: Mapping[str, str] = {
+    "F": "Forward",
+    "B": "Backward",
+    "I": "Input gradient",
+    "W": "Weight gradient",
+    "OVERLAP_F_B": "Forward with backward",
+    "GRAD_SYNC": "Gradient sync",
+    "OPTIMIZER": "Optimizer",
+    "DATA": "Data",
+}
+FONT = "'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+COMPUTE = "#2C7A8C"
+COMMUNICATION = "#A9467F"
+WAIT = "rgba(128, 134, 145, 0.42)"
+BUBBLE = "rgba(128, 134, 145, 0.30)"
+OTHER = "#7A838F"
+IDEAL = "#E03C31"
+GAIN = "#3A9B5C"
+PHASE_COLOURS: Mapping[str, str] = {
+    "warmup": "rgba(70, 130, 200, 0.17)",
+    "steady": "rgba(128, 134, 145, 0.07)",
+    "cooldown": "rgba(225, 130, 50, 0.17)",
+}
+PART_COLOURS: Mapping[str, str] = {
+    "compute": COMPUTE,
+    "structural": "#8D97A5",
+    "imbalance": "#E69F00",
+    "jitter": "#D55E00",
+    "communication": COMMUNICATION,
+    "host": "#56708F",
+    "unexplained": "#B0B6BF",
+}
+
+_LIGHTEST = 0.62
+
+
+def shade(colour: str, index: int, count: int) -> str:
+    """The ``index``-th of ``count`` shades of "#rrggbb": the colour itself, then lighter ones."""
+    part = _LIGHTEST * index / max(count - 1, 2)
+    mixed = (round(value + (255 - value) * part) for value in _channels(colour))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever can be read on "#rrggbb" (relative luminance as WCAG 2 defines it)."""
+    linear = [
+        (v / 255 / 12.92) if v / 255 <= 0.04045 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in _channels(colour)
+    ]
+    luminance = sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.05 * 0.62 else "#16181d"
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

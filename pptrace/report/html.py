@@ -1,0 +1,187 @@
+"""Single-file HTML: the report of a run, or the picture of a simulated schedule. Nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from pptrace import __version__
+from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.report import units
+from pptrace.report.figures import timeline
+from pptrace.report.html_style import STYLE
+from pptrace.report.summary_figures import overview, waterfall
+from pptrace.simulate import Simulation
+
+_PLOT = {"displaylogo": False, "responsive": True, "scrollZoom": True}
+
+
+def report_page(analysis: Analysis) -> str:
+    """The report with a picture of every step; times are ms."""
+    report = analysis.report
+    figures = _Figures()
+    parts = [_header(report)]
+    typical = _typical(report.steps)
+    parts += [_step(step, analysis, figures, is_open=step is typical) for step in report.steps]
+    parts.append(_device(report))
+    parts.append(_findings(report.findings))
+    parts.append(_warnings(report))
+    return _page(f"pptrace · {report.schedule.name}", parts)
+
+
+def simulation_page(simulation: Simulation) -> str:
+    """A simulated step: its numbers and its picture."""
+    plan = simulation.plan
+    facts = (
+        ("ranks", str(plan.pp)),
+        ("microbatches", str(plan.num_microbatches)),
+        ("chunks per rank", str(plan.num_chunks)),
+        ("makespan", f"{units.milliseconds(simulation.makespan_ns)} ms"),
+        ("bubble ratio", units.ratio(simulation.bubble_ratio)),
+        ("bubble share", units.percent(simulation.bubble_share)),
+    )
+    rows = [
+        (
+            rank.rank,
+            units.milliseconds(rank.compute_ns),
+            units.milliseconds(rank.bubble_ns),
+            rank.peak_inflight_microbatches,
+        )
+        for rank in simulation.ranks
+    ]
+    parts = [
+        f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
+        _Figures().add(timeline(simulation.ops())),
+        _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
+    ]
+    return _page(f"pptrace · {plan.name}", parts)
+
+
+class _Figures:
+    """Turns figures into HTML; the first one brings plotly.js with it."""
+
+    def __init__(self) -> None:
+        self._has_library = False
+
+    def add(self, figure: Any) -> str:
+        html: str = figure.to_html(full_html=False, include_plotlyjs=not self._has_library, config=_PLOT)
+        self._has_library = True
+        return f'<div class="figure">{html}</div>'
+
+
+def _typical(steps: Sequence[StepReport]) -> StepReport | None:
+    return sorted(steps, key=lambda step: step.span_ns)[len(steps) // 2] if steps else None
+
+
+def _header(report: Report) -> str:
+    mesh, schedule, clock = report.mesh, report.schedule, report.clock
+    facts = [("framework", report.framework), ("ranks", str(mesh.num_ranks))]
+    facts += [(axis, str(size)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep") if (size := getattr(mesh, axis))]
+    if schedule.num_microbatches is not None:
+        facts += [("microbatches", str(schedule.num_microbatches)), ("stages", str(schedule.num_stages))]
+    error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
+    facts += [("plan from", schedule.source), ("clock", f"{clock.method}, {error}")]
+    return f"<h1>{escape(schedule.name)} <small>where the step went</small></h1>{_facts(facts)}"
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f"<dl>{items}</dl>"
+
+
+def _step(step: StepReport, analysis: Analysis, figures: _Figures, is_open: bool) -> str:
+    bubble = step.bubble
+    windows = [window for window in analysis.windows if window.step == step.step]
+    head = (
+        f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms · bubble ratio {units.ratio(bubble.ratio)} "
+        f"(ideal {units.ratio(bubble.ideal_ratio)}) · share {units.percent(bubble.share)} "
+        f"(ideal {units.percent(bubble.ideal_share)})</summary>"
+    )
+    body = [
+        figures.add(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)),
+        figures.add(overview(step)),
+    ]
+    if bubble.waterfall_ns is not None:
+        body.append(figures.add(waterfall(step)))
+    body += ["<h3>Phases</h3>", _phases(step), "<h3>Communication</h3>", _comms(step)]
+    redraw = "window.dispatchEvent(new Event('resize'))"  # a figure drawn while hidden has no width yet
+    return f'<details{" open" if is_open else ""} ontoggle="{redraw}">{head}{"".join(body)}</details>'
+
+
+def _phases(step: StepReport) -> str:
+    rows = [
+        (
+            rank.rank,
+            name,
+            units.milliseconds(phase.end_ns - phase.start_ns),
+            phase.num_forward,
+            phase.num_backward,
+            units.milliseconds(phase.bubble_ns),
+        )
+        for rank in step.ranks
+        for name, phase in rank.phases.items()
+    ]
+    return _table(("rank", "phase", "ms", "forwards", "backwards", "bubble ms"), rows)
+
+
+def _comms(step: StepReport) -> str:
+    columns = ("rank", "axis", "kind", "count", "bytes", "wait ms", "hidden ms", "exposed ms", "overlap", "bus GB/s")
+    rows = [
+        (
+            rank.rank,
+            comm.axis,
+            comm.kind,
+            comm.count,
+            units.num_bytes(comm.bytes),
+            units.milliseconds(comm.wait_ns),
+            units.milliseconds(comm.hidden_ns),
+            units.milliseconds(comm.exposed_ns),
+            units.percent(comm.overlap_ratio),
+            units.gigabytes_per_second(comm.busbw_gbps),
+        )
+        for rank in step.ranks
+        for comm in rank.comms
+    ]
+    return _table(columns, rows) if rows else "<p>none recorded</p>"
+
+
+def _device(report: Report) -> str:
+    columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
+    rows = []
+    for entry in report.device:
+        part = entry.breakdown
+        if part.busy_ns is not None:
+            times = (part.busy_ns, part.compute_ns, part.communication_ns, part.memory_ns, part.idle_ns)
+            rows.append((entry.rank, *map(units.milliseconds, times), units.percent(part.overlap_ratio)))
+    return f"<h2>Device, whole trace</h2>{_table(columns, rows)}" if rows else ""
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    items = []
+    for finding in findings:
+        gain = "" if finding.gain_ns is None else f" <b>{units.milliseconds(finding.gain_ns)} ms a step</b>"
+        title = f'<span class="{escape(finding.severity)}">{escape(finding.severity)}</span> {escape(finding.title)}'
+        items.append(f"<li>{title}{gain}<p>{escape(finding.detail)}</p></li>")
+    return f"<h2>Findings</h2><ul>{''.join(items)}</ul>" if items else ""
+
+
+def _warnings(report: Report) -> str:
+    lines = [*report.warnings, *(line for info in report.inputs for line in info.warnings)]
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body><main>{''.join(parts)}<footer>pptrace {__version__}</footer></main></body></html>"
+    )

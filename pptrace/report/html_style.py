@@ -1,0 +1,28 @@
+"""The look of HTML reports: one style sheet, written into each file."""
+
+STYLE = """
+:root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #16181d; background: #f6f7f9; }
+body { margin: 0; }
+main { max-width: 1320px; margin: 0 auto; padding: 24px 20px 48px; }
+h1 { font-size: 26px; margin: 0 0 12px; }
+h1 small { font-weight: 400; font-size: 17px; color: #66717f; }
+h2 { font-size: 19px; margin: 32px 0 8px; }
+h3 { font-size: 15px; margin: 20px 0 6px; }
+dl { display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 0 0 20px; }
+dl div { display: flex; flex-direction: column; }
+dt { font-size: 12px; color: #66717f; }
+dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; }
+details { background: #fff; border: 1px solid #dfe3e8; border-radius: 8px; margin: 0 0 12px; padding: 0 16px; }
+details[open] { padding-bottom: 16px; }
+summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numeric: tabular-nums; }
+.figure { margin: 8px 0; background: #fff; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th { font-size: 12px; color: #66717f; font-weight: 500; text-align: right; padding: 4px 14px 4px 0; white-space: nowrap; }
+td { text-align: right; padding: 3px 14px 3px 0; white-space: nowrap; border-top: 1px solid #eceff2; }
+ul { padding-left: 20px; }
+li p { margin: 2px 0 8px; color: #66717f; }
+.info { color: #0072b2; } .warning { color: #b35c00; } .critical { color: #c0392b; font-weight: 700; }
+.warnings li { color: #7a4b00; }
+footer { margin-top: 40px; color: #8d97a5; font-size: 12px; }
+"""

@@ -1,0 +1,47 @@
+"""From the PATHs that a user gives to an analysis: what the command line and the dashboard both begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pptrace.analysis.analyse import Analysis, analyse
+from pptrace.ingest import open_inputs, read_traces
+
+
+def load(
+    paths: Sequence[Path],
+    schedule: str | None = None,
+    step: int | None = None,
+    jobs: int | None = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Analysis:
+    """Read and analyse trace files, a directory of them, or a run directory.
+
+    ``jobs`` is how many processes read (None: one per core). They are spawned, so a script that asks for more than one must be
+    guarded by ``if __name__ == "__main__"``.
+
+    Raises:
+        PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
+    """
+    inputs = open_inputs(paths)
+    result = read_traces(inputs, jobs, progress)
+    run = inputs.run or {}
+    world_size = run.get("world_size")
+    return analyse(
+        result.traces,
+        schedule,
+        step,
+        num_ranks=world_size if isinstance(world_size, int) else None,
+        warnings=(*result.warnings, *_run_warnings(run)),
+    )
+
+
+def _run_warnings(run: Mapping[str, Any]) -> list[str]:
+    """What run.json says went wrong in the run itself."""
+    lines = []
+    if run.get("status") not in (None, "ok"):
+        lines.append(f"the run ended as {run['status']!r}; what was recorded until then is analysed")
+    failed = [entry for entry in run.get("ranks") or () if isinstance(entry, Mapping) and entry.get("error")]
+    return lines + [f"rank {entry.get('rank')} of the run: {entry['error']}" for entry in failed]

@@ -1,0 +1,63 @@
+"""The aligned run as a Chrome trace, for ui.perfetto.dev: a process per rank, with its ops and its communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pptrace.analysis.analyse import Analysis
+
+_OPS, _COMMS = 0, 1
+
+
+def perfetto_object(analysis: Analysis) -> dict[str, Any]:
+    """A Chrome-trace object; times are in µs from the first event, matched sends and receives are joined by arrows."""
+    ops, comms = analysis.data.ops, analysis.data.comms
+    starts = [int(table["start_ns"].min()) for table in (ops, comms) if len(table)]
+    origin = min(starts, default=0)
+    events = [event for rank in sorted(set(ops["rank"]) | set(comms["rank"])) for event in _names(int(rank))]
+    op: Any
+    comm: Any
+    for op in ops.itertuples():
+        name = f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}"
+        args = {"step": op.step, "chunk": op.chunk, "phase": op.phase, "source": op.source}
+        events.append(_slice(name, "op", op, _OPS, origin) | {"args": args})
+    for comm in comms.itertuples():
+        wait_us = (comm.transfer_start_ns - comm.start_ns) / 1e3
+        args = {"axis": comm.axis, "peer": comm.peer, "bytes": comm.bytes, "step": comm.step, "wait_us": wait_us}
+        events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, _COMMS, origin) | {"args": args})
+        if comm.match >= 0 and comm.kind in ("send", "recv"):
+            events.append(_flow(comm, origin))
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _names(rank: int) -> list[dict[str, Any]]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": _OPS, "args": {"name": "ops"}},
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": _COMMS, "args": {"name": "communication"}},
+    ]
+
+
+def _slice(name: str, category: str, row: Any, thread: int, origin: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": int(row.rank),
+        "tid": thread,
+        "ts": (row.start_ns - origin) / 1e3,
+        "dur": (row.end_ns - row.start_ns) / 1e3,
+    }
+
+
+def _flow(comm: Any, origin: int) -> dict[str, Any]:
+    sends = comm.kind == "send"
+    return {
+        "ph": "s" if sends else "f",
+        "name": "p2p",
+        "cat": "p2p",
+        "id": int(comm.match),
+        "pid": int(comm.rank),
+        "tid": _COMMS,
+        "ts": ((comm.start_ns if sends else comm.end_ns) - origin) / 1e3,
+    } | ({} if sends else {"bp": "e"})

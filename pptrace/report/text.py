@@ -1,0 +1,231 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pptrace.analysis.result import RankStep, Report, Severity, StepReport
+from pptrace.report import units
+from pptrace.schedule.plan import Plan
+from pptrace.simulate import Simulation
+
+_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50"}
+_BAR_WIDTH = 30
+_SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+_WATERFALL = {
+    "compute": "the ops themselves, spread evenly over the ranks",
+    "structural": "fill and drain of the schedule",
+    "imbalance": "stages that cost more than others",
+    "jitter": "ops that cost more than their stage's mean",
+    "communication": "transfers that nothing hides",
+    "host": "launching, where the trace tells",
+    "unexplained": "the rest",
+}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print all of a report: what ran, its steps, the typical step in detail, findings, warnings."""
+    for part in _parts(report):
+        console.print(part)
+
+
+def _parts(report: Report) -> Iterable[RenderableType]:
+    yield _header(report)
+    if report.steps:
+        typical = sorted(report.steps, key=lambda step: step.span_ns)[len(report.steps) // 2]
+        yield _steps(report.steps, typical)
+        yield _ranks(typical, single=len(report.steps) == 1)
+        yield _phases(typical)
+        if typical.bubble.waterfall_ns is not None:
+            yield _waterfall(typical)
+        if any(rank.comms for rank in typical.ranks):
+            yield _comms(typical)
+    if any(entry.breakdown.busy_ns is not None for entry in report.device):
+        yield _device(report)
+    yield _findings(report)
+    yield _warnings(report)
+
+
+def _header(report: Report) -> RenderableType:
+    mesh, schedule = report.mesh, report.schedule
+    sizes = {axis: size for axis, size in asdict(mesh).items() if axis != "num_ranks" and size is not None}
+    axes = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "pp")
+    ranks = units.counted(mesh.num_ranks, "rank")
+    line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
+    if schedule.num_microbatches is not None:
+        line.append(f" · {schedule.name}", style="bold")
+        line.append(
+            f", {schedule.num_microbatches} microbatches, {schedule.num_stages} stages (from {schedule.source})"
+        )
+    clock = report.clock
+    error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
+    return Group(line, Text(f"clock: {clock.method} ({error})", style="dim"))
+
+
+def _table(title: str, *columns: str, left: int = 1) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        number = index >= left and bool(column)
+        width = max(len(column), 8) if number else None
+        table.add_column(column, justify="right" if number else "left", no_wrap=True, min_width=width)
+    return table
+
+
+def _steps(steps: Sequence[StepReport], typical: StepReport) -> RenderableType:
+    table = _table("\nSteps", "step", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
+    for step in steps:
+        bubble = step.bubble
+        table.add_row(
+            str(step.step),
+            units.milliseconds(step.span_ns),
+            units.ratio(bubble.ratio),
+            units.ratio(bubble.ideal_ratio),
+            units.percent(bubble.share),
+            units.percent(bubble.ideal_share),
+            Text("shown below", style="dim") if step is typical and len(steps) > 1 else "",
+        )
+    note = Text(
+        "ratio = bubble / compute, share = bubble / step; ideal: this plan with F = I = W and free messages", "dim"
+    )
+    return Group(table, note)
+
+
+def _ranks(step: StepReport, single: bool) -> RenderableType:
+    title = "\nRanks" if single else f"\nRanks, step {step.step}"
+    table = _table(title, "rank", "stage", "compute ms", "exposed comm ms", "bubble ms", "of window", "", left=2)
+    for rank in step.ranks:
+        table.add_row(
+            str(rank.rank),
+            "–" if rank.stage is None else str(rank.stage),
+            units.milliseconds(rank.compute_ns),
+            units.milliseconds(rank.exposed_comm_ns),
+            units.milliseconds(rank.bubble_ns),
+            units.percent(rank.bubble_ns / rank.window_ns),
+            _bar(rank),
+        )
+    legend = Text.assemble(*(part for name, colour in _COLOURS.items() for part in (("█ ", colour), f"{name}  ")))
+    return Group(table, legend)
+
+
+def _bar(rank: RankStep) -> Text:
+    """The rank's window as a bar; rounding is carried along so that it always has the same width."""
+    bar = Text()
+    parts = (("compute", rank.compute_ns), ("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns))
+    drawn = total = 0
+    for name, value in parts:
+        total += value
+        end = round(_BAR_WIDTH * total / rank.window_ns)
+        bar.append(("░" if name == "bubble" else "█") * (end - drawn), style=_COLOURS[name])
+        drawn = end
+    return bar
+
+
+def _phases(step: StepReport) -> RenderableType:
+    names = ("warmup", "steady", "cooldown")
+    table = _table("\nPhases", "rank", *(f"{name} ms (F/B) bubble" for name in names))
+    for rank in step.ranks:
+        cells = []
+        for name in names:
+            phase = rank.phases[name]
+            span = units.milliseconds(phase.end_ns - phase.start_ns)
+            counts = f"({phase.num_forward}/{phase.num_backward})"
+            cells.append(f"{span} {counts:>7} {units.milliseconds(phase.bubble_ns):>8}")
+        table.add_row(str(rank.rank), *cells)
+    return table
+
+
+def _waterfall(step: StepReport) -> RenderableType:
+    table = _table("\nWhere the step went", "", "ms", "share", "")
+    assert step.bubble.waterfall_ns is not None
+    for name, value in asdict(step.bubble.waterfall_ns).items():
+        if value is not None:
+            share = value / step.span_ns
+            bar = "█" * round(abs(share) * _BAR_WIDTH)
+            explained = Text.assemble((bar + " " if bar else "", _COLOURS["compute"]), (_WATERFALL[name], "dim"))
+            table.add_row(name, units.milliseconds(value), units.percent(share), explained)
+    return table
+
+
+def _comms(step: StepReport) -> RenderableType:
+    columns = ("axis", "kind", "rank", "count", "bytes", "wait ms", "hidden ms", "exposed ms", "overlap", "bus GB/s")
+    table = _table("\nCommunication", *columns, left=2)
+    rows = sorted((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms)
+    for axis, kind, rank_number, comm in rows:
+        table.add_row(
+            axis,
+            kind,
+            str(rank_number),
+            str(comm.count),
+            units.num_bytes(comm.bytes),
+            units.milliseconds(comm.wait_ns),
+            units.milliseconds(comm.hidden_ns),
+            units.milliseconds(comm.exposed_ns),
+            units.percent(comm.overlap_ratio),
+            units.gigabytes_per_second(comm.busbw_gbps),
+        )
+    return table
+
+
+def _device(report: Report) -> RenderableType:
+    columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
+    table = _table("\nDevice, whole trace", *columns)
+    for entry in report.device:
+        part = entry.breakdown
+        times = (part.busy_ns, part.compute_ns, part.communication_ns, part.memory_ns, part.idle_ns)
+        table.add_row(str(entry.rank), *map(units.milliseconds, times), units.percent(part.overlap_ratio))
+    return table
+
+
+def _findings(report: Report) -> RenderableType:
+    lines: list[RenderableType] = []
+    for finding in report.findings:
+        gain = "" if finding.gain_ns is None else f" ({units.milliseconds(finding.gain_ns)} ms a step)"
+        lines.append(
+            Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
+        )
+        lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
+    return Group(Text("\nFindings", style="bold"), *lines) if lines else Text()
+
+
+def _warnings(report: Report) -> RenderableType:
+    lines = [*report.warnings]
+    for info in report.inputs:
+        lines += [line if info.path in line else f"{info.path}: {line}" for line in info.warnings]
+    if not lines:
+        return Text()
+    return Group(Text("\nWarnings", style="bold"), *(Text(f"! {line}", style="yellow") for line in lines))
+
+
+def simulation_table(simulation: Simulation) -> RenderableType:
+    """A simulated step, a row per rank."""
+    plan = simulation.plan
+    head = Text.assemble(
+        (plan.name, "bold"),
+        f": {plan_size(plan)} · "
+        f"{units.milliseconds(simulation.makespan_ns)} ms · bubble ratio {units.ratio(simulation.bubble_ratio)}, "
+        f"share {units.percent(simulation.bubble_share)}",
+    )
+    table = _table("", "rank", "compute ms", "bubble ms", "bubble share", "peak in flight", "")
+    for rank in simulation.ranks:
+        cut = round(_BAR_WIDTH * rank.compute_ns / simulation.makespan_ns)
+        table.add_row(
+            str(rank.rank),
+            units.milliseconds(rank.compute_ns),
+            units.milliseconds(rank.bubble_ns),
+            units.percent(rank.bubble_ns / simulation.makespan_ns),
+            str(rank.peak_inflight_microbatches),
+            Text.assemble(("█" * cut, _COLOURS["compute"]), ("░" * (_BAR_WIDTH - cut), _COLOURS["bubble"])),
+        )
+    return Group(head, table)
+
+
+def plan_size(plan: Plan) -> str:
+    """p, m and v of a plan, in words."""
+    ranks, chunks = units.counted(plan.pp, "rank"), units.counted(plan.num_chunks, "chunk")
+    return f"{ranks}, {units.counted(plan.num_microbatches, 'microbatch', 'microbatches')}, {chunks} per rank"

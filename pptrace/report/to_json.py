@@ -1,0 +1,95 @@
+"""The JSON report, ``pptrace.report/1``, and the JSON of a simulation, ``pptrace.simulation/1``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pptrace.analysis.result import RankStep, Report, StepReport
+from pptrace.schedule.replay import Timed
+from pptrace.simulate import SimulatedRank, Simulation
+
+REPORT_SCHEMA = "pptrace.report/1"
+SIMULATION_SCHEMA = "pptrace.simulation/1"
+
+
+def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
+    """The report as a JSON object; ``ops`` of each rank only on request."""
+    return {
+        "schema": REPORT_SCHEMA,
+        "pptrace_version": report.pptrace_version,
+        "inputs": [asdict(info) for info in report.inputs],
+        "framework": report.framework,
+        "mesh": asdict(report.mesh),
+        "schedule": asdict(report.schedule),
+        "clock": asdict(report.clock),
+        "steps": [_step(step, with_ops) for step in report.steps],
+        "device": [{"rank": entry.rank, **asdict(entry.breakdown)} for entry in report.device],
+        "stragglers": None,
+        "findings": [asdict(finding) for finding in report.findings],
+        "warnings": list(report.warnings),
+    }
+
+
+def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "span_ns": step.span_ns,
+        "bubble": asdict(step.bubble),
+        "ranks": [_rank(rank, with_ops) for rank in step.ranks],
+    }
+
+
+def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
+    fields = asdict(rank)
+    if not with_ops:
+        del fields["ops"]
+    return fields
+
+
+def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
+    plan = simulation.plan
+    return {
+        "schema": SIMULATION_SCHEMA,
+        "schedule": plan.name,
+        "pp": plan.pp,
+        "num_microbatches": plan.num_microbatches,
+        "num_chunks": plan.num_chunks,
+        "makespan_ns": simulation.makespan_ns,
+        "bubble_ratio": simulation.bubble_ratio,
+        "bubble_share": simulation.bubble_share,
+        "ranks": [_simulated_rank(rank, with_ops) for rank in simulation.ranks],
+    }
+
+
+def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "rank": rank.rank,
+        "compute_ns": rank.compute_ns,
+        "bubble_ns": rank.bubble_ns,
+        "peak_inflight_microbatches": rank.peak_inflight_microbatches,
+    }
+    if with_ops:
+        fields["ops"] = [_timed(timed) for timed in rank.timeline]
+    return fields
+
+
+def _timed(timed: Timed) -> dict[str, Any]:
+    action = timed.action
+    return {
+        "kind": str(action.kind),
+        "stage": action.stage,
+        "chunk": action.chunk,
+        "microbatch": action.microbatch,
+        "phase": str(action.phase),
+        "start_ns": timed.start,
+        "end_ns": timed.end,
+    }
+
+
+def dump(value: dict[str, Any]) -> str:
+    """Strict JSON: NaN and infinity are errors, never written."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)

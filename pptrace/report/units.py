@@ -1,0 +1,33 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def milliseconds(ns: int | None) -> str:
+    return "–" if ns is None else f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def num_bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def gigabytes_per_second(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """ "1 rank", "4 ranks"."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"

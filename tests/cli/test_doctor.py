@@ -1,0 +1,77 @@
+"""``pptrace doctor`` on this machine, and on machines that are not here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from pptrace.cli import doctor
+from pptrace.cli.doctor import Machine, Torch, list_abilities
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from pptrace.cli.doctor import command; command()"
+TORCH = Torch("2.13.0", "12.8", ("H200, 141 GiB",), ("gloo", "nccl"), kineto=True, cupti=True)
+MACHINE = Machine("3.11.7", 16, (("nvtx", "0.2.17"),), TORCH, None, "2026.1")
+
+
+def abilities(machine: Machine) -> dict[str, bool]:
+    return {ability.what: ability.works for ability in list_abilities(machine)}
+
+
+def details(machine: Machine) -> str:
+    return "\n".join(ability.detail for ability in list_abilities(machine))
+
+
+def test_it_shows_what_is_installed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(doctor.command)
+    assert result.exit_code == 0
+    assert torch.__version__ in result.output
+    assert "gloo" in result.output
+    assert "Kineto (CPU)" in result.output
+
+
+def test_it_works_without_torch_and_says_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'pptrace[train]'" in " ".join(done.stdout.split())
+
+
+def test_one_gpu_allows_everything_and_several_ranks_share_it_over_gloo() -> None:
+    assert all(abilities(MACHINE).values())
+    assert "up to 1 rank on this machine" in details(MACHINE)
+    assert "host memory over gloo" in details(MACHINE)
+
+
+def test_a_machine_without_gpu_and_nsys_says_what_is_missing() -> None:
+    machine = Machine("3.11.7", 2, (("nvtx", None),), Torch("2.13.0+cpu", None, (), ("gloo",), True, False), None, None)
+    found = abilities(machine)
+    assert [what for what, works in found.items() if not works] == [
+        "Train on GPUs",
+        "Trace GPU kernels (--profiler torch)",
+        "NVTX ranges",
+        "Nsight Systems traces",
+    ]
+    assert "nsys is not on PATH: install NVIDIA Nsight Systems" in details(machine)
+
+
+def test_a_torch_that_cannot_be_imported_is_named_with_its_reason() -> None:
+    machine = Machine("3.11.7", 2, (), None, "libcudart.so.12: cannot open shared object file", None)
+    assert not abilities(machine)["Train (pptrace run)"]
+    assert "torch cannot be imported: libcudart.so.12" in details(machine)
+
+
+def test_the_version_of_nsys_is_read_and_one_that_fails_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/sh\necho NVIDIA Nsight Systems version 2026.1.1-0\n")
+    nsys.chmod(0o755)
+    assert doctor.examine().nsys == "2026.1.1-0"
+    nsys.write_text("#!/bin/sh\nexit 1\n")
+    assert doctor.examine().nsys == "found, but 'nsys --version' fails"

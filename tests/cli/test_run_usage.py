@@ -1,0 +1,107 @@
+"""Mistakes in how ``pptrace run`` is called: found before anything starts, told in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pptrace.cli.run import command
+from pptrace.errors import PptraceError, UsageError
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from pptrace.cli.run import command
+from pptrace.errors import PptraceError
+try:
+    command(["train.py"])
+except PptraceError as err:
+    print(err)
+    sys.exit(err.exit_code)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a script, an occupied directory and a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit(9)")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nothing.py"], "no script 'nothing.py' here: expected a Python file, or -m and a module"),
+        (["full"], "'full' is a directory: expected a Python script, or -m and a module"),
+        (["-m", "no_such_module"], "-m no_such_module: there is no such module here or among the installed packages"),
+        (["-n", "0", "train.py"], "-n 0: expected the number of ranks on this node, at least 1"),
+        (["--steps", "5:2", "train.py"], "--steps '5:2' holds no step: "),
+        (["--steps", "a:b", "train.py"], "--steps 'a:b': expected FIRST:STOP, such as '2:5', or 'all'"),
+        (["--timeout", "0", "train.py"], "--timeout 0: expected a number of seconds above 0"),
+        (["-o", "full", "train.py"], "-o 'full' is not empty: give each run a directory of its own"),
+        (["-o", "file", "train.py"], "-o 'file' is a file: expected a directory that is empty or does not exist yet"),
+        (["-o", "file/run", "train.py"], "-o 'file/run': cannot write into "),
+        (["--profiler", "perf", "train.py"], "--profiler 'perf': expected one of torch, nsys, none"),
+        (
+            ["--profiler", "nsys", "train.py"],
+            "--profiler nsys: there is no 'nsys' on PATH: install NVIDIA Nsight Systems",
+        ),
+        (["--nnodes", "0", "train.py"], "--nnodes 0: expected the number of nodes, at least 1"),
+        (["--nnodes", "2", "train.py"], "--nnodes: several nodes need --node-rank K and -o DIR"),
+        (["--node-rank", "1", "train.py"], "--node-rank 1: expected 0 to 0 with --nnodes 1"),
+        (["--rdzv-endpoint", "a:1", "train.py"], "--rdzv-endpoint 'a:1' is for several nodes"),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "-o", "x", "train.py"],
+            "--nnodes: the nodes must find each other: add --rdzv-endpoint HOST:PORT of the first node",
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "-o", "x", "--rdzv-endpoint", "a:99999", "train.py"],
+            "--rdzv-endpoint 'a:99999': expected HOST:PORT with a port of 1 to 65535",
+        ),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_line_before_anything_starts(here: Path, args: list[str], message: str) -> None:
+    before = sorted(here.rglob("*"))
+    with pytest.raises(UsageError) as caught:
+        command.main(args, standalone_mode=False)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert sorted(here.rglob("*")) == before
+
+
+def test_an_installed_nsys_is_not_used_yet_and_said_so(here: Path) -> None:
+    nsys = here / "nsys"
+    nsys.touch(mode=0o755)
+    with pytest.raises(UsageError, match="cannot run under Nsight Systems yet"):
+        command.main(["--profiler", "nsys", "train.py"], standalone_mode=False)
+
+
+def test_options_after_the_script_are_the_script_s_own(here: Path) -> None:
+    with pytest.raises(click.UsageError, match="No such option"):
+        command.main(["--lr", "1", "train.py"], standalone_mode=False)
+    with pytest.raises(UsageError, match="--steps"):
+        command.main(["--steps", "x", "train.py", "--lr", "1", "--steps", "7"], standalone_mode=False)
+
+
+def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (PptraceError.exit_code, "")
+    assert done.stdout == "pptrace run needs torch: pip install 'pptrace[train]'\n"
+
+
+def test_the_help_says_what_the_options_take() -> None:
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0
+    for text in ("--steps A:B", "--profiler torch|nsys|none", "--rdzv-endpoint HOST:PORT", "--timeout SECONDS"):
+        assert text in result.output

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pptrace.errors import TraceError
+from pptrace.ingest import InputFile, OpenedInputs, ReadResult, many, open_inputs, read_traces
+from pptrace.tables import InputFormat
+
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+
+
+def ranks(result: ReadResult) -> list[tuple[int | None, str]]:
+    return [(trace.rank, Path(trace.path).name) for trace in result.traces]
+
+
+def moment() -> dict[str, Any]:
+    args = {"Device Type": 0, "Device Id": -1, "Total Allocated": 5, "Total Reserved": 0, "Bytes": 5}
+    return {"ph": "i", "name": "[memory]", "ts": 1, "args": args}
+
+
+def test_traces_come_in_the_order_of_their_ranks(write: Write, op: Op) -> None:
+    paths = [
+        write([op()], f"{name}.json", {"distributedInfo": {"rank": rank}})
+        for name, rank in (("a", 2), ("b", 0), ("c", 1))
+    ]
+    result = read_traces(open_inputs(paths), 1)
+    assert ranks(result) == [(0, "b.json"), (1, "c.json"), (2, "a.json")]
+    assert (result.warnings, result.failures) == ((), ())
+    assert all(trace.warnings == () for trace in result.traces)
+
+
+def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) -> None:
+    paths = [write([op(), moment()], "x.json"), write([op()], "rank0.json"), write([op()], "y.json")]
+    result = read_traces(open_inputs(paths), 1)
+    assert ranks(result) == [(0, "rank0.json"), (1, "x.json"), (2, "y.json")]
+    line = "nothing in it says which rank it is; taken as rank {}"
+    assert [trace.warnings for trace in result.traces] == [(), (line.format(1),), (line.format(2),)]
+    memory = result.traces[1].memory
+    assert memory["rank"].tolist() == [1]
+    assert str(memory["rank"].dtype) == "int64"
+
+
+def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
+    paths = [write([op()], f"{name}/rank1.json") for name in ("a", "b", "c")]
+    result = read_traces(open_inputs(paths), 1)
+    assert [(trace.rank, Path(trace.path).parent.name) for trace in result.traces] == [(0, "b"), (1, "a"), (2, "c")]
+    assert result.traces[0].warnings == (f"says rank 1, as {paths[0]} does; taken as rank 0",)
+
+
+def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) -> None:
+    silent, other = write([op()], "s.json"), write([op()], "o.json", {"pptrace": {"rank": 2}})
+    files = tuple(InputFile(path, InputFormat.KINETO, rank, 1) for path, rank in ((silent, 7), (other, 1)))
+    result = read_traces(OpenedInputs(files, ("from the opener",)), 1)
+    assert ranks(result) == [(2, "o.json"), (7, "s.json")]
+    assert result.traces[0].warnings == ("says rank 2 where the run says 1; taken as rank 2",)
+    assert result.warnings == ("from the opener",)
+
+
+def test_a_file_that_fails_among_others_is_a_failure_not_an_error(write: Write, op: Op) -> None:
+    paths = [write([op()], "rank0.json"), write(b'{"traceEvents": [', "rank1.json"), write([op()], "rank2.json")]
+    result = read_traces(open_inputs(paths), 1)
+    assert ranks(result) == [(0, "rank0.json"), (2, "rank2.json")]
+    assert [failure.path for failure in result.failures] == [str(paths[1])]
+    assert result.failures[0].message.startswith(f"{paths[1]}: damaged or cut")
+    assert result.warnings == (f"{result.failures[0].message} (left out; read the other 2)",)
+
+
+def test_when_all_fail_the_first_error_is_raised(write: Write) -> None:
+    paths = [write(b"", "rank0.json"), write(b"[]", "rank1.json")]
+    with pytest.raises(TraceError, match=r"rank0\.json: empty"):
+        read_traces(open_inputs(paths), 1)
+    with pytest.raises(TraceError, match="no trace files"):
+        read_traces(OpenedInputs(()), 1)
+
+
+def test_a_file_that_vanishes_before_it_is_read_is_a_failure(write: Write, op: Op) -> None:
+    paths = [write([op()], "rank0.json"), write([op()], "rank1.json")]
+    inputs = open_inputs(paths)
+    paths[1].unlink()
+    assert read_traces(inputs, 2).failures[0].message.startswith(f"{paths[1]}: cannot be read")
+
+
+@pytest.mark.parametrize("jobs", [1, 2, None])
+def test_processes_give_the_same_as_reading_here(
+    write: Write, op: Op, jobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "_LARGE_BYTES", 100)
+    paths = [write([op(ts=index + rank) for index in range(500)], f"rank{rank}.json.gz") for rank in range(3)]
+    paths.append(write(b'{"traceEvents": [' + b" " * 200, "rank3.json"))
+    done: list[tuple[int, int]] = []
+    result = read_traces(open_inputs(paths), jobs, lambda *progress: done.append(progress))
+    assert ranks(result) == [(rank, f"rank{rank}.json.gz") for rank in range(3)]
+    assert [int(trace.events.start_ns[0]) for trace in result.traces] == [0, 1000, 2000]
+    assert all(np.array_equal(np.diff(trace.events.start_ns), np.full(499, 1000)) for trace in result.traces)
+    assert len(result.failures) == 1
+    assert done == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+class Deadly(InputFile):
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (3,)
+
+
+def test_a_reader_process_that_dies_is_replaced_by_reading_here(
+    write: Write, op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "_LARGE_BYTES", 100)
+    paths = [write([op() for _ in range(50)], f"rank{rank}.json") for rank in range(3)]
+    done: list[tuple[int, int]] = []
+    files = tuple(Deadly(path, InputFormat.KINETO, None, path.stat().st_size) for path in paths)
+    result = read_traces(OpenedInputs(files), 2, lambda *progress: done.append(progress))
+    assert ranks(result) == [(rank, f"rank{rank}.json") for rank in range(3)]
+    assert done == [(1, 3), (2, 3), (3, 3)]

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.errors import TraceError, UsageError
+from pptrace.ingest import detect, open_inputs, read_traces
+from pptrace.tables import InputFormat
+
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+
+
+def names(paths: list[Path] | tuple[Path, ...]) -> list[str]:
+    return [path.name for path in paths]
+
+
+def opened(*paths: Path) -> tuple[list[str], tuple[str, ...]]:
+    inputs = open_inputs(paths)
+    return [file.path.name for file in inputs.files], inputs.warnings
+
+
+def write_run(directory: Path, ranks: Any, **members: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / "run.json"
+    path.write_text(json.dumps({"schema": "pptrace.run/1", "ranks": ranks} | members))
+    return path
+
+
+def test_one_file_is_itself(write: Write, op: Op) -> None:
+    path = write([op()])
+    inputs = open_inputs([path])
+    file = inputs.files[0]
+    assert (file.path, file.format, file.rank, file.num_bytes) == (path, InputFormat.KINETO, None, path.stat().st_size)
+    assert (inputs.warnings, inputs.run, inputs.run_dir) == ((), None, None)
+
+
+def test_the_format_is_told_by_content_not_by_suffix(write: Write, op: Op, tmp_path: Path) -> None:
+    packed = write([op()], "trace.gz")
+    packed.rename(tmp_path / "trace.json")
+    database = tmp_path / "report.json.gz"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE StringIds (id INTEGER)")
+    connection.close()
+    formats = [file.format for file in open_inputs([tmp_path / "trace.json", database]).files]
+    assert formats == [InputFormat.KINETO, InputFormat.NSYS_SQLITE]
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        (b'{"schemaVersion": 1, ', InputFormat.KINETO),
+        (b'\xef\xbb\xbf \n[{"name": "a", "ph": "X"', InputFormat.KINETO),
+        (b'{"total": 1}', None),
+        (b"name,ph\n", None),
+        (b"", None),
+        (b"SQLite format 3\0", InputFormat.NSYS_SQLITE),
+    ],
+)
+def test_formats_are_recognised_by_their_first_bytes(start: bytes, name: InputFormat | None) -> None:
+    assert detect(start) is name
+
+
+def test_a_directory_gives_its_traces_in_the_order_of_numbers(write: Write, op: Op, tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        write([op()], f"job/rank{rank}.json.gz")
+    write(b"notes", "job/notes.txt")
+    write(b'{"a": 1}', "job/config.json")
+    write(b"", "job/rank3.json")
+    write([op()], "job/.hidden.json")
+    files, warnings = opened(tmp_path / "job")
+    assert files == ["rank0.json.gz", "rank2.json.gz", "rank10.json.gz"]
+    assert warnings == (f"{tmp_path / 'job'}: skipped config.json (no trace), rank3.json (empty)",)
+
+
+def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op: Op, tmp_path: Path) -> None:
+    for worker in (0, 1):
+        write([op()], f"logs/run/worker{worker}.1700.pt.trace.json.gz")
+    write([op()], "logs/run/deeper/worker2.1700.pt.trace.json.gz")
+    write([op()], "logs/run/other.json")
+    write(b"", "logs/events.out.tfevents")
+    files, warnings = opened(tmp_path / "logs")
+    assert files == ["worker0.1700.pt.trace.json.gz", "worker1.1700.pt.trace.json.gz"]
+    assert warnings == ()
+    write([op()], "logs/run2/worker0.1800.pt.trace.json")
+    assert opened(tmp_path / "logs")[1] == (
+        f"{tmp_path / 'logs'}: traces in more than one subdirectory; all taken as one job",
+    )
+
+
+def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> None:
+    write([op()], "job/rank0.json")
+    write([op()], "job/below/worker1.1.pt.trace.json")
+    assert opened(tmp_path / "job") == (["rank0.json"], ())
+
+
+def test_a_path_given_twice_is_read_once(write: Write, op: Op, tmp_path: Path) -> None:
+    path = write([op()], "job/rank0.json")
+    files, warnings = opened(path, tmp_path / "job")
+    assert files == ["rank0.json"]
+    assert warnings == (f"{path}: given more than once; read once",)
+
+
+@pytest.mark.parametrize("given", ["", "run.json"])
+def test_a_run_directory_says_whose_each_file_is(write: Write, op: Op, tmp_path: Path, given: str) -> None:
+    write([op()], "run/a.json")
+    write([op()], "run/b.json.gz")
+    write([op()], "run/unnamed.json")
+    ranks = [
+        {"rank": 1, "trace": "a.json", "status": "ok"},
+        {"rank": 0, "trace": "b.json.gz", "status": "ok", "error": None},
+    ]
+    write_run(tmp_path / "run", ranks, command=["train.py"])
+    inputs = open_inputs([tmp_path / "run" / given])
+    assert [(file.path.name, file.rank) for file in inputs.files] == [("a.json", 1), ("b.json.gz", 0)]
+    assert inputs.run is not None
+    assert (inputs.run["command"], inputs.run_dir, inputs.warnings) == (["train.py"], tmp_path / "run", ())
+
+
+def test_ranks_without_a_trace_are_named_with_the_reason(write: Write, op: Op, tmp_path: Path) -> None:
+    write([op()], "run/rank0.json")
+    write([op()], "run/rank3.json")
+    ranks: list[Any] = [
+        {"rank": 0, "trace": "rank0.json", "status": "ok"},
+        {"rank": 1, "trace": None, "status": "failed", "error": "Traceback …\nRuntimeError: out of memory"},
+        {"rank": 2, "trace": "rank2.json", "status": "ok"},
+        {"rank": 3, "trace": "rank3.json", "status": "killed", "error": ""},
+        {"rank": "x", "trace": "rank0.json"},
+        7,
+    ]
+    write_run(tmp_path / "run", ranks)
+    files, warnings = opened(tmp_path / "run")
+    assert files == ["rank0.json", "rank3.json"]
+    assert warnings == (
+        f"{tmp_path / 'run'}: 2 of 5 ranks have no trace: "
+        "rank 1 (failed: RuntimeError: out of memory), rank 2 (no trace written)",
+        "rank 3 ended badly (killed); its trace may be incomplete",
+        f"{tmp_path / 'run' / 'run.json'}: rank 'x' is no number; skipped its trace",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"ranks": 3}', '"run"', "[" * 100_000])
+def test_an_unreadable_run_file_is_said_and_the_traces_beside_it_taken(
+    write: Write, op: Op, tmp_path: Path, text: str
+) -> None:
+    write([op()], "run/rank0.json")
+    write(text.encode(), "run/run.json")
+    inputs = open_inputs([tmp_path / "run"])
+    assert [file.path.name for file in inputs.files] == ["rank0.json"]
+    assert inputs.run is None
+    assert inputs.warnings[0].startswith(f"{tmp_path / 'run' / 'run.json'}: unreadable")
+
+
+def test_another_schema_of_run_file_is_said(write: Write, op: Op, tmp_path: Path) -> None:
+    write([op()], "run/rank0.json")
+    write_run(tmp_path / "run", [{"rank": 0, "trace": "rank0.json"}], schema="pptrace.run/9")
+    assert "'pptrace.run/9'" in opened(tmp_path / "run")[1][0]
+
+
+def test_a_run_file_does_not_lead_out_of_its_directory(write: Write, op: Op, tmp_path: Path) -> None:
+    outside = write([op()], "outside.json")
+    for name in ("../outside.json", str(outside)):
+        write_run(tmp_path / "run", [{"rank": 0, "trace": name}])
+        with pytest.raises(TraceError, match=r"names no trace that exists"):
+            open_inputs([tmp_path / "run"])
+
+
+def test_no_path_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="no path"):
+        open_inputs([])
+
+
+def test_paths_that_hold_nothing_are_errors_of_one_line(write: Write, op: Op, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write(b'{"a": 1}', "configs/config.json")
+    write(b"text", "texts/notes.txt")
+    write([op()], "runs/first/rank0.json")
+    write_run(tmp_path / "runs" / "first", [{"rank": 0, "trace": "rank0.json"}])
+    expected = {
+        "absent": "not found; expected",
+        "empty": "empty; expected one Kineto trace",
+        "configs": "no trace among config.json (no trace); expected",
+        "texts": "no trace files; expected",
+        "runs": "holds run directories (first) and no traces; expected one run; give one of them",
+        "a\0b": "not found",
+    }
+    for name, message in expected.items():
+        with pytest.raises(TraceError) as caught:
+            open_inputs([tmp_path / name])
+        assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_sqlite_file_is_one_clear_error(data: Path) -> None:
+    path = data / "nsys_ai" / "mock.sqlite"
+    with pytest.raises(TraceError) as caught:
+        read_traces(open_inputs([path]), 1)
+    assert str(caught.value).startswith(f"{path}: an SQLite database")
+
+
+def test_a_named_file_that_is_no_trace_says_so_when_read(write: Write) -> None:
+    path = write(b"hello", "notes.txt")
+    inputs = open_inputs([path])
+    assert inputs.files[0].format is None
+    with pytest.raises(TraceError, match="begins with 'hello'"):
+        read_traces(inputs, 1)

@@ -1,0 +1,236 @@
+"""What the ranks of the pool run. Functions here are called in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.data.text import Batch, TextData
+from instrument.mesh import Mesh, fit_shape, make_mesh
+from instrument.models.gpt import GptConfig, GptStage, cross_entropy
+from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
+from instrument.pipeline.partition import partition
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.transport import Mode, Route, make_transport
+from instrument.recorder import Recorder
+from instrument.session import Session
+from pptrace.marks import SpanKind
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+
+MICROBATCH_SIZE = 2
+SEQUENCE = 4
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One training run, small enough that hundreds fit a minute."""
+
+    schedule: str
+    pp: int
+    microbatches: int
+    dp: int = 1
+    chunks: int = 1
+    layers: int = 0  # 0: one per stage
+    split: tuple[int, ...] | None = None
+    tied: bool = False
+    mode: Mode = Mode.BATCHED
+    negotiated: bool = False
+    backend: str = "gloo"  # or "nccl", or "host-staged"
+
+    @property
+    def wiring(self) -> Wiring:
+        device = CPU
+        if self.backend != "gloo":
+            device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        route = Route.HOST_STAGED if self.backend == "host-staged" else Route.DIRECT
+        return Wiring(device, self.mode, route, self.negotiated)
+
+    @property
+    def config(self) -> GptConfig:
+        layers = self.layers or self.pp * self.chunks
+        return GptConfig(layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64)
+
+    @property
+    def plan(self) -> Plan:
+        return lower(build(self.schedule, self.pp, self.microbatches, self.chunks))
+
+    @property
+    def cut(self) -> tuple[range, ...]:
+        return partition(self.config.layers, self.pp * self.chunks, self.split)
+
+    def batch(self, dp_rank: int, step: int = 0) -> Batch:
+        return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE).batch(step, dp_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank saw of a case. Errors are the largest absolute differences from one process."""
+
+    loss_error: float
+    gradient_error: float
+    parameters: frozenset[str]
+    num_gradients: int
+    peak_in_flight: int
+
+
+def compare_with_one_process(cases: Sequence[Case]) -> list[Outcome]:
+    """Run every case (all of one mesh shape) and compare loss and gradients with one process's."""
+    mesh = mesh_of(cases[0])
+    return [_compare(case, mesh) for case in cases]
+
+
+def mesh_of(case: Case) -> Mesh:
+    shape = fit_shape(dist.get_world_size(), case.pp, case.dp)
+    if case.backend != "nccl":
+        return make_mesh(shape, "cpu", "gloo")
+    torch.cuda.set_device(case.wiring.device)
+    return make_mesh(shape, "cuda", "nccl")
+
+
+def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
+    return make_gpt_runtime(
+        mesh, case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, recorder or Recorder()
+    )
+
+
+def _compare(case: Case, mesh: Mesh) -> Outcome:
+    runtime = runtime_of(case, mesh)
+    result = runtime.run(case.batch(mesh.dp_rank).to(case.wiring.device), step=0)
+    loss, gradients = reference(case)
+    errors = [
+        float((parameter.grad.cpu() - gradients[name]).abs().max())
+        for stage in runtime.stages.values()
+        for name, parameter in stage.named_parameters()
+        if parameter.grad is not None
+    ]
+    loss_error = 0.0 if result.loss is None else float((result.loss.cpu() - loss).abs())
+    names = {name for stage in runtime.stages.values() for name, _ in stage.named_parameters()}
+    return Outcome(loss_error, max(errors), frozenset(names), len(errors), result.peak_in_flight)
+
+
+def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients of the same model and batch in one process, without any pipeline."""
+    model = GptStage(case.config, range(case.config.layers))
+    if case.tied:
+        assert model.embedding is not None
+        assert model.head is not None
+        model.head.projection.weight = model.embedding.tokens.weight
+    batches = [case.batch(dp_rank) for dp_rank in range(case.dp)]
+    tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
+    targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
+    loss = cross_entropy(model(tokens), targets)
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters(remove_duplicate=False)}
+    return loss.detach(), {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+
+def train_profiled(case: Case, steps: int, folder: str) -> Plan:
+    """Train under PyTorch's profiler and write ``rank<r>.json``; the whole training loop is in the trace."""
+    recorder = Recorder()
+    mesh = mesh_of(case)
+    runtime = runtime_of(case, mesh, recorder)
+    optimizer = torch.optim.AdamW(runtime.parameters())
+    observer = Session(recorder)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for step in observer.steps(steps):
+            with recorder.span(SpanKind.DATA, step):
+                batch = case.batch(mesh.dp_rank, step)
+            runtime.run(batch, step)
+            runtime.optimize(optimizer, step)
+    profiler.export_chrome_trace(str(Path(folder) / f"rank{mesh.rank}.json"))
+    return case.plan
+
+
+def outputs_alive(case: Case) -> tuple[list[int], int]:
+    """How many outputs of earlier forwards still have their data when a forward starts, and how many after the step."""
+    alive: list[int] = []
+    outputs: list[StorageWeakRef] = []
+
+    class Watching(nn.Module):
+        def __init__(self, stage: GptStage) -> None:
+            super().__init__()
+            self.stage = stage
+
+        def forward(self, x: Tensor) -> Tensor:
+            alive.append(sum(not output.expired() for output in outputs))
+            output: Tensor = self.stage(x)
+            outputs.append(StorageWeakRef(output.untyped_storage()))
+            return output
+
+    runtime = make_gpt_runtime(
+        mesh_of(case), case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, Recorder(), Watching
+    )
+    runtime.run(case.batch(0), step=0)
+    return alive, sum(not output.expired() for output in outputs)
+
+
+def megatron_operations(mode: Mode, negotiated: bool) -> dict[str, float | None]:
+    """Every named operation once, on a pipeline of all ranks; each value is what this rank received."""
+    world = dist.get_world_size()
+    mesh = make_mesh(fit_shape(world), "cpu", "gloo")
+    plan = lower(build("1f1b", world, 1, 1))
+    shape = (2, 3, 4)
+    spec = TensorSpec(None if negotiated else shape, torch.float64, CPU)
+    p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT), Recorder())
+    stage = mesh.pp_rank
+
+    def value(number: int) -> Tensor:
+        return torch.full(shape, float(10 * number + stage), dtype=torch.float64)
+
+    def read(tensor: Tensor | None) -> float | None:
+        return None if tensor is None else float(tensor.mean())
+
+    seen: dict[str, float | None] = {}
+    cells = [Cell(stage, microbatch) for microbatch in range(10)]
+    seen["recv_forward"] = read(p2p.recv_forward(cells[0], 0))
+    p2p.send_forward(value(0), cells[0], 0)
+    seen["recv_backward"] = read(p2p.recv_backward(cells[0], 0))
+    p2p.send_backward(value(1), cells[0], 0)
+    seen["send_forward_recv_forward"] = read(p2p.send_forward_recv_forward(value(2), cells[1], cells[1], 0))
+    seen["send_backward_recv_backward"] = read(p2p.send_backward_recv_backward(value(3), cells[1], cells[1], 0))
+    forward, backward = p2p.send_forward_backward_recv_forward_backward(
+        (value(4), cells[2]), (value(5), cells[2]), cells[2], cells[2], 0
+    )
+    seen["all four: forward"], seen["all four: backward"] = read(forward), read(backward)
+    if stage % 2 == 0:  # the pair that 1F1B's steady phase is made of: one side's call is the other's counterpart
+        seen["send_forward_recv_backward"] = read(p2p.send_forward_recv_backward(value(6), cells[3], cells[3], 0))
+        seen["send_backward_recv_forward"] = read(p2p.send_backward_recv_forward(value(7), cells[4], cells[4], 0))
+    else:
+        seen["send_backward_recv_forward"] = read(p2p.send_backward_recv_forward(value(7), cells[3], cells[3], 0))
+        seen["send_forward_recv_backward"] = read(p2p.send_forward_recv_backward(value(6), cells[4], cells[4], 0))
+    return seen
+
+
+def mesh_facts() -> dict[str, object]:
+    """Groups of a pp=2 × dp=2 mesh as this rank has them."""
+    mesh = make_mesh(fit_shape(4, pp=2, dp=2), "cpu", "gloo")
+    groups = {str(axis): (group.group_desc, dist.get_process_group_ranks(group)) for axis, group in mesh.groups.items()}
+    if mesh.embedding is not None:
+        groups["embd"] = (mesh.embedding.group_desc, dist.get_process_group_ranks(mesh.embedding))
+    return {"coordinates": mesh.coordinates, "pp_ranks": mesh.pp_ranks, "groups": groups}
+
+
+def hang_on_rank_one() -> None:
+    """Rank 1 never comes to the barrier."""
+    if dist.get_rank() != 1:
+        dist.barrier()
+    import time
+
+    time.sleep(60)
+
+
+def fail_on_rank_one() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 raises")
+    dist.barrier()

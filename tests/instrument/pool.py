@@ -1,0 +1,166 @@
+"""Live gloo processes that run many cases: importing torch takes seconds, making a process group milliseconds.
+
+A case is a function that every rank of a fresh process group calls. A case that takes too long is killed, and the error
+shows where each rank stood.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+PR_SET_PDEATHSIG = 1
+GRACE_S = 2.0  # for the other ranks of a case in which one has failed
+
+
+class RankFailureError(AssertionError):
+    """A rank raised, died, or did not finish in time."""
+
+
+class Pool:
+    """``size`` processes, started at the first case and again after a failure."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection] = []
+        self._store: dist.TCPStore | None = None
+        self._num_cases = 0
+        self._stacks = tempfile.TemporaryDirectory()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._stacks.cleanup()
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, world: int | None = None, timeout_s: float = 60
+    ) -> list[Any]:
+        """Call ``function(*arguments)`` on every rank of a new process group of ``world`` ranks.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            RankFailureError: with the traceback of the rank that raised, or the stacks of all when time ran out.
+        """
+        world = self.size if world is None else world
+        self._start()
+        self._num_cases += 1
+        for rank in range(world):
+            self._pipes[rank].send((f"case{self._num_cases}", world, function, arguments))
+        return self._collect(world, time.monotonic() + timeout_s)
+
+    def stop(self) -> None:
+        """End every process."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes, self._store = [], [], None
+
+    def _start(self) -> None:
+        if self._processes:
+            return
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(self.size):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(rank, self._store.port, theirs, str(self._stack_file(rank))), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, world: int, deadline: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        while missing := [rank for rank in range(world) if rank not in answers and rank not in failures]:
+            if failures:  # the rank that failed first is often not the one that is heard first
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            ready = wait([self._pipes[rank] for rank in missing], timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in (rank for rank in missing if self._pipes[rank] in ready):
+                ok, answer = self._receive(rank)
+                (answers if ok else failures)[rank] = answer
+        if len(answers) == world:
+            return [answers[rank] for rank in range(world)]
+        told = [f"rank {rank} of {world}:\n{failures[rank]}" for rank in sorted(failures)]
+        if not told:
+            told = [f"only ranks {sorted(answers)} of {world} finished in time", self._all_stacks()]
+        self.stop()
+        raise RankFailureError("\n".join(told))
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            ok, answer = self._pipes[rank].recv()
+        except EOFError:
+            return False, "the process died"
+        return ok, answer
+
+    def _stack_file(self, rank: int) -> Path:
+        return Path(self._stacks.name) / f"rank{rank}.txt"
+
+    def _all_stacks(self) -> str:
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return "\n".join(f"rank {rank}:\n{self._stack_file(rank).read_text()}" for rank in range(self.size))
+
+
+def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
+    """A worker: one case after another, until the parent closes the pipe or dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    with Path(stack_file).open("w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        while True:
+            try:
+                name, world, function, arguments = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(_attempt(name, rank, world, store, function, arguments))
+
+
+def _attempt(
+    name: str, rank: int, world: int, store: dist.TCPStore, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[bool, Any]:
+    try:
+        dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=world)
+        try:
+            return True, function(*arguments)
+        finally:
+            dist.destroy_process_group()
+    except BaseException:
+        return False, traceback.format_exc()

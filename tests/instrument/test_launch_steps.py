@@ -1,0 +1,161 @@
+"""Which steps are profiled, and where the steps of a script that does not know pptrace begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrument import session
+from instrument.launch.optimizer_steps import IterationRule, OptimizerSteps
+from instrument.launch.window import StepWindow, parse_steps
+from instrument.recorder import Recorder
+from instrument.session import Session
+from pptrace.errors import UsageError
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_a_window_reads_back_as_it_was_written(first: int, length: int) -> None:
+    window = StepWindow(first, first + length)
+    assert parse_steps(str(window)) == window
+    assert first in window
+    assert first + length not in window
+    assert first - 1 not in window
+
+
+def test_all_is_the_window_of_every_step() -> None:
+    window = parse_steps("all")
+    assert 0 in window
+    assert 10**9 in window
+    assert window.whole_run
+    assert str(window) == "all"
+
+
+@pytest.mark.parametrize("text", ["", "5", "a:b", "1:", ":3", "-1:3", "1:3x", "1:3:5", "١:٣", "ALL"])
+def test_a_text_that_is_no_window_is_quoted_with_what_was_expected(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_steps(text)
+    assert str(caught.value) == f"--steps {text!r}: expected FIRST:STOP, such as '2:5', or 'all'"
+
+
+@pytest.mark.parametrize("text", ["5:2", "3:3"])
+def test_an_empty_window_is_refused_with_a_window_that_is_not(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{text}' holds no step: .*did you mean '{text[0]}:{int(text[0]) + 1}'\?"):
+        parse_steps(text)
+
+
+def ends(order: str) -> str:
+    """The order of optimizer steps with a bar where an iteration ends."""
+    rule, text = IterationRule(), ""
+    for name in order:
+        text += "|" if rule.before(ord(name)) else ""
+        text += name
+        text += "|" if rule.after(ord(name)) else ""
+    return text
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("aaa", "a|a|a|"),
+        ("ababab", "a|bab|ab|"),  # the first iteration cannot know of b yet
+        ("abcabc", "a|bcabc|"),
+        ("aababab", "a|a|bab|ab|"),  # b comes later
+        ("ababaaa", "a|bab|a|a|a|"),  # b goes away: one end is late
+    ],
+)
+def test_an_iteration_ends_with_the_optimizer_that_was_last_before_the_first_came_again(
+    order: str, expected: str
+) -> None:
+    assert ends(order) == expected
+
+
+class Ledger(Session):
+    """Writes down the boundaries it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__(Recorder())
+        self.told: list[str] = []
+
+    def begin_step(self) -> None:
+        self.told.append(f"begin {self.num_steps}")
+
+    def end_step(self) -> None:
+        self.told.append(f"end {self.num_steps}")
+        super().end_step()
+
+
+def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+    """An optimizer of a class of its own: torch hooks each class once, for good."""
+
+    class Noting(torch.optim.Optimizer):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            if closure is not None:
+                raise ValueError("no closure here")
+            ledger.told.append("step")
+            if inner is not None:
+                inner.step()
+
+    return Noting([torch.zeros(1, requires_grad=True)], {})
+
+
+@pytest.fixture
+def ledger() -> Iterator[tuple[Ledger, OptimizerSteps]]:
+    steps = Ledger()
+    observer = OptimizerSteps(steps)
+    yield steps, observer
+    observer.detach()
+
+
+def test_step_0_begins_with_the_first_forward_and_every_optimizer_step_ends_one(
+    ledger: tuple[Ledger, OptimizerSteps],
+) -> None:
+    steps, _ = ledger
+    optimizer = make_optimizer(steps)
+    assert steps.told == []
+    torch.nn.Identity()(torch.zeros(1))
+    assert steps.told == ["begin 0"]
+    optimizer.step()
+    torch.nn.Identity()(torch.zeros(1))
+    assert steps.told == ["begin 0", "step", "end 0", "begin 1"]
+
+
+def test_an_optimizer_inside_another_ends_no_step_of_its_own(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    steps, _ = ledger
+    outer = make_optimizer(steps, inner=make_optimizer(steps))
+    outer.step()
+    outer.step()
+    assert steps.told == ["begin 0", "step", "step", "end 0", "begin 1", "step", "step", "end 1", "begin 2"]
+
+
+def test_an_optimizer_step_that_raises_ends_no_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    steps, _ = ledger
+    optimizer = make_optimizer(steps)
+    with pytest.raises(ValueError, match="no closure here"):
+        optimizer.step(closure=1)
+    optimizer.step()
+    assert steps.told == ["begin 0", "step", "end 0", "begin 1"]
+
+
+def test_a_script_that_marks_its_own_steps_is_left_alone_from_then_on(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    steps, observer = ledger
+    optimizer = make_optimizer(steps)
+    observer.detach()
+    optimizer.step()
+    torch.nn.Identity()(torch.zeros(1))
+    assert steps.told == ["step"]
+
+
+def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:
+    run = session.current()
+    assert run is session.current()
+    before = run.num_steps
+    assert list(run.steps(3)) == [0, 1, 2]
+    for step in run.steps(5):
+        if step == 1:
+            break
+    assert run.num_steps == before + 5
+    assert not run.recorder.listening

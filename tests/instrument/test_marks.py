@@ -1,0 +1,144 @@
+"""A profiled run has every op, call, wait, optimizer step and training step of its plan in the trace, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pptrace.marks import (
+    Axis,
+    Collective,
+    CollectiveMark,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    UnknownMark,
+    WaitMark,
+    parse_mark,
+)
+from pptrace.schedule.actions import Action, parse_action
+from pptrace.schedule.plan import Plan
+from tests.instrument.cases import MICROBATCH_SIZE, SEQUENCE, Case, train_profiled
+from tests.instrument.pool import Pool
+
+STEPS = 2
+MESSAGE_BYTES = MICROBATCH_SIZE * SEQUENCE * 8 * 8  # hidden 8, float64
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    start: float
+    end: float
+
+    def holds(self, other: Event) -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+
+def read_events(path: Path) -> list[Event]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        Case("1f1b", 4, 5),
+        Case("1f1b", 2, 3, dp=2, tied=True),
+        Case("interleaved-1f1b", 2, 4, chunks=2),
+        Case("gpipe", 2, 3),
+    ],
+    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}",
+)
+def run(
+    request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, Plan, Path]:
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp("profiled")
+    plans = pool.run(train_profiled, case, STEPS, str(folder), world=case.pp * case.dp)
+    return case, plans[0], folder
+
+
+def ranks_of(case: Case) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(global rank, pipeline rank, global ranks of the pipeline)."""
+    return [
+        (pp * case.dp + dp, pp, tuple(stage * case.dp + dp for stage in range(case.pp)))
+        for pp in range(case.pp)
+        for dp in range(case.dp)
+    ]
+
+
+def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path]) -> None:
+    case, plan, folder = run
+    for rank, pp_rank, pp_ranks in ranks_of(case):
+        marks = [parse_mark(event.name) for event in read_events(folder / f"rank{rank}.json")]
+        found = Counter(mark for mark in marks if mark is not None)
+        expected: list[object] = []
+        for step in range(STEPS):
+            expected += [SpanMark(kind, step) for kind in (SpanKind.STEP, SpanKind.DATA, SpanKind.OPTIMIZER)]
+            for instruction in plan.instructions(pp_rank):
+                if not instruction[0].kind.is_p2p:
+                    expected.append(OpMark(instruction[0], step))
+                    continue
+                transfers = tuple(Transfer(untagged(a), pp_ranks[plan.peer_of(a)], MESSAGE_BYTES) for a in instruction)
+                expected.append(P2PMark(transfers, Axis.PP, step))
+                expected += [WaitMark(transfer, step) for transfer in transfers]
+        collectives = {mark for mark in found if isinstance(mark, CollectiveMark) or is_sync(mark)}
+        assert Counter(expected) == Counter({mark: n for mark, n in found.items() if mark not in collectives})
+        assert not any(isinstance(mark, UnknownMark) for mark in found)
+        assert bool(collectives) == (case.dp > 1)
+
+
+def untagged(action: Action) -> Action:
+    """As it is read back from a transfer, which tells neither chunk nor phase."""
+    return parse_action(str(action))
+
+
+def is_sync(mark: object) -> bool:
+    return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
+
+
+def test_every_gloo_message_lies_inside_exactly_one_p2p_mark(run: tuple[Case, Plan, Path]) -> None:
+    case, plan, folder = run
+    for rank, pp_rank, _ in ranks_of(case):
+        events = read_events(folder / f"rank{rank}.json")
+        calls = [event for event in events if isinstance(parse_mark(event.name), P2PMark)]
+        messages = [event for event in events if event.name in ("gloo:send", "gloo:recv")]
+        assert len(messages) == STEPS * sum(action.kind.is_p2p for action in plan.ranks[pp_rank])
+        for message in messages:
+            assert sum(call.holds(message) for call in calls) == 1
+
+
+def test_every_gloo_collective_lies_inside_exactly_one_collective_mark(run: tuple[Case, Plan, Path]) -> None:
+    case, _, folder = run
+    for rank, _, _ in ranks_of(case):
+        events = read_events(folder / f"rank{rank}.json")
+        marks = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), CollectiveMark)]
+        collectives = [event for event in events if event.name == "gloo:all_reduce"]
+        assert len(collectives) == len(marks)
+        for collective in collectives:
+            assert sum(event.holds(collective) for event, _ in marks) == 1
+        assert all(mark.kind is Collective.ALL_REDUCE and mark.size == 2 for _, mark in marks)
+        if case.tied:
+            assert {mark.axis for _, mark in marks} == {Axis.DP, Axis.EMBEDDING}
+
+
+def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> None:
+    case, _, folder = run
+    for rank, _, _ in ranks_of(case):
+        events = [(event, parse_mark(event.name)) for event in read_events(folder / f"rank{rank}.json")]
+        calls = [(event, mark) for event, mark in events if isinstance(mark, P2PMark)]
+        steps = {mark.step: e for e, mark in events if isinstance(mark, SpanMark) and mark.kind is SpanKind.STEP}
+        for event, mark in events:
+            if isinstance(mark, WaitMark):
+                around = [call for call, inside in calls if call.holds(event) and mark.transfer in inside.transfers]
+                assert len(around) == 1
+            if isinstance(mark, OpMark):
+                assert steps[mark.step].holds(event)
+                assert not any(call.start < event.end and event.start < call.end for call, _ in calls)

@@ -1,0 +1,87 @@
+"""Ranges reach the profiler under their names, and cost no mark while nobody listens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.recorder import Recorder
+from pptrace.marks import Axis, Collective, OpMark, P2PMark, SpanKind, SpanMark, Transfer, format_mark
+from pptrace.schedule.actions import Action, Kind, Phase
+
+ACTION = Action(Kind.F, 2, 3, 1, Phase.WARMUP)
+
+
+class Counted:
+    """A transfer that counts how often it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def transfer(self) -> Transfer:
+        self.asked += 1
+        return Transfer(Action(Kind.SEND_F, 2, 3), 5, 4096)
+
+
+def names(profiler: profile, path: Path) -> list[str]:
+    profiler.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [event["name"] for event in events if event["name"].startswith("pp1:")]
+
+
+def test_nothing_is_built_while_nobody_listens() -> None:
+    recorder, carried = Recorder(), Counted()
+    assert not recorder.listening
+    with recorder.p2p([carried], Axis.PP, 0), recorder.wait(carried, 0), recorder.op(ACTION, 0):
+        pass
+    assert carried.asked == 0
+    ranges = [recorder.op(ACTION, 0), recorder.span(SpanKind.STEP, 0), recorder.mark(SpanMark(SpanKind.STEP, 0))]
+    ranges.append(recorder.collective(Collective.ALL_REDUCE, Axis.DP, 2, 8, 0))
+    assert len(set(map(id, ranges))) == 1
+
+
+def test_ranges_reach_the_profiler_under_their_marks_names(tmp_path: Path) -> None:
+    recorder, carried = Recorder(), Counted()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        assert recorder.listening
+        with recorder.span(SpanKind.STEP, 7), recorder.op(ACTION, 7):
+            pass
+        with recorder.p2p([carried], Axis.PP, 7):
+            pass
+    assert sorted(names(profiler, tmp_path / "trace.json")) == sorted(
+        [
+            format_mark(SpanMark(SpanKind.STEP, 7)),
+            format_mark(OpMark(ACTION, 7)),
+            format_mark(P2PMark((carried.transfer(),), Axis.PP, 7)),
+        ]
+    )
+
+
+def test_a_range_survives_the_profiler_starting_and_stopping_inside_it(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with recorder.span(SpanKind.STEP, 0), profile(activities=[ProfilerActivity.CPU]) as first:
+        left_open = recorder.span(SpanKind.STEP, 1)
+        left_open.__enter__()
+    left_open.__exit__(None, None, None)
+    with profile(activities=[ProfilerActivity.CPU]) as second, recorder.span(SpanKind.STEP, 2):
+        pass
+    assert names(second, tmp_path / "second.json") == ["pp1:STEP step=2"]
+    assert "pp1:STEP step=0" not in names(first, tmp_path / "first.json")
+
+
+def test_any_thread_may_open_a_range() -> None:
+    recorder = Recorder()
+    done: list[bool] = []
+
+    def work() -> None:
+        with recorder.span(SpanKind.STEP, 0):
+            done.append(recorder.listening)
+
+    with profile(activities=[ProfilerActivity.CPU]):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert done == [False]

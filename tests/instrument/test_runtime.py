@@ -1,0 +1,79 @@
+"""The runtime frees what was sent, and refuses what it cannot run before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.p2p import Cell
+from instrument.pipeline.runtime import HANDLERS, PipelineRuntime
+from instrument.recorder import Recorder
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Action, Kind, parse_action
+from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.registry import build
+from tests.instrument.cases import Case, outputs_alive
+from tests.instrument.pool import Pool
+
+ANYTHING: Any = None  # a part of the runtime that a refused plan never reaches
+
+
+def runtime(plan: Plan, stages: dict[int, nn.Module], handlers: Any = None) -> PipelineRuntime:
+    return PipelineRuntime(plan, 0, stages, ANYTHING, ANYTHING, ANYTHING, Recorder(), handlers)
+
+
+def plan_of(*rows: str) -> Plan:
+    return make_plan("test", [[parse_action(text) for text in row.split()] for row in rows])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_output_of_a_forward_is_freed_once_sent(pool: Pool, schedule: str) -> None:
+    for rank, (alive, after) in enumerate(pool.run(outputs_alive, Case(schedule, 4, 6))):
+        assert len(alive) == 6
+        assert after == 0, rank
+        if rank < 3:  # the last stage sends nothing: its graph holds the logits until their backward
+            assert alive == [0] * 6, rank
+
+
+def test_a_kind_without_a_handler_is_refused_before_anything_runs() -> None:
+    plan = plan_of("0F0 0I0 0W0")
+    with pytest.raises(ScheduleError, match=r"rank 0 has 0I0 and this runtime cannot execute I; it runs F, B, SEND_F"):
+        runtime(plan, {0: nn.Identity()})
+    extended = {**HANDLERS, Kind.I: HANDLERS[Kind.B], Kind.W: HANDLERS[Kind.B]}
+    assert runtime(plan, {0: nn.Identity()}, extended).plan is plan
+
+
+def test_a_plan_that_was_not_lowered_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="lower the plan first"):
+        runtime(build("1f1b", 2, 2, 1), {0: nn.Identity()})
+
+
+def test_stages_that_are_not_the_plans_are_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and was given \(1,\)"):
+        runtime(plan_of("0F0 0B0"), {1: nn.Identity()})
+
+
+def test_the_ledger_names_what_is_not_there() -> None:
+    ledger = Ledger()
+    with pytest.raises(ScheduleError, match="stage 2 has no input of microbatch 3 at this point of the plan"):
+        ledger.take_input(Cell(2, 3))
+
+
+def test_the_ledger_keeps_the_graph_and_not_the_output() -> None:
+    ledger = Ledger()
+    weight = torch.ones(3, requires_grad=True)
+    ledger.open(Cell(0, 0), None, weight * 2)
+    assert ledger.peak_in_flight == 1
+    torch.autograd.backward(ledger.close(Cell(0, 0)).edge, torch.ones(3))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert ledger.is_empty
+
+
+def test_every_p2p_kind_has_a_handler() -> None:
+    assert {kind for kind in Kind if kind.is_p2p} <= set(HANDLERS)
+    assert str(Action(Kind.SEND_F, 0, 0)) == "0SEND_F0"

@@ -1,0 +1,110 @@
+"""An independent reading of host-only traces with pptrace's marks: slow, plain, and sharing no code with pptrace.
+
+It follows the definitions: window, compute, exposed communication, bubble. Nothing but json, re and decimal is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_OP = re.compile(r"pp1:(\d+)(F|B|I|W)(\d+) chunk=(\d+) phase=(\w+) step=(\d+)")
+_P2P = re.compile(r"pp1:p2p step=(\d+) axis=pp ops=(\S+)")
+_WAIT = re.compile(r"pp1:wait step=(\d+) op=(\S+)")
+_TRANSFER = re.compile(r"(\d+)(SEND|RECV)_(F|B)(\d+)[<>](\d+)@(\d+)")
+
+Interval = tuple[int, int]
+
+
+def read_ranges(path: Path) -> list[tuple[str, int, int]]:
+    """(name, start, end) of every host range with a mark; absolute ns."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        trace = json.load(file, parse_float=Decimal)
+    base = int(trace.get("baseTimeNanoseconds", 0))
+    ranges = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") == "user_annotation" and event["name"].startswith("pp1:"):
+            start = base + int(Decimal(event["ts"]) * 1000)
+            ranges.append((event["name"], start, start + int(Decimal(event["dur"]) * 1000)))
+    return sorted(ranges, key=lambda entry: entry[1])
+
+
+def partition(directory: Path) -> dict[str, Any]:
+    """Per step the span, and per rank compute, exposed communication and bubble, ns; and each rank's order of ops."""
+    ranks = {int(path.name[4:].split(".")[0]): read_ranges(path) for path in directory.glob("rank*.json.gz")}
+    ops: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+    ends: dict[tuple[int, int, str], int] = {}
+    calls: list[tuple[int, int, str, int, int]] = []  # rank, step, transfer, start, end of the call
+    for rank, ranges in ranks.items():
+        for name, start, end in ranges:
+            if match := _OP.fullmatch(name):
+                ops.setdefault((int(match[6]), rank), []).append((f"{match[1]}{match[2]}{match[3]}", start, end))
+            elif match := _P2P.fullmatch(name):
+                calls += [(rank, int(match[1]), transfer, start, end) for transfer in match[2].split(",")]
+            elif match := _WAIT.fullmatch(name):
+                ends[rank, int(match[1]), match[2]] = end
+    transfers = _transfers(calls, ends)
+    steps = sorted({step for step, _ in ops})
+    return {"steps": [_step(step, ops, transfers) for step in steps]}
+
+
+def _transfers(
+    calls: list[tuple[int, int, str, int, int]], ends: dict[tuple[int, int, str], int]
+) -> dict[tuple[int, int], list[Interval]]:
+    """(step, rank) → its transfers, each from the moment when both sides are ready."""
+    starts: dict[tuple[Any, ...], list[int]] = {}
+    sides = []
+    for rank, step, text, start, call_end in calls:
+        match = _TRANSFER.fullmatch(text)
+        assert match, text
+        stage, verb, direction, microbatch, peer = int(match[1]), match[2], match[3], int(match[4]), int(match[5])
+        producer = stage if verb == "SEND" else stage - 1 if direction == "F" else stage + 1
+        source, target = (rank, peer) if verb == "SEND" else (peer, rank)
+        key = (step, direction, producer, microbatch, source, target)
+        starts.setdefault(key, []).append(start)
+        sides.append((key, step, rank, start, ends.get((rank, step, text), call_end)))
+    found: dict[tuple[int, int], list[Interval]] = {}
+    for key, step, rank, start, end in sides:
+        ready = max(starts[key]) if len(starts[key]) == 2 else start
+        found.setdefault((step, rank), []).append((ready if ready < end else start, end))
+    return found
+
+
+def _step(
+    step: int, ops: dict[tuple[int, int], list[tuple[str, int, int]]], transfers: dict[tuple[int, int], list[Interval]]
+) -> dict[str, Any]:
+    mine = {rank: rows for (number, rank), rows in sorted(ops.items()) if number == step}
+    first = min(start for rows in mine.values() for _, start, _ in rows)
+    last = max(end for rows in mine.values() for _, _, end in rows)
+    ranks = []
+    for rank, rows in mine.items():
+        computing = [(start, end) for _, start, end in rows]
+        moving = transfers.get((step, rank), [])
+        compute, exposed = _split(computing, moving, first, last)
+        ranks.append(
+            {
+                "rank": rank,
+                "compute_ns": compute,
+                "exposed_comm_ns": exposed,
+                "bubble_ns": last - first - compute - exposed,
+                "ops": [name for name, _, _ in rows],
+            }
+        )
+    return {"step": step, "span_ns": last - first, "ranks": ranks}
+
+
+def _split(computing: list[Interval], moving: list[Interval], first: int, last: int) -> tuple[int, int]:
+    """Compute, and transfer beside no compute, inside [first, last): segment by segment between all edges."""
+    edges = sorted({first, last, *(edge for pair in (*computing, *moving) for edge in pair if first <= edge <= last)})
+    compute = exposed = 0
+    for low, high in pairwise(edges):
+        if any(start <= low and high <= end for start, end in computing):
+            compute += high - low
+        elif any(start <= low and high <= end for start, end in moving):
+            exposed += high - low
+    return compute, exposed
