@@ -52,7 +52,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], *, text_column
 def still_picture(figure: Any, id: str) -> Node:
     """A picture without buttons, which leaves the wheel to the page."""
     config: Any = {"displayModeBar": False, "responsive": True}
-    return dcc.Graph(id=id, figure=figure, config=config, className="graph")
+    return dcc.Graph(id=id, figure=figure, config=config, style=height_of(figure), className="graph")
+
+
+def height_of(figure: Any) -> dict[str, str]:
+    """The figure's own height as a style: a picture that follows its box would else have none."""
+    return {"height": f"{figure.layout.height}px"}
 
 
 def lines(items: Sequence[str], id: str) -> Node:

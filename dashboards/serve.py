@@ -73,10 +73,13 @@ def serve(app: Any, listener: socket.socket) -> None:
             return
 
 
-def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> None:
-    """Show the page where there is a screen; elsewhere the printed address has to do."""
+def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> threading.Thread | None:
+    """Show the page where there is a screen, in a thread of its own; elsewhere the printed address has to do."""
     has_screen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )
-    if has_screen:
-        threading.Thread(target=opener, args=(url,), daemon=True).start()
+    if not has_screen:
+        return None
+    thread = threading.Thread(target=opener, args=(url,), daemon=True)
+    thread.start()
+    return thread

@@ -144,6 +144,7 @@ def format_mark(mark: Mark) -> str:
             return f"{PREFIX}{kind} step={step}"
 
 
+_PREFIXED = re.compile(r"pp\d+:", re.ASCII)
 _MARK = re.compile(r"pp(\d+):(\S+)((?: [a-z_]+=\S+)*)", re.ASCII)
 _TRANSFER = re.compile(r"([0-9A-Z_]+)([<>])(\d+)@(\d+)", re.ASCII)
 _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # added by torch's emit_nvtx
@@ -151,7 +152,7 @@ _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # add
 
 def parse_mark(name: str) -> Mark | UnknownMark | None:
     """Read a range name: a mark, an unreadable mark with the reason, or None when it is no mark of pptrace at all."""
-    if not name.startswith("pp") or not re.match(r"pp\d+:", name):
+    if not _PREFIXED.match(name):
         return None
     match = _MARK.fullmatch(_EMITTED_SUFFIX.sub("", name))
     if match is None:

@@ -144,6 +144,7 @@ COMMS: Schema = {
     "start_ns": "int64",  # this side is ready
     "end_ns": "int64",  # this side is done
     "transfer_start_ns": "int64",  # both sides are ready; equals start_ns until the two sides are matched
+    "transfer_end_ns": "int64",  # this transfer is over; before end_ns where this side still waited for others of its group
     "stream": "int64",
     "match": "int64",  # the same number on both ends of a transfer or all members of a collective
     "clock": "str",

@@ -55,8 +55,8 @@ def partition(directory: Path) -> dict[str, Any]:
 
 def _transfers(
     calls: list[tuple[int, int, str, int, int]], ends: dict[tuple[int, int, str], int]
-) -> dict[tuple[int, int], list[Interval]]:
-    """(step, rank) → its transfers, each from the moment when both sides are ready."""
+) -> dict[int, list[Interval]]:
+    """rank → its transfers, each from the moment when both sides are ready. They may reach into the next step's window."""
     starts: dict[tuple[Any, ...], list[int]] = {}
     sides = []
     for rank, step, text, start, call_end in calls:
@@ -67,16 +67,16 @@ def _transfers(
         source, target = (rank, peer) if verb == "SEND" else (peer, rank)
         key = (step, direction, producer, microbatch, source, target)
         starts.setdefault(key, []).append(start)
-        sides.append((key, step, rank, start, ends.get((rank, step, text), call_end)))
-    found: dict[tuple[int, int], list[Interval]] = {}
-    for key, step, rank, start, end in sides:
+        sides.append((key, rank, start, ends.get((rank, step, text), call_end)))
+    found: dict[int, list[Interval]] = {}
+    for key, rank, start, end in sides:
         ready = max(starts[key]) if len(starts[key]) == 2 else start
-        found.setdefault((step, rank), []).append((ready if ready < end else start, end))
+        found.setdefault(rank, []).append((ready if ready < end else start, end))
     return found
 
 
 def _step(
-    step: int, ops: dict[tuple[int, int], list[tuple[str, int, int]]], transfers: dict[tuple[int, int], list[Interval]]
+    step: int, ops: dict[tuple[int, int], list[tuple[str, int, int]]], transfers: dict[int, list[Interval]]
 ) -> dict[str, Any]:
     mine = {rank: rows for (number, rank), rows in sorted(ops.items()) if number == step}
     first = min(start for rows in mine.values() for _, start, _ in rows)
@@ -84,7 +84,7 @@ def _step(
     ranks = []
     for rank, rows in mine.items():
         computing = [(start, end) for _, start, end in rows]
-        moving = transfers.get((step, rank), [])
+        moving = transfers.get(rank, [])
         compute, exposed = _split(computing, moving, first, last)
         ranks.append(
             {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -39,6 +39,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     step = loaded.step(number) if number is not None else None
     if step is None:
         return [
+            *_run_problem(loaded),
             html.Div(
                 [html.H2("No pipeline steps in these traces"), html.P("What they tell all the same is shown below.")],
                 className="panel problem",
@@ -48,12 +49,26 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
             _messages(report),
         ]
     return [
+        *_run_problem(loaded),
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left"),
         html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
         html.Div([_phases(step), _comms(step)], className="columns ragged"),
         *_device_panel(report),
     ]
+
+
+def _run_problem(loaded: Loaded) -> list[Node]:
+    """What went wrong in the run itself, above everything else; nothing where all went well."""
+    status = loaded.run.get("status")
+    if status in (None, "ok"):
+        return []
+    entries = [entry for entry in loaded.run.get("ranks") or () if isinstance(entry, Mapping)]
+    errors = [f"rank {entry.get('rank')}: {entry['error']}" for entry in entries if entry.get("error")]
+    errors += [f"rank {entry.get('rank')} left no trace" for entry in entries if not entry.get("trace")]
+    title = html.H2(f"The run is {status}" if status == "running" else f"The run ended as {status}")
+    text = html.P("What was recorded until then is shown below.", className="note")
+    return [html.Section([title, text, lines(errors, "run-errors")], className="panel problem", id="run-problem")]
 
 
 def _tiles(step: StepReport, report: Report) -> Node:
@@ -107,7 +122,7 @@ def _tiles(step: StepReport, report: Report) -> Node:
                 "Exposed communication",
                 percent(exposed / window if window else None),
                 f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
-                "Share of the step in transfers beside no compute, all ranks together; waiting for the other side is bubble, not communication",
+                "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
                 "tile-exposed",
             ),
         ],

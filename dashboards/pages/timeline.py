@@ -7,7 +7,7 @@ from typing import Any
 from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node
+from dashboards.components import Node, height_of
 from dashboards.planned import PlannedStep, plan_step
 from dashboards.store import Loaded, Store
 from pptrace.analysis.analyse import Analysis
@@ -15,7 +15,10 @@ from pptrace.report.figures import CONFIG, note, timeline
 from pptrace.report.units import milliseconds
 
 MEASURED, PLANNED = "measured", "planned"
-_HELP = "Wheel: zoom time · drag: select a stretch · Shift and drag: move · double click: whole step"
+_HELP = (
+    "Below the ops: receives, then sends · wheel: zoom time · drag: select a stretch · Shift and drag: move · "
+    "double click: whole step"
+)
 
 
 def layout(loaded: Loaded) -> Node:
@@ -46,6 +49,7 @@ def layout(loaded: Loaded) -> Node:
 def register(app: Dash, store: Store) -> None:
     @app.callback(
         Output("timeline", "figure"),
+        Output("timeline", "style"),
         Output("timeline-note", "children"),
         Input("step", "value"),
         Input("timeline-source", "value"),
@@ -55,8 +59,10 @@ def register(app: Dash, store: Store) -> None:
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
         if step is None:
-            return note("No pipeline steps in these traces"), "see the overview for what they tell all the same"
-        return draw(loaded.analysis, step, source)
+            figure, line = note("No pipeline steps in these traces"), "The overview has what they tell all the same."
+        else:
+            figure, line = draw(loaded.analysis, step, source)
+        return figure, height_of(figure), line
 
 
 def draw(analysis: Analysis, step: int, source: str) -> tuple[Any, str]:

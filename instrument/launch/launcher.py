@@ -166,20 +166,19 @@ def _quiet_torch() -> Iterator[None]:
 
 def describe_ranks(result: RunResult) -> list[str]:
     """What a person should know about how the ranks ended: nothing of those that simply finished with a trace."""
-    lines: list[str] = []
-    notes: dict[str, list[int]] = {}
+    errors = [record.error for record in result.ranks]
+    same: dict[str, list[int]] = {}
     for record in result.ranks:
         if record.state is not State.OK:
             count = record.steps_seen
             kept = "its trace is kept" if record.trace else "no trace"
-            reason = f": {_brief(record.error)}" if record.error and record.rank != result.cause else ""
-            lines.append(
-                f"rank {record.rank} {record.state}{reason} ({count} {'step' if count == 1 else 'steps'}; {kept})"
-            )
+            told = record.rank == result.cause and errors.count(record.error) == 1
+            reason = f": {_brief(record.error)}" if record.error and not told else ""
+            story = f" {record.state}{reason} ({count} {'step' if count == 1 else 'steps'}; {kept})"
+            same.setdefault(story, []).append(record.rank)
         elif record.note:
-            notes.setdefault(record.note, []).append(record.rank)
-    lines += [f"{_ranks_text(ranks)}: {note}" for note, ranks in notes.items()]
-    return lines
+            same.setdefault(f": {record.note}", []).append(record.rank)
+    return [f"{_ranks_text(ranks)}{story}" for story, ranks in same.items()]
 
 
 def _brief(error: str) -> str:

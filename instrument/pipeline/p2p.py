@@ -106,14 +106,17 @@ class Communicator:
         if not messages:
             return []
         routed = [self._route(message) for message in messages]
-        received: list[Tensor | None] = []
+        received: dict[Action, Tensor] = {}
         with self._recorder.p2p(routed, Axis.PP, step):
             posted = self._post(routed) if self._spec.shape is not None else [self._negotiate(item) for item in routed]
-            for item, pending in posted:
+            # Receives first: they end last, because the peer must compute for them, and by then the sends are complete
+            # as a rule. So the host is woken once, and a receive is seen complete when it is.
+            for item, pending in sorted(posted, key=_is_send):
                 with self._recorder.wait(item, step):
                     tensor = pending.wait()
-                received.append(None if item.action.kind.is_send else tensor)
-        return received
+                if not item.action.kind.is_send:
+                    received[item.action] = tensor
+        return [received.get(message.action) for message in messages]
 
     def recv_forward(self, cell: Cell, step: int) -> Tensor | None:
         return self._call([self._receive(Kind.RECV_F, cell)], step)[0]
@@ -236,3 +239,7 @@ class Communicator:
                 f"{_HEADER_DIMS} dimensions: microbatch size, sequence, hidden"
             )
         return torch.tensor(item.tensor.shape, dtype=torch.int64).to(self._spec.device, non_blocking=True)
+
+
+def _is_send(posted: tuple[_Routed, Pending]) -> bool:
+    return posted[0].action.kind.is_send

@@ -20,7 +20,7 @@ from pptrace.analysis.steps import Aligned, ideal_of, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import breakdown
-from pptrace.recognise.matching import with_transfer_starts
+from pptrace.recognise.matching import with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.recognise import Recognised, recognise
 from pptrace.recognise.schedule import ScheduleInfo
@@ -89,7 +89,7 @@ def analyse(
 
 def _align(found: Recognised, clock: Clock) -> Aligned:
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan)
-    comms = with_transfer_starts(shift(found.comms, clock))
+    comms = with_transfers(shift(found.comms, clock))
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns)

@@ -45,7 +45,7 @@ def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame) -> MeasuredCosts:
     }
     received = comms[(comms["kind"] == "recv") & (comms["match"] >= 0)]
     transfers: dict[Key, int] = {}
-    durations = received["end_ns"] - received["transfer_start_ns"]
+    durations = received["transfer_end_ns"] - received["transfer_start_ns"]
     for direction, stage, mb, duration in zip(
         received["direction"], received["stage"], received["microbatch"], durations, strict=True
     ):

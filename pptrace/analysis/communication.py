@@ -30,8 +30,9 @@ def summarise_comms(comms: pd.DataFrame, compute: Int64) -> tuple[CommSummary, .
 
 
 def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> CommSummary:
-    transfer = union(rows["transfer_start_ns"], rows["end_ns"])
-    transfer_ns = int((rows["end_ns"] - rows["transfer_start_ns"]).sum())
+    transfer = union(rows["transfer_start_ns"], rows["transfer_end_ns"])
+    transfer_ns = int((rows["transfer_end_ns"] - rows["transfer_start_ns"]).sum())
+    total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
     num_bytes = int(rows["bytes"].sum())
     hidden, whole = length(intersect(transfer, compute)), length(transfer)
     matched = bool((rows["match"] >= 0).all())
@@ -42,8 +43,8 @@ def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> Comm
         kind=kind,
         count=len(rows),
         bytes=num_bytes,
-        total_ns=int((rows["end_ns"] - rows["start_ns"]).sum()),
-        wait_ns=int((rows["transfer_start_ns"] - rows["start_ns"]).sum()) if matched else None,
+        total_ns=total_ns,
+        wait_ns=total_ns - transfer_ns if matched else None,
         hidden_ns=hidden,
         exposed_ns=whole - hidden,
         overlap_ratio=hidden / whole if whole else None,

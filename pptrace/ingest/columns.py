@@ -1,6 +1,6 @@
 """Batches of complete events → the columns of :class:`pptrace.tables.Events`.
 
-Columns grow as one numpy array per batch and are joined at the end, so that no event outlives its batch as an object.
+Columns are numpy arrays that grow, so that no event outlives its batch as an object.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pptrace.ingest.exact import Integers, nanoseconds
 from pptrace.ingest.shapes import NO_ARGS, Args, Complete, Scalar
 from pptrace.tables import Category, Int32, Int64
 
+_FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
 _P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 
@@ -39,6 +40,29 @@ class _NameCodes(dict[str | None, int]):
 
 
 _Batch = tuple[npt.NDArray[Any], ...]
+_DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)  # of Events' arrays, in order
+
+
+class _Growing:
+    """An array that grows by doubling; memory that it has not filled yet is not touched."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=dtype)
+        self._length = 0
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        end = self._length + len(values)
+        if end > len(self._values):
+            grown = np.empty(max(end, 2 * len(self._values), _FIRST_ROWS), dtype=self._values.dtype)
+            grown[: self._length] = self._values[: self._length]
+            self._values = grown
+        self._values[self._length : end] = values
+        self._length = end
+
+    def take(self) -> npt.NDArray[Any]:
+        values = self._values[: self._length]
+        self._values, self._length = self._values[:0].copy(), 0
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +83,7 @@ class Columns:
     num_rows: int = 0
     _names: _NameCodes = field(default_factory=_NameCodes)
     _integers: Integers = field(default_factory=Integers)
-    _parts: tuple[list[npt.NDArray[Any]], ...] = field(default_factory=lambda: tuple([] for _ in range(8)))
+    _columns: tuple[_Growing, ...] = field(default_factory=lambda: tuple(_Growing(dtype) for dtype in _DTYPES))
 
     def add(self, events: Sequence[Complete]) -> None:
         if not events:
@@ -85,8 +109,8 @@ class Columns:
             thread[rows] = -1
         self._note_comms(names, name_id, args)
         batch: _Batch = (category, name_id, nanoseconds(ts), nanoseconds(dur), device, stream, thread, correlation)
-        for parts, column in zip(self._parts, batch, strict=True):
-            parts.append(column)
+        for column, values in zip(self._columns, batch, strict=True):
+            column.extend(values)
         self.num_rows += len(events)
 
     def _correlations(self, args: Sequence[Args]) -> Int64:
@@ -106,12 +130,8 @@ class Columns:
         self.comm_rows += [CommRow(self.num_rows + row, names[row] or "", _detached(args[row])) for row in rows]
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column, by its place in :class:`Events`; its parts are let go."""
-        parts = self._parts[column]
-        dtype = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)[column]
-        whole = np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
-        parts.clear()
-        return whole
+        """A whole column, by its place in :class:`pptrace.tables.Events`; it is empty afterwards."""
+        return self._columns[column].take()
 
     def names(self) -> list[str]:
         return [name or "" for name in self._names]

@@ -41,11 +41,11 @@ def nanoseconds(numbers: Sequence[bytes]) -> Int64:
     text = b",".join(numbers)
     if b'"' in text:
         text = text.replace(b'"', b"")
-        plain = text.count(b",") == len(numbers) - 1 and _NUMBERS.fullmatch(text) is not None
+        plain = _NUMBERS.fullmatch(text) is not None
     else:
         plain = not text.translate(None, _PLAIN)
     fast = _plain_nanoseconds(text) if plain else None
-    if fast is None:
+    if fast is None or len(fast) != len(numbers):
         return np.array([exact_nanoseconds(number) for number in numbers], dtype=np.int64)
     return fast
 
@@ -72,7 +72,8 @@ def _plain_nanoseconds(text: bytes) -> Int64 | None:
     decimals = np.zeros(len(ends), dtype=np.int64)
     decimals[owner] = ends[owner] - points - 1
     scale = _POWERS[np.maximum(3 - decimals, 0)]
-    if (np.abs(mantissa) > LIMIT_NS // scale).any():
+    limit = LIMIT_NS // scale
+    if ((mantissa > limit) | (mantissa < -limit)).any():  # not by abs(): what overflowed stands at int64's ends
         return None
     result = mantissa * scale
     finer = np.flatnonzero(decimals > 3)

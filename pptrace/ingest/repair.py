@@ -122,6 +122,11 @@ def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
 
 
 @cache
+def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(shape)
+
+
+@cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
@@ -138,7 +143,7 @@ def _decoded(fields: Mapping[str, Raw], key: str, kind: Any, default: T) -> T:
 def _struct(shape: type[S], raw: Mapping[str, Raw]) -> S:
     """A struct from the fields that fit it; the others keep their defaults."""
     values: dict[str, Any] = {}
-    for item in msgspec.structs.fields(shape):
+    for item in _fields(shape):
         if item.encode_name in raw:
             text = raw[item.encode_name]
             values[item.name] = text if item.type is Raw else _decoded(raw, item.encode_name, item.type, item.default)

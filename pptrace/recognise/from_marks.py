@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,10 @@ class _Marked:
 def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables | None:
     """The ops and comms of a trace with marks; None when it has none."""
     ranges, unknown = _marked_ranges(trace)
-    warnings = tuple(f"rank {rank}: {count} ranges named like {reason}" for reason, count in unknown.items())
+    warnings = tuple(
+        f"rank {rank}: {len(names)} ranges named like {names[0][:60]!r} are not read: {reason}"
+        for reason, names in unknown.items()
+    )
     if not ranges and not warnings:
         return None
     owner = _Owner(work)
@@ -72,11 +74,11 @@ def _frame(schema: Any, rows: list[dict[str, Any]]) -> pd.DataFrame:
     return make_table(schema, {name: [row[name] for row in rows] for name in schema})
 
 
-def _marked_ranges(trace: Trace) -> tuple[list[_Marked], Counter[str]]:
-    """Marked host ranges in time order, and the reasons why others could not be read."""
+def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
+    """Marked host ranges in time order, and by reason the names of those that could not be read."""
     events = trace.events
     parsed = [parse_mark(name) for name in events.names]
-    unknown: Counter[str] = Counter()
+    unknown: dict[str, list[str]] = {}
     is_mark = np.array([mark is not None for mark in parsed], dtype=bool)
     if not is_mark.any():
         return [], unknown
@@ -86,7 +88,7 @@ def _marked_ranges(trace: Trace) -> tuple[list[_Marked], Counter[str]]:
     for row in rows.tolist():
         mark = parsed[events.name_id[row]]
         if isinstance(mark, UnknownMark):
-            unknown[f"{mark.text[:60]!r} are not read: {mark.reason}"] += 1
+            unknown.setdefault(mark.reason, []).append(mark.text)
         elif mark is not None:
             found.append(_Marked(mark, int(events.start_ns[row]), int(ends[row])))
     return found, unknown
@@ -206,6 +208,7 @@ def _comm_row(rank: int, step: int, axis: str, start: int, end: int, stream: int
         "start_ns": start,
         "end_ns": end,
         "transfer_start_ns": start,
+        "transfer_end_ns": end,
         "stream": stream,
         "match": -1,
         "clock": "device" if stream >= 0 else "host",

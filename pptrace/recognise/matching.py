@@ -55,15 +55,27 @@ def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) ->
     return complete
 
 
-def with_transfer_starts(comms: pd.DataFrame) -> pd.DataFrame:
-    """Fill ``transfer_start_ns``: the moment from which all sides of a match are ready. Needs aligned clocks.
+_EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
+"""Kinds that one side may be done with before the last side comes, because the message lies in a buffer until then."""
 
-    Before it, a side waits. A side that was done before the last one was ready did not wait for it (a small message lies in
-    a buffer until the receiver comes): its transfer starts when it does. Unmatched rows keep their own start.
+
+def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
+    """Fill ``transfer_start_ns`` and ``transfer_end_ns``: between them a side moved data, around them it waited. Needs aligned clocks.
+
+    A transfer starts when all sides are ready; a side that may be done before that (a small message lies in a buffer) did
+    not wait, and its transfer starts when it does. It ends with the side itself, but a send not after its receive: a group of
+    transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not outlast its send
+    either. Unmatched rows keep their own start and end.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0
-    ready = comms[matched].groupby("match")["start_ns"].transform("max")
     own = comms.loc[matched]
-    filled.loc[matched, "transfer_start_ns"] = np.where(ready < own["end_ns"], ready, own["start_ns"])
+    sides = own.groupby("match")
+    ready, first_done = sides["start_ns"].transform("max"), sides["end_ns"].transform("min")
+    on_device = (own["clock"] == "device").groupby(own["match"]).transform("all")
+    bounded = (own["kind"] == "send") | ((own["kind"] == "recv") & on_device)
+    buffered = own["kind"].isin(_EARLY) & (own["end_ns"] < ready)
+    end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
+    filled.loc[matched, "transfer_end_ns"] = end
+    filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
     return filled

@@ -29,6 +29,12 @@ KIND_NAMES: Mapping[str, str] = {
     "DATA": "Data",
 }
 FONT = "'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+HOVER_LABEL: Mapping[str, object] = {
+    "align": "left",
+    "bgcolor": "#20242b",
+    "bordercolor": "#4a525e",
+    "font": {"size": 13, "color": "#f2f4f7"},
+}
 COMPUTE = "#2C7A8C"
 COMMUNICATION = "#A9467F"
 WAIT = "rgba(128, 134, 145, 0.42)"

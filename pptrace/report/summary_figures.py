@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.result import StepReport, Waterfall
-from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, FONT, GAIN, IDEAL, OTHER, PART_COLOURS
+from pptrace.analysis.result import RankStep, StepReport, Waterfall
+from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, FONT, GAIN, HOVER_LABEL, IDEAL, OTHER, PART_COLOURS
 from pptrace.report.units import milliseconds, percent
 
 _LABEL_WIDTH = 0.36
@@ -19,7 +20,7 @@ _BASE: Mapping[str, Any] = {
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "hovermode": "closest",
-    "hoverlabel": {"align": "left", "font": {"size": 13}},
+    "hoverlabel": dict(HOVER_LABEL),
 }
 _PARTS = (
     ("compute_ns", "Compute", COMPUTE),
@@ -40,30 +41,7 @@ _CAUSES = {
 def overview(step: StepReport) -> go.Figure:
     """Each rank's window as compute, exposed communication and bubble; a line marks where the ideal bubble would begin."""
     ranks = step.ranks
-    names = [f"<b>rank {rank.rank}</b>{'' if rank.stage is None else f'  stage {rank.stage}'}" for rank in ranks]
-    figure = go.Figure()
-    for field, name, colour in _PARTS:
-        values = [getattr(rank, field) for rank in ranks]
-        shares = [value / rank.window_ns if rank.window_ns else 0.0 for value, rank in zip(values, ranks, strict=True)]
-        figure.add_bar(
-            orientation="h",
-            y=list(range(len(ranks))),
-            x=[value / 1e6 for value in values],
-            name=name,
-            marker={"color": colour, "line": {"width": 0}},
-            width=0.7,
-            text=[percent(share) for share in shares],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            insidetextfont={"color": "#ffffff" if colour != BUBBLE else "#7f8794", "size": 13},
-            customdata=[
-                [rank.rank, milliseconds(value), percent(share)]
-                for rank, value, share in zip(ranks, values, shares, strict=True)
-            ],
-            hovertemplate=f"<b>{name}</b><br>rank %{{customdata[0]}}: %{{customdata[1]}} ms, %{{customdata[2]}} of the step"
-            "<extra></extra>",
-        )
+    figure = go.Figure([_part_bars(ranks, field, name, colour) for field, name, colour in _PARTS])
     _mark_ideal(figure, step)
     figure.update_layout(
         **_BASE,
@@ -80,19 +58,49 @@ def overview(step: StepReport) -> go.Figure:
             "zeroline": False,
             "fixedrange": True,
         },
-        yaxis={
-            "tickmode": "array",
-            "tickvals": list(range(len(ranks))),
-            "ticktext": names,
-            "range": [len(ranks) - 0.5, -0.5],
-            "automargin": True,
-            "zeroline": False,
-            "showgrid": False,
-            "fixedrange": True,
-            "ticklabelstandoff": 6,
-        },
+        yaxis=_rows([_rank_name(rank) for rank in ranks]),
     )
     return figure
+
+
+def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) -> go.Bar:
+    """One part of every rank's window."""
+    values = [int(getattr(rank, field)) for rank in ranks]
+    shares = [
+        percent(value / rank.window_ns if rank.window_ns else 0.0) for value, rank in zip(values, ranks, strict=True)
+    ]
+    return go.Bar(
+        orientation="h",
+        y=list(range(len(ranks))),
+        x=[value / 1e6 for value in values],
+        name=name,
+        marker={"color": colour, "line": {"width": 0}},
+        width=0.7,
+        text=shares,
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        insidetextfont={"color": "#5c6470" if colour == BUBBLE else "#ffffff", "size": 13},
+        customdata=[
+            [rank.rank, milliseconds(value), share] for rank, value, share in zip(ranks, values, shares, strict=True)
+        ],
+        hovertemplate=f"<b>{name}</b><br>rank %{{customdata[0]}}: %{{customdata[1]}} ms, %{{customdata[2]}} of the step"
+        "<extra></extra>",
+    )
+
+
+def _rank_name(rank: RankStep) -> str:
+    """The rank and its stages."""
+    stages = sorted({op.stage for op in rank.ops}) or ([] if rank.stage is None else [rank.stage])
+    return rank_label(rank.rank, stages)
+
+
+def rank_label(rank: int, stages: Sequence[int]) -> str:
+    """What stands beside a rank's row."""
+    if not stages:
+        return f"<b>rank {rank}</b>"
+    names = ", ".join(map(str, stages)) if len(stages) <= 4 else f"{stages[0]}, {stages[1]} … {stages[-1]}"
+    return f"<b>rank {rank}</b>  stage{'s' if len(stages) > 1 else ''} {names}"
 
 
 def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
@@ -116,116 +124,149 @@ def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One bar of the waterfall, ns: it begins where the one above it ends."""
+
+    name: str
+    detail: str
+    colour: str
+    start: int
+    value: int
+    label: str
+
+    @property
+    def low(self) -> int:
+        return min(self.start, self.start + self.value)
+
+    @property
+    def high(self) -> int:
+        return max(self.start, self.start + self.value)
+
+
 def waterfall(step: StepReport) -> go.Figure:
     """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole."""
-    parts = step.bubble.waterfall_ns
-    if parts is None:
-        raise ValueError("the step has no waterfall")
-    bars = _waterfall_bars(parts)
-    total = step.span_ns or 1
-    names = [_CAUSES[name][0] for name, _, _ in bars] + ["Measured step"]
-    base = [min(start, start + value) / 1e6 for _, start, value in bars] + [0.0]
-    size = [abs(value) / 1e6 for _, _, value in bars] + [step.span_ns / 1e6]
-    colours = [PART_COLOURS[name] if value >= 0 else GAIN for name, _, value in bars] + [OTHER]
-    labels = [_label(value, total, first=place == 0) for place, (_, _, value) in enumerate(bars)]
+    known = step.bubble.waterfall_ns
+    if known is None:
+        return note("Not known: the trace lacks ops of the plan, or there is no plan")
+    parts = _waterfall_parts(known, step.span_ns)
+    whole = max(part.high for part in parts)
+    places = [_label_place(part, whole) for part in parts]
     figure = go.Figure(
         go.Bar(
             orientation="h",
-            y=list(range(len(names))),
-            base=base,
-            x=size,
+            y=list(range(len(parts))),
+            base=[part.low / 1e6 for part in parts],
+            x=[(part.high - part.low) / 1e6 for part in parts],
             width=0.64,
-            marker={"color": colours, "line": {"width": 0}},
-            customdata=[_CAUSES[name][1] for name, _, _ in bars] + ["from the first op's start to the last one's end"],
-            text=[*labels, f"{milliseconds(step.span_ns)} ms"],
-            textposition="none",
-            hovertemplate="<b>%{text}</b><br>%{customdata}<extra></extra>",
+            marker={"color": [part.colour for part in parts], "line": {"width": 0}},
+            text=[part.label if place == "inside" else "" for part, place in zip(parts, places, strict=True)],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": "#ffffff", "size": 12.5},
+            customdata=[[part.name, part.label, part.detail] for part in parts],
+            hovertemplate="<b>%{customdata[0]}</b> · %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
         )
     )
-    _label_bars(figure, base, size, [*labels, f"{milliseconds(step.span_ns)} ms"])
-    _connect(figure, [start + value for _, start, value in bars])
+    _label_beside(figure, parts, places)
+    _connect(figure, parts)
     figure.update_layout(
         **_BASE,
         showlegend=False,
-        height=34 * len(names) + 74,
+        height=34 * len(parts) + 74,
         margin={"l": 16, "r": 16, "t": 12, "b": 46},
         dragmode=False,
         xaxis={
             "title": {"text": "ms", "standoff": 6},
-            "range": [min(0.0, *base), max(_reach(parts), step.span_ns) / 1e6 * 1.03],
+            "range": [min(part.low for part in parts) / 1e6, whole / 1e6 * 1.03],
             "gridcolor": _GRID,
             "zeroline": False,
             "fixedrange": True,
         },
-        yaxis={
-            "tickmode": "array",
-            "tickvals": list(range(len(names))),
-            "ticktext": names,
-            "range": [len(names) - 0.5, -0.5],
-            "automargin": True,
-            "zeroline": False,
-            "showgrid": False,
-            "fixedrange": True,
-            "ticklabelstandoff": 6,
-        },
+        yaxis=_rows([part.name for part in parts]),
     )
     return figure
 
 
-def _waterfall_bars(parts: Waterfall) -> list[tuple[str, int, int]]:
-    """(name, where it starts, its value) of each part that is known."""
-    bars = []
+def _waterfall_parts(known: Waterfall, span_ns: int) -> list[_Part]:
+    parts: list[_Part] = []
     at = 0
-    for name in _CAUSES:
-        value = getattr(parts, name)
-        if value is not None:
-            bars.append((name, at, value))
-            at += value
-    return bars
-
-
-def _reach(parts: Waterfall) -> int:
-    return max(max(start, start + value) for _, start, value in _waterfall_bars(parts))
+    for field, (name, detail) in _CAUSES.items():
+        value = getattr(known, field)
+        if value is None:
+            continue
+        colour = PART_COLOURS[field] if value >= 0 else GAIN
+        parts.append(_Part(name, detail, colour, at, value, _label(value, span_ns, first=not parts)))
+        at += value
+    detail = "from the first op's start to the last one's end"
+    return [*parts, _Part("Measured step", detail, OTHER, 0, span_ns, f"{milliseconds(span_ns)} ms")]
 
 
 def _label(value: int, total: int, *, first: bool) -> str:
     sign = "−" if value < 0 else "" if first else "+"
-    return f"{sign}{milliseconds(abs(value))} ms · {sign if value < 0 else ''}{percent(abs(value) / total)}"
+    return f"{sign}{milliseconds(abs(value))} ms · {percent(abs(value) / (total or 1))}"
 
 
-def _label_bars(figure: go.Figure, base: list[float], size: list[float], labels: list[str]) -> None:
-    """Each bar's numbers: right of it, else left of it, else inside, wherever there is room."""
-    whole = max(start + length for start, length in zip(base, size, strict=True)) or 1.0
-    places = [_label_place(start / whole, (start + length) / whole) for start, length in zip(base, size, strict=True)]
+def _label_place(part: _Part, whole: int) -> str:
+    """Right of the bar, else left of it, else inside, wherever there is room."""
+    if part.high <= (1 - _LABEL_WIDTH) * whole:
+        return "middle right"
+    return "middle left" if part.low >= _LABEL_WIDTH * whole else "inside"
+
+
+def _label_beside(figure: go.Figure, parts: Sequence[_Part], places: Sequence[str]) -> None:
+    beside = [
+        (row, part, place) for row, (part, place) in enumerate(zip(parts, places, strict=True)) if place != "inside"
+    ]
     figure.add_scatter(
-        x=[
-            start if place == "middle left" else start + length if place == "middle right" else start + length / 2
-            for start, length, place in zip(base, size, places, strict=True)
-        ],
-        y=list(range(len(base))),
+        x=[(part.high if place == "middle right" else part.low) / 1e6 for _, part, place in beside],
+        y=[row for row, _, _ in beside],
         mode="text",
-        text=[f"  {label}  " for label in labels],
-        textposition=places,
-        textfont={"size": 12.5, "color": ["#ffffff" if place == "middle center" else "#3c434d" for place in places]},
+        text=[f"  {part.label}  " for _, part, _ in beside],
+        textposition=[place for _, _, place in beside],
+        textfont={"size": 12.5},
         hoverinfo="skip",
         cliponaxis=False,
     )
 
 
-def _label_place(start: float, end: float) -> str:
-    """Where the label of a bar goes; ``start`` and ``end`` are parts of the whole width, of which a label takes a third."""
-    if end <= 1 - _LABEL_WIDTH:
-        return "middle right"
-    return "middle left" if start >= _LABEL_WIDTH else "middle center"
-
-
-def _connect(figure: go.Figure, ends_ns: list[int]) -> None:
+def _connect(figure: go.Figure, parts: Sequence[_Part]) -> None:
     """Thin lines from the end of each part to the beginning of the next."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for place, end in enumerate(ends_ns):
-        x += [end / 1e6, end / 1e6, None]
-        y += [place, place + 1, None]
-    figure.add_scatter(
-        x=x, y=y, mode="lines", line={"color": "rgba(128, 134, 145, 0.7)", "width": 1, "dash": "dot"}, hoverinfo="skip"
+    for row, part in enumerate(parts[:-1]):
+        end = (part.start + part.value) / 1e6
+        x += [end, end, None]
+        y += [row, row + 1, None]
+    line = {"color": "rgba(128, 134, 145, 0.7)", "width": 1, "dash": "dot"}
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip")
+
+
+def _rows(names: Sequence[str]) -> dict[str, Any]:
+    """A vertical axis with one name per row, from the top down."""
+    return {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": list(names),
+        "range": [len(names) - 0.5, -0.5],
+        "automargin": True,
+        "zeroline": False,
+        "showgrid": False,
+        "fixedrange": True,
+        "ticklabelstandoff": 6,
+    }
+
+
+def note(text: str, height: int = 160) -> go.Figure:
+    """An empty picture that says why it is empty."""
+    figure = go.Figure()
+    figure.add_annotation(text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 14})
+    figure.update_layout(
+        **_BASE,
+        height=height,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        xaxis={"visible": False},
+        yaxis={"visible": False},
     )
+    return figure

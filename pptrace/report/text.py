@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
@@ -143,13 +143,24 @@ def _phases(step: StepReport) -> RenderableType:
 def _waterfall(step: StepReport) -> RenderableType:
     table = _table("\nWhere the step went", "", "ms", "share", "")
     assert step.bubble.waterfall_ns is not None
-    for name, value in asdict(step.bubble.waterfall_ns).items():
-        if value is not None:
-            share = value / step.span_ns
-            bar = "█" * round(abs(share) * _BAR_WIDTH)
-            explained = Text.assemble((bar + " " if bar else "", _COLOURS["compute"]), (_WATERFALL[name], "dim"))
-            table.add_row(name, units.milliseconds(value), units.percent(share), explained)
-    return table
+    parts = {name: value for name, value in asdict(step.bubble.waterfall_ns).items() if value is not None}
+    for name, value in parts.items():
+        share = value / step.span_ns
+        bar = "█" * round(abs(share) * _BAR_WIDTH)
+        explained = Text.assemble((bar + " " if bar else "", _COLOURS["compute"]), (_WATERFALL[name], "dim"))
+        table.add_row(name, units.milliseconds(value), units.percent(share), explained)
+    return Group(table, Text(_against_ideal(step.span_ns, parts), style="dim"))
+
+
+def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
+    """Why the step is not what the schedule's closed form says, in one sentence."""
+    ideal = parts["compute"] + parts["structural"]
+    beyond = {name: value for name, value in parts.items() if name not in ("compute", "structural")}
+    listed = ", ".join(f"{name} {value / 1e6:+,.2f}" for name, value in beyond.items())
+    return (
+        f"With every op at the mean of its kind and free messages, this plan takes {units.milliseconds(ideal)} ms; "
+        f"measured {(span_ns - ideal) / 1e6:+,.2f} ms: {listed}"
+    )
 
 
 def _comms(step: StepReport) -> RenderableType:

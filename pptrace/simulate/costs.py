@@ -74,7 +74,7 @@ def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_
     """The same cost for every stage; ``wgrad_ns`` (default half of the backward) is W's share of a full B, I has the rest.
 
     Raises:
-        UsageError: a negative cost, or W larger than B.
+        UsageError: a negative cost, W larger than B, or no cost at all.
     """
     wgrad = backward_ns // 2 if wgrad_ns is None else wgrad_ns
     for name, value in (("forward", forward_ns), ("backward", backward_ns), ("wgrad", wgrad), ("p2p", p2p_ns)):
@@ -82,6 +82,8 @@ def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_
             raise UsageError(f"{name} costs {value} ns; expected at least 0")
     if wgrad > backward_ns:
         raise UsageError(f"wgrad ({wgrad} ns) is a part of backward ({backward_ns} ns) and cannot be larger")
+    if forward_ns == backward_ns == 0:
+        raise UsageError("forward and backward both cost 0 ns; expected at least one of them above 0")
     kinds = {Kind.F: forward_ns, Kind.B: backward_ns, Kind.I: backward_ns - wgrad, Kind.W: wgrad}
     return Costs(kinds=kinds, p2p_latency_ns=p2p_ns)
 

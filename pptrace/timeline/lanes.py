@@ -36,7 +36,7 @@ class Lane:
 def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], offset_ns: int) -> Lane:
     """The lane of a rank, from aligned ops and comms and from its device work, which is still ``offset_ns`` early."""
     mine = comms[comms["rank"] == rank]
-    transfer = union(mine["transfer_start_ns"], mine["end_ns"])
+    transfer = union(mine["transfer_start_ns"], mine["transfer_end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
         compute = device.compute + offset_ns

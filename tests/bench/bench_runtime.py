@@ -1,9 +1,11 @@
 """Step time of our 1F1B against torch.distributed.pipelining's Schedule1F1B: same model, batch, processes and backend.
 
-    python tests/bench/bench_runtime.py [--pp 2 4] [--rounds 15]
+    python tests/bench/bench_runtime.py [--pp 2 4] [--launches 4] [--rounds 8]
 
 Both live in the same processes and take turns, a few steps each, in changing order; a round's ratio compares neighbours
-in time. Prints medians, and the ratio ours/theirs of every round's pair (target ≤ 1.0). Gradients are compared first.
+in time. Which of the two is made first changes its speed by about 2 % (where its memory lies), so every other launch
+makes the other one first. Prints medians over all rounds, and that of their ratios ours/theirs (target ≤ 1.0).
+Gradients are compared first.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -42,6 +45,7 @@ class Setting:
     sequence: int
     layers: int
     hidden: int
+    launches: int
     rounds: int
     steps: int
 
@@ -51,6 +55,8 @@ class Setting:
 
 
 Step = Callable[[], None]
+Seconds = dict[str, list[float]]
+"""Side → seconds per step in every round."""
 
 
 def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:
@@ -97,26 +103,36 @@ def measure(step: Step, parameters: list[torch.nn.Parameter], steps: int) -> flo
     return (time.perf_counter() - start) / steps
 
 
-def work(rank: int, port: int, setting: Setting) -> None:
+def work(rank: int, port: int, setting: Setting, launch: int, answers: SimpleQueue[Seconds]) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=setting.pp)
     mesh = make_mesh(fit_shape(setting.pp), "cpu", "gloo")
     batch = TextData(setting.microbatches, setting.microbatch_size, setting.sequence).batch(0, 0)
-    sides = {"ours": ours(setting, mesh, batch), "theirs": theirs(setting, mesh, batch)}
+    makers = {"ours": ours, "theirs": theirs}
+    order = list(makers) if launch % 2 else list(makers)[::-1]
+    sides = {name: makers[name](setting, mesh, batch) for name in order}
     for step, _ in sides.values():
         step()
     for mine, other in zip(sides["ours"][1], sides["theirs"][1], strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
-    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    seconds: Seconds = {"ours": [], "theirs": []}
     for turn in range(setting.rounds + 1):
         for name in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
             taken = measure(*sides[name], setting.steps)
             if turn:  # the first round warms up
                 seconds[name].append(taken)
     if rank == 0:
-        report(setting, seconds["ours"], seconds["theirs"])
+        answers.put(seconds)
     dist.destroy_process_group()
+
+
+def compare(setting: Setting, launch: int) -> Seconds:
+    """One launch of all ranks."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    answers = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(work, (store.port, setting, launch, answers), nprocs=setting.pp)
+    return answers.get()
 
 
 def report(setting: Setting, mine: list[float], others: list[float]) -> None:
@@ -138,7 +154,8 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--launches", type=int, default=4, help="times to start the processes anew")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each side in a launch")
     parser.add_argument("--steps", type=int, default=3, help="steps in a row in each turn")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -150,11 +167,12 @@ def main() -> None:
             options.seq,
             options.layers,
             options.hidden,
+            options.launches,
             options.rounds,
             options.steps,
         )
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        mp.spawn(work, (store.port, setting), nprocs=pp)
+        rounds = [compare(setting, launch) for launch in range(setting.launches)]
+        report(setting, *([taken for seconds in rounds for taken in seconds[side]] for side in ("ours", "theirs")))
 
 
 if __name__ == "__main__":

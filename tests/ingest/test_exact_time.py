@@ -88,6 +88,8 @@ def test_any_text_gives_one_number_or_a_mark_of_none(texts: list[bytes]) -> None
         (b"", MISSING),
         (b"[1]", MISSING),
         (b"18446744073709551615", ABSURD),
+        (b"-9999999999999999999", ABSURD),
+        (b"9999999999999999.999", ABSURD),
         (b"1e400", ABSURD),
         (b"1e99999999999999999999", MISSING),
     ],

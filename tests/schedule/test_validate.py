@@ -31,6 +31,7 @@ def test_the_plans_that_are_broken_below_are_sound_before(rows: list[list[str]])
     validate(from_rows(rows, "good"))
 
 
+LAST = ["1RECV_F2", "1F2", "1B2", "1SEND_B2"]
 BROKEN = {
     "a forward is missing": (
         [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1B1"]],
@@ -105,7 +106,7 @@ BROKEN = {
     "a cycle of blocking messages": (
         [
             ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0F2", "0SEND_F2", "0RECV_B0", "0B0", "0RECV_B1", "0B1", "0RECV_B2", "0B2"],
-            ["1RECV_F0", "1F0", "1I0", "1SEND_B0", "1W0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", "1RECV_F2", "1F2", "1B2", "1SEND_B2"],
+            ["1RECV_F0", "1F0", "1I0", "1SEND_B0", "1W0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", *LAST],
         ],
         "deadlock: rank 0 blocks in 0SEND_F1 to rank 1; rank 1 blocks in 1SEND_B0 to rank 0",
         {(0, "0SEND_F1"), (1, "1SEND_B0")},
@@ -177,7 +178,7 @@ def test_every_builder_gives_sound_plans_for_every_legal_shape() -> None:
             if m <= p + 1 or m == 4 * p:
                 validate(build(name, p, m))
     for number, (p, m, v, n) in enumerate(interleaved_shapes()):
-        if number % 20 == 0:
+        if number % 30 == 0:
             validate(build("interleaved-1f1b", p, m, v, n))
 
 

@@ -1,0 +1,271 @@
+"""What a timeline is drawn from: phases, bubbles, ops and communication, each as a few traces of many bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from pptrace.intervals import Int64, clip, subtract, union
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.report.colours import (
+    COMMUNICATION,
+    KIND_COLOURS,
+    KIND_NAMES,
+    OTHER,
+    PHASE_COLOURS,
+    WAIT,
+    ink,
+    shade,
+)
+from pptrace.timeline.lanes import Lane
+from pptrace.timeline.phases import PhaseSpan
+from pptrace.timeline.windows import StepWindow
+
+_FEW_OPS = 12_000
+"""Above this, microbatch numbers are left out: measuring the text of each bar is what takes the browser's time."""
+_MOST_CHUNKS_NAMED = 3
+"""With more chunks, the legend has one entry for all of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A part of a row: its centre below the row's own, and its height; a row is 1 high, and down is positive."""
+
+    centre: float
+    height: float
+
+
+_PHASES = Band(0.0, 0.96)
+ALONE = Band(0.0, 0.74)
+OPS_BAND = Band(-0.12, 0.62)
+_RECEIVES = Band(0.27, 0.10)
+_SENDS = Band(0.39, 0.10)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where each rank is drawn, and what time 0 is. A gap separates the pipelines of data-parallel replicas."""
+
+    place: Mapping[int, float]
+    origin_ns: int
+    ops: Band
+
+    @property
+    def height(self) -> float:
+        return max(self.place.values(), default=0.0) + 1
+
+    def y(self, ranks: pd.Series[int], band: Band) -> Any:
+        return ranks.map(self.place).to_numpy(dtype=np.float64) + band.centre
+
+    def ms(self, times_ns: Any) -> Any:
+        return (np.asarray(times_ns, dtype=np.int64) - self.origin_ns) / 1e6
+
+
+def compute_by_rank(ops: pd.DataFrame, window: StepWindow) -> dict[int, pd.DataFrame]:
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & ops["rank"].isin(window.ranks)]
+    return {int(str(rank)): own for rank, own in compute.groupby("rank")}
+
+
+def _bars(y: Any, height: float, start_ms: Any, end_ms: Any, **options: Any) -> go.Bar:
+    """Horizontal bars from start to end, one trace."""
+    return go.Bar(
+        orientation="h",
+        y=y,
+        width=height,
+        base=start_ms,
+        x=end_ms - start_ms,
+        offset=-height / 2,
+        cliponaxis=True,
+        **options,
+    )
+
+
+def phase_traces(phases: Mapping[int, Sequence[PhaseSpan]], rows: Rows) -> Iterator[go.Bar]:
+    for name, colour in PHASE_COLOURS.items():
+        spans = [(rank, span) for rank, own in phases.items() for span in own if str(span.phase) == name]
+        if not any(span.end_ns > span.start_ns for _, span in spans):
+            continue
+        yield _bars(
+            rows.y(pd.Series([rank for rank, _ in spans]), _PHASES),
+            _PHASES.height,
+            rows.ms([span.start_ns for _, span in spans]),
+            rows.ms([span.end_ns for _, span in spans]),
+            name=name,
+            marker={"color": colour, "line": {"color": "rgba(128, 134, 145, 0.35)", "width": 0.5}},
+            hoverinfo="skip",
+            legendrank=2000,
+        )
+
+
+def bubble_traces(
+    ops: pd.DataFrame,
+    phases: Mapping[int, Sequence[PhaseSpan]],
+    windows: Sequence[StepWindow],
+    lanes: Mapping[int, Lane] | None,
+    rows: Rows,
+) -> Iterator[go.Bar]:
+    """Transparent bars over the bubbles between ops, cut at the edges of phases."""
+    places, parts = [], []
+    names: list[str] = []
+    for window in windows:
+        for rank, own in compute_by_rank(ops, window).items():
+            idle = _idle(own, window, lanes.get(rank) if lanes else None)
+            for span in phases[rank]:
+                part = clip(idle, span.start_ns, span.end_ns)
+                parts.append(part)
+                places += [rank] * len(part)
+                names += [str(span.phase)] * len(part)
+    if not places:
+        return
+    edges = np.concatenate(parts)
+    start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
+    yield _bars(
+        rows.y(pd.Series(places), rows.ops),
+        rows.ops.height,
+        start,
+        end,
+        name="Bubble",
+        marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+        customdata=np.stack((np.asarray(places), end - start), axis=1),
+        hovertext=names,
+        hovertemplate="<b>Bubble</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d} · %{hovertext}<br>"
+        "from %{base:.3f} ms<extra></extra>",
+        showlegend=False,
+    )
+
+
+def _idle(ops: pd.DataFrame, window: StepWindow, lane: Lane | None) -> Int64:
+    """When a rank has neither an op nor, where that is known, exposed communication."""
+    idle = subtract(union([window.start_ns], [window.end_ns]), union(ops["start_ns"], ops["end_ns"]))
+    return idle if lane is None else subtract(idle, lane.exposed)
+
+
+def op_traces(ops: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
+    drawn = ops[ops["kind"] != "STEP"]
+    num_chunks = int(drawn["chunk"].max()) + 1 if len(drawn) else 1
+    with_text = len(drawn) <= _FEW_OPS
+    known = [kind for kind in KIND_COLOURS if (drawn["kind"] == kind).any()]
+    others = sorted(set(drawn["kind"]) - set(known))
+    for kind in (*known, *others):
+        of_kind = drawn[drawn["kind"] == kind]
+        chunks = sorted(set(of_kind["chunk"].tolist()))
+        for chunk in chunks:
+            part = of_kind[of_kind["chunk"] == chunk]
+            colour = shade(KIND_COLOURS.get(kind, OTHER), max(chunk, 0), num_chunks)
+            legend = _legend(kind, int(chunk), chunks)
+            yield _op_trace(kind, part, colour, rows, with_text=with_text, legend=legend)
+
+
+def _legend(kind: str, chunk: int, chunks: Sequence[int]) -> str | None:
+    """The legend's words for a kind's ops of one chunk; None for no entry of its own."""
+    name = KIND_NAMES.get(kind, kind)
+    if len(chunks) <= 1:
+        return name
+    if len(chunks) <= _MOST_CHUNKS_NAMED:
+        return f"{name}, chunk {chunk}"
+    return f"{name} (lighter: later chunk)" if chunk == chunks[0] else None
+
+
+def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_text: bool, legend: str | None) -> go.Bar:
+    """All ops of one kind and chunk."""
+    is_compute = kind in COMPUTE_KINDS
+    start, end = rows.ms(ops["start_ns"]), rows.ms(ops["end_ns"])
+    columns = (ops["rank"], ops["stage"], ops["chunk"], ops["microbatch"], ops["step"], end - start)
+    what = "microbatch %{customdata[3]:d}" if is_compute else "step %{customdata[4]:d}"
+    where = " · stage %{customdata[1]:d} · chunk %{customdata[2]:d}" if is_compute else ""
+    text: dict[str, Any] = {}
+    if with_text and is_compute:
+        text = {
+            "texttemplate": "%{customdata[3]:d}",
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "insidetextfont": {"color": ink(colour), "size": 12},
+        }
+    name = KIND_NAMES.get(kind, kind)
+    return _bars(
+        rows.y(ops["rank"], rows.ops),
+        rows.ops.height,
+        start,
+        end,
+        name=legend or name,
+        legendgroup=kind if legend is None or "lighter" in legend else legend,
+        showlegend=legend is not None,
+        marker={"color": colour, "line": {"color": "rgba(255,255,255,0.55)", "width": 0.5 if with_text else 0}},
+        customdata=np.stack(columns, axis=1),
+        hovertext=_phase_and_source(ops),
+        hovertemplate=f"<b>{name}</b> · {what}<br>rank %{{customdata[0]:d}}{where}<br>%{{hovertext}}"
+        " · step %{customdata[4]:d}<br>from %{base:.3f} ms, %{customdata[5]:.3f} ms long<extra></extra>",
+        **text,
+    )
+
+
+def _phase_and_source(ops: pd.DataFrame) -> list[str]:
+    """Such as "steady · from its label, host clock"."""
+    words = {"label": "from its label", "inferred": "inferred"}
+    return [
+        f"{phase or 'outside the pipeline'} · {words.get(source, source)}"
+        f"{'' if source == 'simulated' else f', {clock} clock'}"
+        for phase, source, clock in zip(ops["phase"], ops["source"], ops["clock"], strict=True)
+    ]
+
+
+def comm_traces(comms: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
+    """Sends on one thin line, everything else on the other; waiting in grey before the transfer itself."""
+    seen: set[str] = set()
+    for kind in sorted(set(comms["kind"])):
+        of_kind = comms[comms["kind"] == kind]
+        for part, begin, finish in (
+            ("Waiting", "start_ns", "transfer_start_ns"),
+            ("Transfer", "transfer_start_ns", "end_ns"),
+        ):
+            own = of_kind[of_kind[finish] > of_kind[begin]]
+            if len(own):
+                yield _comm_trace(kind, part, own, (begin, finish), rows, in_legend=part not in seen)
+                seen.add(part)
+
+
+def _comm_trace(
+    kind: str, part: str, comms: pd.DataFrame, columns: tuple[str, str], rows: Rows, *, in_legend: bool
+) -> go.Bar:
+    """The waiting or the transferring of all communication of one kind."""
+    band = _SENDS if kind == "send" else _RECEIVES
+    numbers = (
+        comms["rank"],
+        comms["peer"],
+        comms["microbatch"],
+        comms["bytes"],
+        (comms["transfer_start_ns"] - comms["start_ns"]) / 1e6,
+        (comms["end_ns"] - comms["transfer_start_ns"]) / 1e6,
+        comms["group_size"],
+    )
+    names = {"send": "Send to rank %{customdata[1]:d}", "recv": "Receive from rank %{customdata[1]:d}"}
+    title = names.get(kind, f"{kind} over %{{customdata[6]:d}} ranks")
+    detail = " · microbatch %{customdata[2]:d}" if kind in names else ""
+    return _bars(
+        rows.y(comms["rank"], band),
+        band.height,
+        rows.ms(comms[columns[0]]),
+        rows.ms(comms[columns[1]]),
+        name=part,
+        legendgroup=part,
+        showlegend=in_legend,
+        marker={"color": WAIT if part == "Waiting" else COMMUNICATION, "line": {"width": 0}},
+        customdata=np.stack(numbers, axis=1),
+        hovertext=_direction_and_axis(comms),
+        hovertemplate=f"<b>{title}</b>{detail}<br>rank %{{customdata[0]:d}} · %{{hovertext}} · %{{customdata[3]:.3s}}B"
+        "<br>waits %{customdata[4]:.3f} ms, transfers %{customdata[5]:.3f} ms<extra></extra>",
+    )
+
+
+def _direction_and_axis(comms: pd.DataFrame) -> list[str]:
+    words = {"F": "activations, ", "B": "gradients, "}
+    return [
+        f"{words.get(direction, '')}{axis} axis{'' if match >= 0 else ', other side not in the trace'}"
+        for direction, axis, match in zip(comms["direction"], comms["axis"], comms["match"], strict=True)
+    ]

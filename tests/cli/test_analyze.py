@@ -1,0 +1,227 @@
+"""``pptrace analyze`` as a user runs it, and the contract of its JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import SAMPLES, Ended, one_line, pptrace
+
+P4 = SAMPLES / "1f1b_p4"
+
+STEP_KEYS = {"step", "start_ns", "end_ns", "span_ns", "bubble", "ranks"}
+RANK_KEYS = {
+    "rank",
+    "stage",
+    "compute_ns",
+    "exposed_comm_ns",
+    "bubble_ns",
+    "phases",
+    "comms",
+    "device",
+    "peak_memory_bytes",
+}
+COMM_KEYS = {
+    "axis",
+    "kind",
+    "count",
+    "bytes",
+    "total_ns",
+    "wait_ns",
+    "hidden_ns",
+    "exposed_ns",
+    "overlap_ratio",
+    "algbw_gbps",
+    "busbw_gbps",
+}
+DEVICE_KEYS = {"busy_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "overlap_ratio"}
+WATERFALL_KEYS = {"compute", "structural", "imbalance", "jitter", "communication", "host", "unexplained"}
+
+
+def report_of(*arguments: str | Path) -> dict[str, Any]:
+    ended = pptrace("analyze", *arguments, "--json", "-")
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    report: dict[str, Any] = json.loads(ended.out)
+    return report
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return report_of(P4, "--ops")
+
+
+def test_the_report_has_the_fields_of_the_contract(report: dict[str, Any]) -> None:
+    assert report["schema"] == "pptrace.report/1"
+    assert report["framework"] == "pptrace"
+    assert {"num_ranks", "pp", "vpp", "tp", "cp", "dp", "ep"} <= set(report["mesh"])
+    assert {"name", "num_microbatches", "num_stages", "num_chunks", "source", "mismatches"} <= set(report["schedule"])
+    assert {"method", "offsets_ns", "uncertainty_ns"} <= set(report["clock"])
+    for info in report["inputs"]:
+        assert {"path", "format", "rank", "num_events", "producer", "warnings"} <= set(info)
+    for step in report["steps"]:
+        assert set(step) >= STEP_KEYS
+        assert {"ratio", "share", "ideal_ratio", "ideal_share", "waterfall_ns"} <= set(step["bubble"])
+        assert set(step["bubble"]["waterfall_ns"]) == WATERFALL_KEYS
+        for rank in step["ranks"]:
+            assert set(rank) >= RANK_KEYS | {"ops"}
+            assert set(rank["phases"]) == {"warmup", "steady", "cooldown"}
+            assert set(rank["device"]) >= DEVICE_KEYS
+            assert all(set(comm) >= COMM_KEYS for comm in rank["comms"])
+    for entry in report["device"]:
+        assert set(entry) >= DEVICE_KEYS | {"rank", "first_ns", "last_ns"}
+
+
+def test_the_run_is_recognised(report: dict[str, Any]) -> None:
+    schedule = report["schedule"]
+    assert (schedule["name"], schedule["num_microbatches"], schedule["num_stages"]) == ("1f1b", 8, 4)
+    assert schedule["source"] == "metadata"
+    assert schedule["mismatches"] == []
+    assert report["mesh"]["pp"] == 4
+
+
+def test_the_ideal_is_the_closed_form(report: dict[str, Any]) -> None:
+    for step in report["steps"]:
+        assert step["bubble"]["ideal_ratio"] == pytest.approx(3 / 8)
+        assert step["bubble"]["ideal_share"] == pytest.approx(3 / 11)
+
+
+def test_every_window_is_partitioned_exactly_and_the_waterfall_sums_to_the_step(report: dict[str, Any]) -> None:
+    assert report["steps"]
+    for step in report["steps"]:
+        for rank in step["ranks"]:
+            parts = rank["compute_ns"] + rank["exposed_comm_ns"] + rank["bubble_ns"]
+            assert parts == step["end_ns"] - step["start_ns"]
+            assert sum(phase["bubble_ns"] for phase in rank["phases"].values()) == rank["bubble_ns"]
+        waterfall = step["bubble"]["waterfall_ns"].values()
+        assert sum(value for value in waterfall if value is not None) == step["span_ns"]
+
+
+def test_warmup_forwards_are_those_of_megatron(report: dict[str, Any]) -> None:
+    for step in report["steps"]:
+        for rank in step["ranks"]:
+            assert rank["phases"]["warmup"]["num_forward"] == 4 - rank["stage"] - 1
+            assert rank["phases"]["cooldown"]["num_backward"] == 4 - rank["stage"] - 1
+
+
+def test_ops_come_only_when_asked_for(report: dict[str, Any]) -> None:
+    assert all(len(rank["ops"]) == 16 for step in report["steps"] for rank in step["ranks"])
+    plain = report_of(P4)
+    assert all("ops" not in rank for step in plain["steps"] for rank in step["ranks"])
+
+
+def test_what_the_trace_cannot_give_is_null_with_a_warning(report: dict[str, Any]) -> None:
+    assert all(entry["busy_ns"] is None for entry in report["device"])
+    assert any("no device events" in line for line in report["warnings"])
+
+
+def test_a_directory_its_files_and_any_order_of_them_give_the_same_steps(report: dict[str, Any]) -> None:
+    files = sorted(P4.glob("rank*.json.gz"), reverse=True)
+    assert report_of(*files, "--ops")["steps"] == report["steps"]
+
+
+def test_one_step_can_be_chosen() -> None:
+    whole = report_of(P4)
+    number = whole["steps"][-1]["step"]
+    assert [step["step"] for step in report_of(P4, "--step", str(number))["steps"]] == [number]
+    assert "--step 99: the trace has no such step" in one_line(pptrace("analyze", P4, "--step", "99"), 2)
+
+
+def test_another_schedule_is_compared_and_its_differences_are_named() -> None:
+    report = report_of(P4, "--schedule", "gpipe")
+    assert report["schedule"]["source"] == "option"
+    assert "rank 0: op 5 is 0B0 where gpipe has 0F4" in report["schedule"]["mismatches"]
+    assert "schedule 'nope' is not known" in one_line(pptrace("analyze", P4, "--schedule", "nope"), 2)
+
+
+def test_the_text_report_shows_the_numbers_of_the_json(report: dict[str, Any]) -> None:
+    ended = pptrace("analyze", P4)
+    assert ended.code == 0, ended.err
+    for step in report["steps"]:
+        assert f"{step['bubble']['ratio']:.3f}" in ended.out
+    for heading in ("Steps", "Ranks", "Phases", "Where the step went", "Communication", "Findings"):
+        assert heading in ended.out
+
+
+def test_html_csv_and_perfetto_are_written(tmp_path: Path) -> None:
+    page, tables, perfetto = tmp_path / "report.html", tmp_path / "tables", tmp_path / "trace.json"
+    ended = pptrace("analyze", P4, "--html", page, "--csv", tables, "--perfetto", perfetto)
+    assert ended.code == 0, ended.err
+    html = page.read_text(encoding="utf-8")
+    assert "Plotly" in html
+    assert "<script src=" not in html
+    header, *rows = (tables / "ops.csv").read_text(encoding="utf-8").splitlines()
+    assert header.startswith("rank,step,kind,stage")
+    assert len(rows) >= 4 * 16
+    events = json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+    assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) > 0
+
+
+class TestBadInput:
+    def test_a_file_that_is_not_json(self, tmp_path: Path) -> None:
+        file = tmp_path / "notes.json"
+        file.write_text("hello", encoding="utf-8")
+        assert "notes.json" in one_line(pptrace("analyze", file), 1)
+
+    def test_an_empty_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "rank0.json"
+        file.touch()
+        assert "empty" in one_line(pptrace("analyze", file), 1)
+
+    def test_a_directory_without_traces(self, tmp_path: Path) -> None:
+        assert str(tmp_path) in one_line(pptrace("analyze", tmp_path), 1)
+
+    def test_a_path_that_does_not_exist(self, tmp_path: Path) -> None:
+        assert "nowhere" in one_line(pptrace("analyze", tmp_path / "nowhere"), 1)
+
+    def test_no_path_at_all(self) -> None:
+        assert "PATHS" in one_line(pptrace("analyze"), 2)
+
+    def test_a_truncated_gzip_is_salvaged_and_said(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        damaged = run / "rank2.json.gz"
+        damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+        report = report_of(run)
+        assert report["mesh"]["pp"] == 4
+        warnings = [line for info in report["inputs"] if info["rank"] == 2 for line in info["warnings"]]
+        assert any("kept" in line for line in warnings)
+
+    def test_a_missing_rank_is_named(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        (run / "rank2.json.gz").unlink()
+        report = report_of(run)
+        assert any("rank 2" in line for line in report["warnings"])
+        assert {rank["rank"] for step in report["steps"] for rank in step["ranks"]} == {0, 1, 3}
+
+    def test_a_trace_without_marks_still_gets_its_device_breakdown(self, tmp_path: Path) -> None:
+        kernels = [
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": {"stream": 7}}
+            for name, ts, dur in (("gemm", 0, 10), ("ncclDevKernel_AllReduce_Sum", 5, 10), ("gemm", 30, 10))
+        ]
+        file = tmp_path / "trace.json"
+        file.write_text(json.dumps({"traceEvents": kernels}), encoding="utf-8")
+        report = report_of(file)
+        assert report["framework"] == "unlabelled"
+        assert report["steps"] == []
+        (device,) = report["device"]
+        assert (device["compute_ns"], device["communication_ns"], device["idle_ns"]) == (20_000, 5_000, 15_000)
+        assert device["overlap_ratio"] == 0.5
+        assert any("no marks" in line for line in report["warnings"])
+
+    def test_output_that_cannot_be_written(self, tmp_path: Path) -> None:
+        ended: Ended = pptrace("analyze", P4, "--json", tmp_path / "missing" / "report.json")
+        assert "cannot be written" in one_line(ended, 1)
+
+    def test_marks_of_another_version_are_reported_not_guessed(self, tmp_path: Path) -> None:
+        text = gzip.decompress((P4 / "rank0.json.gz").read_bytes()).replace(b'"pp1:', b'"pp9:')
+        file = tmp_path / "rank0.json"
+        file.write_bytes(text)
+        report = report_of(file)
+        assert report["steps"] == []
+        assert any("grammar version 9" in line for line in report["warnings"])

@@ -1,0 +1,92 @@
+"""``pptrace schedule`` and ``pptrace simulate`` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.programs import one_line, pptrace
+
+
+def test_the_list_names_every_schedule() -> None:
+    out = pptrace("schedule", "list").out
+    assert all(name in out for name in ("gpipe", "1f1b", "interleaved-1f1b"))
+
+
+def test_a_plan_is_shown_on_a_grid_of_ticks_with_its_ideal() -> None:
+    out = pptrace("schedule", "show", "1f1b", "--pp", "2", "--microbatches", "2").out
+    assert "ideal bubble ratio 0.5000" in out
+    assert "rank 0 | 0F0 0F1     0B0     0B1" in out
+    assert "rank 1 |     1F0 1B0 1F1 1B1" in out
+
+
+def test_csv_is_torchs_with_and_without_communication() -> None:
+    shape = ("--pp", "2", "--microbatches", "1", "--csv", "-")
+    assert pptrace("schedule", "show", "1f1b", *shape).out == "0F0,0B0\n1F0,1B0\n"
+    lowered = pptrace("schedule", "show", "1f1b", *shape, "--with-comms").out
+    assert lowered == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+
+
+def test_a_simulation_meets_the_closed_form() -> None:
+    shape = ("--pp", "4", "--microbatches", "8", "--forward", "2", "--backward", "5")
+    result = json.loads(pptrace("simulate", "1f1b", *shape, "--json", "-").out)
+    assert result["schema"] == "pptrace.simulation/1"
+    assert result["makespan_ns"] == (8 + 4 - 1) * 7_000_000
+    assert result["bubble_ratio"] == pytest.approx(3 / 8)
+    assert [rank["peak_inflight_microbatches"] for rank in result["ranks"]] == [4, 3, 2, 1]
+    assert all("ops" not in rank for rank in result["ranks"])
+
+
+def test_a_csv_is_simulated_with_its_ops(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,,0B0\n1F0,1B0,\n", encoding="utf-8")
+    result = json.loads(pptrace("simulate", file, "--json", "-", "--ops").out)
+    assert result["schedule"] == "mine"
+    assert [(op["kind"], op["stage"], op["start_ns"]) for op in result["ranks"][1]["ops"]] == [
+        ("F", 1, 1_000_000),
+        ("B", 1, 2_000_000),
+    ]
+
+
+def test_a_picture_is_written_as_one_file(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    ended = pptrace("simulate", "interleaved-1f1b", "--pp", "2", "--microbatches", "4", "--html", page)
+    assert ended.code == 0, ended.err
+    assert "Plotly" in page.read_text(encoding="utf-8")
+
+
+def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F1,1B0,1F0,1B1\n", encoding="utf-8")
+    ended = pptrace("simulate", file)
+    assert "deadlock: rank 1 waits at 1B0 for 1F0 on rank 1" in one_line(ended, 1)
+    assert ">1B0<" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("schedule", "show", "nope", "--pp", "2", "--microbatches", "2"), 2, "'nope' is not known"),
+        (("schedule", "show", "1f1b", "--pp", "0", "--microbatches", "2"), 2, "pp is 0"),
+        (("schedule", "show", "interleaved-1f1b", "--pp", "4", "--microbatches", "6"), 2, "try m=4 or 8"),
+        (("schedule", "show", "1f1b", "--pp", "4"), 2, "--microbatches"),
+        (("simulate", "1f1b", "--pp", "4"), 2, "--microbatches is not given"),
+        (("simulate", "missing.csv"), 1, "missing.csv"),
+        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--forward", "-1"), 2, "expected at least 0"),
+        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--wgrad", "9"), 2, "cannot be larger"),
+        (("nope",), 2, "nope"),
+    ],
+)
+def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, said: str) -> None:
+    assert said in one_line(pptrace(*arguments), code)
+
+
+@pytest.mark.parametrize("cell", ["1F0xyz", "F0", "0F", "0X1", "0SEND_F"])
+def test_a_cell_that_is_no_action_is_refused_with_its_place(tmp_path: Path, cell: str) -> None:
+    file = tmp_path / "typo.csv"
+    file.write_text(f"0F0,0B0\n1F0,{cell}\n", encoding="utf-8")
+    line = one_line(pptrace("simulate", file), 1)
+    assert "row 2, cell 2" in line
+    assert repr(cell) in line

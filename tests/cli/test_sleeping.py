@@ -1,0 +1,55 @@
+"""A run whose ops sleep for known times: what is measured is what the plan, simulated with the measured ops, says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from pptrace.analysis.attribution import measured_costs
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.report.load import load
+from pptrace.simulate import Costs, simulate
+from tests.programs import EXAMPLE, pptrace
+
+_TINY = (
+    "--layers",
+    "4",
+    "--hidden",
+    "16",
+    "--heads",
+    "2",
+    "--seq",
+    "8",
+    "--microbatch-size",
+    "1",
+    "--microbatches",
+    "6",
+)
+_SLEEP = ("--sleep-forward", "80", "--sleep-backward", "160")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops(ranks: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    steps = ("--steps", "1:4")
+    ended = pptrace("run", "-n", str(ranks), *steps, "-o", run, EXAMPLE, "--steps", "4", *_TINY, *_SLEEP)
+    assert ended.code == 0, ended.err
+    assert "With every op at the mean of its kind and free messages, this plan takes" in ended.out
+
+    analysis = load([run])
+    assert analysis.plan is not None
+    errors = []
+    for step in analysis.report.steps:
+        ops = analysis.data.ops
+        mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
+        costs = measured_costs(mine, analysis.data.comms[analysis.data.comms["step"] == step.step])
+        simulated = simulate(analysis.plan, Costs(ops=costs.ops))
+        measured_bubble = sum(rank.bubble_ns for rank in step.ranks)
+        simulated_bubble = sum(rank.bubble_ns for rank in simulated.ranks)
+        errors.append(measured_bubble / simulated_bubble - 1)
+        assert step.bubble.ideal_ratio == pytest.approx((ranks - 1) / 6)
+        assert step.bubble.waterfall_ns is not None
+    assert len(errors) == 3
+    assert abs(median(errors)) <= 0.03, errors

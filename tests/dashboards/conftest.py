@@ -1,0 +1,134 @@
+"""A browser, served dashboards, and small run directories."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dashboards.app import create_app
+from dashboards.serve import bind, make, url_of
+
+HERE = Path(__file__).resolve().parent
+PAGE_MS = 20_000
+
+
+def load_module(path: Path) -> ModuleType:
+    """A helper module beside the tests, which are no package."""
+    name = f"pptrace_tests_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> ModuleType:
+    """Makes run directories: see synthetic.py."""
+    return load_module(HERE / "synthetic.py")
+
+
+@pytest.fixture(scope="session")
+def run_p4(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic: 1f1b, p=4, m=8, three steps of different length."""
+    path: Path = synthetic.write_run(tmp_path_factory.mktemp("p4"), "1f1b", pp=4, num_microbatches=8, num_steps=3)
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_p8v2(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic: interleaved 1F1B, p=8, v=2, m=16."""
+    folder = tmp_path_factory.mktemp("p8v2")
+    path: Path = synthetic.write_run(folder, "interleaved-1f1b", pp=8, num_microbatches=16, num_chunks=2, num_steps=1)
+    return path
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
+    """Serve a dashboard of some paths on a free port; the address."""
+    servers: list[tuple[Any, Any, threading.Thread]] = []
+
+    def start(paths: Sequence[Path]) -> str:
+        listener = bind("127.0.0.1", 0)
+        server = make(create_app(paths), listener)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        servers.append((listener, server, thread))
+        return url_of(listener)
+
+    yield start
+    for listener, server, thread in servers:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+        listener.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium. A test that needs it fails where there is none."""
+    get_browser = load_module(HERE.parent / "tools" / "get_browser.py")
+    try:
+        path = get_browser.find_browser()
+    except get_browser.NoBrowserError as err:
+        pytest.fail(str(err), pytrace=False)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=str(path), args=list(get_browser.BROWSER_ARGS), timeout=60_000
+        )
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Visit:
+    """A page, with what it asked for and complained about."""
+
+    page: Any
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def foreign_requests(self) -> list[str]:
+        return [url for url in self.requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))]
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
+    """Open an address at 1400×900. What the page asks for, and what it complains about, is judged when the test ends."""
+    visits: list[Visit] = []
+
+    def open_page(url: str) -> Visit:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(PAGE_MS)
+        opened = Visit(page)
+        visits.append(opened)
+        page.on("request", lambda request: opened.requests.append(request.url))
+        page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda message: opened.complaints.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        page.goto(url)
+        return opened
+
+    yield open_page
+    for opened in visits:
+        opened.page.close()
+    for opened in visits:
+        assert opened.complaints == []
+        assert opened.foreign_requests() == []
+        assert len(opened.requests) > 3

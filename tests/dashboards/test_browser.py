@@ -1,0 +1,246 @@
+"""The dashboard as a person sees it: in a real headless Chromium."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pptrace.report.load import load
+from pptrace.report.units import milliseconds, percent, ratio
+
+pytestmark = pytest.mark.browser
+
+Serve = Callable[[Sequence[Path]], str]
+Visiting = Callable[[str], Any]
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "1f1b_p4"
+
+
+def choose_step(page: Any, step: int) -> None:
+    page.click("#step")
+    page.locator(".dash-dropdown-content .dash-dropdown-option", has_text=f"{step}  ·").first.click()
+
+
+def open_timeline(page: Any) -> None:
+    page.click("#to-timeline")
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+
+
+def x_range(page: Any) -> list[float]:
+    found: list[float] = page.evaluate("document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range")
+    return found
+
+
+def place_of_bar(page: Any, name: str, number: int) -> tuple[float, float]:
+    """The middle of a trace's bar on the screen, px."""
+    box = page.evaluate(
+        """([name, number]) => {
+            const plot = document.querySelector('#timeline .js-plotly-plot');
+            const drawn = plot.calcdata.findIndex(points => points[0].trace.name === name);
+            const uid = plot.calcdata[drawn][0].trace.uid;
+            const point = plot.calcdata[drawn][number];
+            const layout = plot._fullLayout;
+            const frame = plot.getBoundingClientRect();
+            return [
+                frame.left + layout.xaxis._offset + layout.xaxis.l2p((point.b + point.s) / 2),
+                frame.top + layout.yaxis._offset + layout.yaxis.l2p((point.p0 + point.p1) / 2),
+                uid.length,
+            ];
+        }""",
+        [name, number],
+    )
+    return box[0], box[1]
+
+
+@pytest.mark.parametrize("which", ["sample", "synthetic"])
+def test_the_overview_shows_the_numbers_of_the_report(which: str, run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    path = SAMPLE if which == "sample" else run_p4
+    step = load([path]).report.steps[0]
+    page = visit(serve([path])).page
+    assert page.text_content("#tile-span") == f"{milliseconds(step.span_ns)} ms"
+    assert page.text_content("#tile-ratio") == ratio(step.bubble.ratio)
+    assert page.text_content("#tile-ratio-detail") == f"ideal {ratio(step.bubble.ideal_ratio)}"
+    assert page.text_content("#tile-share") == percent(step.bubble.share)
+    assert page.text_content("#tile-share-detail") == f"ideal {percent(step.bubble.ideal_share)}"
+    slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
+    assert page.text_content("#tile-slowest") == f"rank {slowest.rank}"
+    exposed = sum(rank.exposed_comm_ns for rank in step.ranks) / sum(rank.window_ns for rank in step.ranks)
+    assert page.text_content("#tile-exposed") == percent(exposed)
+    page.wait_for_selector("#rank-bars .barlayer .bars")
+    shown = page.locator("#rank-bars .ytick").all_text_contents()
+    assert [text.split("stage")[0].strip() for text in shown] == [f"rank {rank.rank}" for rank in step.ranks]
+    widths = page.evaluate(
+        "document.querySelector('#rank-bars .js-plotly-plot').calcdata.slice(0, 3).map(t => t.map(p => p.s1 - p.s0))"
+    )
+    for part, name in zip(widths, ("compute_ns", "exposed_comm_ns", "bubble_ns"), strict=True):
+        assert part == pytest.approx([getattr(rank, name) / 1e6 for rank in step.ranks])
+
+
+def test_the_pictures_of_the_overview_are_tall_enough_to_read(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([run_p4])).page
+    for name in ("rank-bars", "waterfall"):
+        page.wait_for_selector(f"#{name} .barlayer .bars")
+        assert page.locator(f"#{name} svg.main-svg").first.bounding_box()["height"] > 250
+
+
+def test_choosing_a_step_changes_the_numbers(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    steps = load([run_p4]).report.steps
+    page = visit(serve([run_p4])).page
+    page.wait_for_selector("#tile-span")
+    choose_step(page, steps[2].step)
+    page.wait_for_function(
+        "text => document.querySelector('#tile-span').textContent === text",
+        arg=f"{milliseconds(steps[2].span_ns)} ms",
+    )
+    assert page.text_content("#tile-ratio") == ratio(steps[2].bubble.ratio)
+    open_timeline(page)
+    page.wait_for_function(
+        "text => document.querySelector('#timeline-note').textContent.includes(text)",
+        arg=f"Measured {milliseconds(steps[2].span_ns)} ms",
+    )
+
+
+def test_the_timeline_has_a_row_for_each_rank_and_a_number_in_each_wide_bar(
+    run_p4: Path, serve: Serve, visit: Visiting
+) -> None:
+    page = visit(serve([run_p4]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    rows = page.locator("#timeline .ytick").all_text_contents()
+    assert [row.split() for row in rows] == [["rank", f"{rank}", "stage", f"{rank}"] for rank in range(4)]
+    numbers = page.locator("#timeline .bartext").all_text_contents()
+    assert sorted(set(numbers), key=int) == [str(number) for number in range(8)]
+    assert len(numbers) == 2 * 8 * 4
+    legend = page.locator("#timeline .legendtext").all_text_contents()
+    assert {"Forward", "Backward", "Transfer", "Waiting", "warmup", "steady", "cooldown"} <= set(legend)
+
+
+def test_hovering_an_op_and_a_bubble_tells_their_details(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([run_p4]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    page.mouse.move(*place_of_bar(page, "Forward", 2))
+    page.wait_for_selector("#timeline .hoverlayer .hovertext")
+    text = page.text_content("#timeline .hoverlayer .hovertext")
+    for part in ("Forward", "microbatch 2", "rank 0", "stage 0", "warmup", "step 2", "from 8.000 ms", "4.000 ms long"):
+        assert part in text
+    page.mouse.move(*place_of_bar(page, "Bubble", 0))
+    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('Bubble')")
+    page.mouse.move(*place_of_bar(page, "Waiting", 0))
+    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('Receive from rank')")
+
+
+def test_dragging_zooms_and_a_double_click_goes_back(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([run_p4]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    before = x_range(page)
+    plot = page.locator("#timeline .nsewdrag").first.bounding_box()
+    page.mouse.move(plot["x"] + plot["width"] * 0.25, plot["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + 60, steps=5)
+    page.mouse.up()
+    width = before[1] - before[0]
+    page.wait_for_function(
+        """width => {
+            const range = document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range;
+            return range[1] - range[0] < 0.3 * width;
+        }""",
+        arg=width,
+    )
+    zoomed = x_range(page)
+    assert zoomed[0] == pytest.approx(before[0] + 0.25 * width, rel=0.05)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function(
+        "low => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[0] > low", arg=zoomed[0]
+    )
+    page.mouse.dblclick(plot["x"] + plot["width"] * 0.5, plot["y"] + 60)
+    page.wait_for_function(
+        "high => document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range[1] > 0.99 * high", arg=before[1]
+    )
+    assert x_range(page) == pytest.approx(before)
+
+
+def test_the_plan_can_be_seen_in_place_of_the_measurement(run_p4: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([run_p4]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    before = x_range(page)
+    page.get_by_text("Planned", exact=True).click()
+    page.wait_for_function("document.querySelector('#timeline-note').textContent.startsWith('The plan alone takes')")
+    page.mouse.move(*place_of_bar(page, "Backward", 0))
+    page.wait_for_function("document.querySelector('#timeline .hoverlayer').textContent.includes('simulated')")
+    assert x_range(page) == pytest.approx(before)
+
+
+def test_an_interleaved_run_shows_its_chunks(run_p8v2: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([run_p8v2]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    rows = page.locator("#timeline .ytick").all_text_contents()
+    assert [row.split() for row in rows] == [["rank", f"{r}", "stages", f"{r},", f"{r + 8}"] for r in range(8)]
+    legend = page.locator("#timeline .legendtext").all_text_contents()
+    assert {"Forward, chunk 0", "Forward, chunk 1", "Backward, chunk 0", "Backward, chunk 1"} <= set(legend)
+
+
+@pytest.mark.parametrize("address", ["", "timeline"])
+def test_an_empty_directory_says_so(address: str, tmp_path: Path, serve: Serve, visit: Visiting) -> None:
+    page = visit(serve([tmp_path]) + address).page
+    assert "empty" in page.text_content("#problem")
+    assert str(tmp_path) in page.text_content("#problem")
+    assert page.locator("#step-box.hidden").count() == 1
+
+
+def test_a_damaged_run_says_what_is_wrong_with_each_file_and_rank(
+    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+) -> None:
+    (tmp_path / "rank0.json.gz").write_bytes(b"")
+    (tmp_path / "rank1.json.gz").write_bytes(b"this is no trace")
+    broken = {"status": "failed", "trace": None, "error": "RuntimeError: out of luck"}
+    synthetic.write_run_json(tmp_path, 3, status="failed", rank2=broken)
+    page = visit(serve([tmp_path])).page
+    assert "rank0.json.gz" in page.text_content("#problem")
+    assert "failed" in page.text_content("#run-facts")
+    assert "RuntimeError: out of luck" in page.text_content("#run-ranks")
+    files = page.locator("#files tbody tr").all_text_contents()
+    assert len(files) == 3
+    assert "empty" in files[0]
+    assert "this is no trace" in files[1]
+
+
+def test_a_run_that_lost_a_rank_shows_the_others_and_says_so(
+    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+) -> None:
+    synthetic.write_run(tmp_path, "1f1b", pp=3, num_microbatches=4)
+    (tmp_path / "rank2.json.gz").unlink()
+    lost = {"status": "killed", "trace": None, "error": "killed by SIGKILL"}
+    synthetic.write_run_json(tmp_path, 3, status="failed", rank2=lost)
+    page = visit(serve([tmp_path])).page
+    assert page.text_content("#tile-span").endswith(" ms")
+    problem = page.text_content("#run-problem")
+    assert "failed" in problem
+    assert "rank 2: killed by SIGKILL" in problem
+    assert "rank 2" in page.text_content("#warnings")
+    open_timeline(page)
+    assert page.locator("#timeline .ytick").count() == 2
+
+
+def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serve: Serve, visit: Visiting) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    content = {"schemaVersion": 1, "traceEvents": [event]}
+    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    page = visit(serve([tmp_path])).page
+    assert "No pipeline steps" in page.text_content("#no-steps")
+    assert "no pipeline ops recognised" in page.text_content("#warning-lines")
+    page.click("#to-timeline")
+    page.wait_for_function("document.querySelector('#timeline').textContent.includes('No pipeline steps')")
+
+
+def test_files_that_appear_are_noticed_on_reload(
+    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+) -> None:
+    page = visit(serve([tmp_path])).page
+    page.wait_for_selector("#problem")
+    synthetic.write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
+    page.reload()
+    assert page.text_content("#tile-slowest") == "rank 1"

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dashboards.serve import bind, open_browser, url_of
+from pptrace.errors import PptraceError, UsageError
+
+ENDS_S = 60
+PPTRACE = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "dashboard"]
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PPTRACE, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=ENDS_S)
+    finally:
+        process.kill()
+
+
+def test_the_command_prints_its_address_and_ends_quietly_on_ctrl_c(run_p4: Path) -> None:
+    process = start(str(run_p4), "--port", "0", "--no-open")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    address = line.split(" at ")[1].split()[0]
+    assert address.startswith("http://127.0.0.1:")
+    with socket.create_connection(("127.0.0.1", int(address.rstrip("/").rpartition(":")[2])), timeout=ENDS_S):
+        process.send_signal(signal.SIGINT)
+    out, err = end(process)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(str(tmp_path), "--port", str(port), "--no-open")
+        out, err = end(process)
+    assert process.returncode == 1
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert f"127.0.0.1:{port}" in err
+    assert "--port" in err
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "error"), [("127.0.0.1", 70_000, UsageError), ("no.such.host.invalid", 0, PptraceError)]
+)
+def test_impossible_addresses_are_refused(host: str, port: int, error: type[PptraceError]) -> None:
+    with pytest.raises(error, match="expected"):
+        bind(host, port)
+
+
+def test_the_address_of_every_interface_is_shown_as_this_machines() -> None:
+    with bind("0.0.0.0", 0) as listener:
+        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+def test_no_browser_is_opened_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    opened: list[str] = []
+    assert not open_browser("http://x/", lambda url: bool(opened.append(url)))
+    assert opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    thread = open_browser("http://x/", lambda url: bool(opened.append(url)))
+    assert thread is not None
+    thread.join(ENDS_S)
+    assert opened == ["http://x/"]
+
+
+def test_the_dashboard_never_imports_torch(run_p4: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from dashboards.app import create_app; from dashboards.store import Store;"
+        f"create_app([Path({str(run_p4)!r})]); assert Store([Path({str(run_p4)!r})]).get().analysis;"
+        "print([name for name in ('torch', 'nvtx', 'instrument') if name in sys.modules])"
+    )
+    found = run_python(["-c", code])
+    assert found == "[]"
+
+
+def run_python(args: Sequence[str]) -> str:
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, timeout=ENDS_S, check=True
+    ).stdout.strip()

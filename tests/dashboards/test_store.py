@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dashboards.store
+from dashboards.planned import plan_step
+from dashboards.store import Loaded, Store
+from pptrace.report.load import load
+from pptrace.simulate import simulate, uniform
+
+
+def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, synthetic: ModuleType) -> None:
+    synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2)
+    store = Store([tmp_path])
+    first = store.get()
+    assert store.get() is first
+    assert [step.step for step in first.steps] == [2]
+    synthetic.write_run(tmp_path, "1f1b", pp=2, num_microbatches=2, num_steps=2)
+    assert [step.step for step in store.get().steps] == [2, 3]
+
+
+def test_a_missing_path_is_an_error_line(tmp_path: Path) -> None:
+    loaded = Store([tmp_path / "nowhere"]).get()
+    assert loaded.analysis is None
+    assert loaded.error.startswith(f"{tmp_path / 'nowhere'}: not found")
+    assert loaded.files == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_run_json_is_no_obstacle(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    loaded = Store([tmp_path]).get()
+    assert loaded.run == {}
+    assert loaded.error != ""
+    assert [file.name for file in loaded.files] == ["run.json"]
+
+
+def test_a_mistake_of_our_own_is_a_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_paths: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(dashboards.store, "load", fail)
+    loaded = Store([tmp_path]).get()
+    assert loaded.error.startswith("ZeroDivisionError: division by zero")
+
+
+def test_several_paths_are_named_after_the_first(tmp_path: Path) -> None:
+    assert Loaded((tmp_path / "a", tmp_path / "b")).title == "a and 1 more"
+
+
+def test_a_planned_step_is_the_plan_at_the_mean_cost_of_each_kind(run_p4: Path) -> None:
+    analysis = load([run_p4])
+    planned = plan_step(analysis, 2)
+    assert planned is not None
+    assert analysis.plan is not None
+    forward, backward = 4_000_000 * (1 + 0.3 / 4), 8_000_000 * (1 + 0.3 / 4)
+    expected = simulate(analysis.plan, uniform(round(forward), round(backward)))
+    assert planned.span_ns == expected.makespan_ns == (8 + 4 - 1) * round(forward + backward)
+    assert planned.windows[0].ranks == (0, 1, 2, 3)
+    assert set(planned.ops["source"]) == {"simulated"}
+    assert planned.ops["start_ns"].min() == analysis.windows[0].start_ns
+    assert plan_step(analysis, 99) is None

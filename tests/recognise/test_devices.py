@@ -1,0 +1,85 @@
+"""Device work: what it is, who launched it, and how its time splits."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.recognise.devices import NO_DEVICE, breakdown, device_work
+from pptrace.tables import Category
+from tests.synthetic import Event, make_trace
+
+NAMES = {
+    "compute": (Category.KERNEL, "ampere_sgemm_128x64_nn"),
+    "communication": (Category.KERNEL, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+    "copy": (Category.MEMCPY, "Memcpy HtoD (Pinned -> Device)"),
+    "fill": (Category.MEMSET, "Memset (Device)"),
+    "projected": (Category.DEVICE_ANNOTATION, "pp1:STEP step=0"),
+    "sync": (Category.DEVICE_SYNC, "Stream Sync"),
+    "host": (Category.CPU_OP, "aten::mm"),
+}
+OWNERS = {"compute": "compute", "communication": "communication", "copy": "memory", "fill": "memory"}
+placed = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(0, 60), st.integers(0, 15)), max_size=15)
+
+
+def events_of(rows: list[tuple[str, int, int]]) -> list[Event]:
+    return [Event(*NAMES[what], start, start + length, 0, 7) for what, start, length in rows]
+
+
+@given(placed, st.booleans(), st.integers(0, 40), st.integers(0, 40))
+def test_each_nanosecond_belongs_to_one_category_in_order(
+    rows: list[tuple[str, int, int]], in_window: bool, start: int, length: int
+) -> None:
+    work = device_work(make_trace(events_of(rows)).events)
+    owned: dict[str, set[int]] = {"compute": set(), "communication": set(), "memory": set()}
+    device_rows = [row for row in rows if row[0] in OWNERS]
+    for what, begin, duration in device_rows:
+        owned[OWNERS[what]] |= set(range(begin, begin + duration))
+    if not device_rows:
+        assert breakdown(work) == NO_DEVICE
+        return
+    first = start if in_window else min(begin for _, begin, _ in device_rows)
+    last = start + length if in_window else max(begin + duration for _, begin, duration in device_rows)
+    window = set(range(first, last))
+    compute, communication, memory = (owned[name] & window for name in ("compute", "communication", "memory"))
+    found = breakdown(work, first, last) if in_window else breakdown(work)
+    assert (found.first_ns, found.last_ns) == (first, last)
+    assert found.busy_ns == len(compute | communication | memory)
+    assert found.compute_ns == len(compute)
+    assert found.communication_ns == len(communication - compute)
+    assert found.memory_ns == len(memory - compute - communication)
+    assert found.idle_ns == len(window) - len(compute | communication | memory)
+    expected = len(communication & compute) / len(communication) if communication else None
+    assert found.overlap_ratio == expected
+
+
+def test_communication_kernels_are_told_by_their_names() -> None:
+    carriers = ["ncclDevKernel_SendRecv", "ncclKernel_AllGather_RING_LL", "rcclGenericKernel", "userbuffers_fp16_sum",
+                "void cross_device_reduce_2stage<float>", "nvshmemi_transfer", "internode::dispatch", "intranode::combine"]  # fmt: skip
+    others = ["ampere_sgemm", "void at::native::vectorized_elementwise_kernel", "flash_fwd_kernel", "reduce_kernel"]
+    rows = [Event(Category.KERNEL, name, place, place + 1, 0, 7) for place, name in enumerate(carriers + others)]
+    work = device_work(make_trace(rows).events)
+    assert work.is_communication.tolist() == [True] * len(carriers) + [False] * len(others)
+    assert work.is_compute.tolist() == (~work.is_communication).tolist()
+
+
+def test_work_finds_its_launch_by_correlation() -> None:
+    rows = [
+        Event(Category.RUNTIME, "cudaLaunchKernel", 5, 6, thread=1, correlation=11),
+        Event(Category.RUNTIME, "cudaMemcpyAsync", 7, 8, thread=2, correlation=3),
+        Event(Category.RUNTIME, "cudaDeviceSynchronize", 9, 99, thread=1, correlation=-1),
+        Event(Category.KERNEL, "gemm", 20, 30, 0, 7, correlation=11),
+        Event(Category.MEMCPY, "copy", 30, 31, 0, 9, correlation=3),
+        Event(Category.KERNEL, "of an unrecorded launch", 40, 50, 0, 7, correlation=12),
+        Event(Category.KERNEL, "without correlation", 60, 61, 0, 7),
+    ]
+    work = device_work(make_trace(rows).events)
+    assert work.launch_ns.tolist() == [5, 7, -1, -1]
+    assert work.stream.tolist() == [7, 9, 7, 7]
+
+
+def test_a_trace_without_device_events_has_no_work() -> None:
+    work = device_work(make_trace([Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1)]).events)
+    assert len(work) == 0
+    assert breakdown(work, 0, 100) == NO_DEVICE
+    assert len(device_work(make_trace([]).events)) == 0

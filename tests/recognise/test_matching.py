@@ -1,0 +1,178 @@
+"""The two ends of a transfer, the members of a collective, and what of them is waiting."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from pptrace.recognise.matching import match_comms, with_transfers
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.recognise import recognise
+from pptrace.schedule.registry import build
+from pptrace.tables import COMMS, empty_table, make_table
+from tests.synthetic import BYTES, Recording, record, without
+
+MESH = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
+
+
+def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
+    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
+    blank |= {"axis": "pp", "clock": "host", "match": -1, "peer": -1, "stage": -1, "microbatch": -1}
+    filled = [blank | row | {"transfer_start_ns": row["start_ns"], "transfer_end_ns": row["end_ns"]} for row in rows]
+    return make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS})
+
+
+def pair(send: tuple[int, int], recv: tuple[int, int], clock: str = "host") -> pd.DataFrame:
+    """A matched send and receive with their (start, end)."""
+    both = {"match": 0, "direction": "F", "clock": clock}
+    return comms_of(
+        {"rank": 0, "kind": "send", "start_ns": send[0], "end_ns": send[1], **both},
+        {"rank": 1, "kind": "recv", "start_ns": recv[0], "end_ns": recv[1], **both},
+    )
+
+
+def transfers(comms: pd.DataFrame) -> list[tuple[int, int]]:
+    filled = with_transfers(comms)
+    return list(zip(filled["transfer_start_ns"].tolist(), filled["transfer_end_ns"].tolist(), strict=True))
+
+
+RECORDINGS = {
+    "gpipe": record(build("gpipe", 3, 4), latency=70),
+    "1f1b": record(build("1f1b", 4, 6), latency=70, steps=2),
+    "interleaved": record(build("interleaved-1f1b", 2, 4, 2), latency=70),
+    "replicas": record(build("1f1b", 2, 3), latency=70, dp=3),
+    "devices": record(build("1f1b", 4, 6), latency=70, device=True),
+    "interleaved on devices": record(build("interleaved-1f1b", 2, 4, 2), latency=70, device=True, steps=2),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+def test_every_transfer_of_a_plan_finds_its_other_end(recording: Recording) -> None:
+    comms = recognise(recording.traces()).comms
+    p2p = comms[comms["kind"].isin(("send", "recv"))]
+    job = recording.job
+    expected = sum(len(recording.run.transfers(rank)) for rank in range(job.plan.pp)) * job.dp * job.steps
+    assert len(p2p) == expected > 0
+    assert (p2p["match"] >= 0).all()
+    assert (p2p["bytes"] == BYTES).all()
+    for _, ends in p2p.groupby("match"):
+        send, recv = (ends[ends["kind"] == kind].iloc[0] for kind in ("send", "recv"))
+        assert len(ends) == 2
+        assert (send["rank"], send["peer"]) == (recv["peer"], recv["rank"])
+        assert (send["step"], send["direction"], send["microbatch"]) == (
+            recv["step"],
+            recv["direction"],
+            recv["microbatch"],
+        )
+        assert recv["stage"] - send["stage"] == (1 if send["direction"] == "F" else -1)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+def test_waiting_and_moving_data_are_told_apart_as_they_were(recording: Recording) -> None:
+    """The paper run knows when both sides were there and when the message was through: latency after that."""
+    comms = with_transfers(recognise(recording.traces()).comms)
+    job = recording.job
+    for rank in range(job.dp * job.plan.pp):
+        mine = comms[(comms["rank"] == rank) & (comms["axis"] == "pp") & (comms["step"] == 0)]
+        met = {str(done.action): done.met + recording.begin(0) for done in recording.run.transfers(rank // job.dp)}
+        assert len(mine) == len(met)
+        for row in mine.itertuples():
+            cell = f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}"
+            assert row.transfer_start_ns == met[cell], cell
+            assert row.transfer_end_ns >= row.transfer_start_ns + 70
+            if row.kind == "send":
+                assert row.transfer_end_ns == row.transfer_start_ns + 70, cell
+
+
+def test_the_side_that_comes_first_waits() -> None:
+    assert transfers(pair(send=(10, 50), recv=(30, 52))) == [(30, 50), (30, 52)]
+    assert transfers(pair(send=(30, 50), recv=(10, 52))) == [(30, 50), (30, 52)]
+
+
+def test_a_buffered_send_does_not_wait_and_its_late_receive_only_copies() -> None:
+    assert transfers(pair(send=(10, 14), recv=(30, 33))) == [(10, 14), (30, 33)]
+
+
+def test_a_receive_never_counts_its_wait_as_transfer_even_when_clocks_are_a_little_off() -> None:
+    """It seems to end before its send began: all of it was waiting."""
+    assert transfers(pair(send=(100, 120), recv=(10, 98))) == [(100, 120), (98, 98)]
+
+
+def test_a_message_that_takes_no_time_is_all_waiting() -> None:
+    assert transfers(pair(send=(10, 30), recv=(30, 30))) == [(30, 30), (30, 30)]
+
+
+def test_a_send_is_over_with_its_receive_though_its_group_lasts_longer() -> None:
+    assert transfers(pair(send=(10, 90), recv=(30, 41), clock="device")) == [(30, 41), (30, 41)]
+    assert transfers(pair(send=(10, 41), recv=(30, 90), clock="device")) == [(30, 41), (30, 41)]
+
+
+def test_on_the_host_a_receive_may_outlast_its_buffered_send() -> None:
+    assert transfers(pair(send=(30, 31), recv=(10, 60))) == [(30, 31), (30, 60)]
+
+
+def test_what_is_not_matched_keeps_its_own_times() -> None:
+    assert transfers(comms_of({"rank": 0, "kind": "recv", "start_ns": 5, "end_ns": 9})) == [(5, 9)]
+
+
+def test_the_members_of_a_collective_wait_for_the_last() -> None:
+    members = [(0, 10, 52), (1, 30, 50), (2, 20, 51)]
+    rows = [{"rank": r, "kind": "all_reduce", "match": 3, "start_ns": s, "end_ns": e} for r, s, e in members]
+    assert transfers(comms_of(*rows)) == [(30, 52), (30, 50), (30, 51)]
+
+
+def test_the_root_of_a_broadcast_may_be_done_before_the_others_come() -> None:
+    rows = [
+        {"rank": r, "kind": "broadcast", "match": 3, "start_ns": s, "end_ns": e}
+        for r, s, e in [(0, 10, 12), (1, 30, 35)]
+    ]
+    assert transfers(comms_of(*rows)) == [(10, 12), (30, 35)]
+
+
+def collective(rank: int, start: int, axis: str = "dp", size: int = 2, kind: str = "all_reduce") -> dict[str, object]:
+    return {"rank": rank, "kind": kind, "axis": axis, "group_size": size, "start_ns": start, "end_ns": start + 5}
+
+
+def test_collectives_are_matched_within_their_group_in_order() -> None:
+    rows = [collective(r, start) for r in range(4) for start in (10 + r, 50 + r)]
+    matched = match_comms(comms_of(*rows), MESH)
+    groups = {tuple(sorted(members["rank"])): set(members["start_ns"] // 40) for _, members in matched.groupby("match")}
+    assert matched["match"].nunique() == 4
+    assert set(groups) == {(0, 1), (2, 3)}
+    for _, members in matched.groupby("match"):
+        assert members["start_ns"].max() - members["start_ns"].min() < 40
+
+
+def test_a_collective_that_lacks_a_member_is_not_matched() -> None:
+    matched = match_comms(comms_of(collective(0, 10), collective(2, 10), collective(3, 12)), MESH)
+    assert matched["match"].tolist()[0] == -1
+    assert matched["match"].tolist()[1] == matched["match"].tolist()[2] >= 0
+
+
+def test_the_collectives_of_replicas_and_the_transfers_have_numbers_of_their_own() -> None:
+    comms = recognise(RECORDINGS["replicas"].traces()).comms
+    reduces = comms[comms["kind"] == "all_reduce"]
+    assert sorted(reduces.groupby("match")["rank"].agg(tuple)) == [(0, 1, 2), (3, 4, 5)]
+    assert not set(reduces["match"]) & set(comms.loc[comms["kind"] != "all_reduce", "match"])
+
+
+def test_transfers_to_a_rank_without_a_trace_stay_unmatched() -> None:
+    comms = recognise(without(RECORDINGS["1f1b"].traces(), 2), num_ranks=4).comms
+    to_missing = comms["peer"] == 2
+    assert (comms.loc[to_missing, "match"] == -1).all()
+    assert (comms.loc[~to_missing, "match"] >= 0).all()
+
+
+def test_an_end_that_occurs_twice_is_not_guessed_at() -> None:
+    comms = recognise(RECORDINGS["gpipe"].traces()).comms.drop(columns="match").assign(match=-1)
+    doubled = pd.concat([comms, comms.head(1)], ignore_index=True)
+    matched = match_comms(doubled, RECORDINGS_MESH)
+    assert (matched["match"] == -1).sum() == 3
+    assert matched.iloc[0]["match"] == -1
+
+
+RECORDINGS_MESH = recognise(RECORDINGS["gpipe"].traces()).mesh
+
+
+def test_nothing_is_matched_in_an_empty_table() -> None:
+    assert len(match_comms(empty_table(COMMS), MESH)) == len(with_transfers(empty_table(COMMS))) == 0

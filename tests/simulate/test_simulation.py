@@ -1,0 +1,209 @@
+"""The simulator against closed forms and against timelines worked out by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.schedule.replay import needs_of
+from pptrace.schedule.text import from_rows
+from pptrace.simulate import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
+from pptrace.tables import OPS
+from tests.schedule.shapes import interleaved_shapes, one_chunk_shapes, plans
+
+COSTS = [(1, 2), (3, 1), (5, 5), (7, 0)]
+
+
+def spans(simulation: Simulation) -> dict[str, tuple[int, int]]:
+    return {str(timed.action): (timed.start, timed.end) for rank in simulation.ranks for timed in rank.timeline}
+
+
+def test_gpipe_and_1f1b_take_m_plus_p_minus_1_pairs() -> None:
+    for number, (p, m) in enumerate(one_chunk_shapes()):
+        f, b = COSTS[number % len(COSTS)]
+        for name in ("gpipe", "1f1b"):
+            simulation = simulate(build(name, p, m), uniform(f, b))
+            assert simulation.makespan_ns == (m + p - 1) * (f + b), (name, p, m)
+            for rank in simulation.ranks:
+                assert rank.compute_ns == m * (f + b)
+                assert rank.bubble_ns == (p - 1) * (f + b)
+
+
+def test_interleaved_has_a_bubble_of_p_minus_1_pairs_of_chunks() -> None:
+    """Whatever the group size, as long as m is a whole number of groups."""
+    checked = 0
+    for p, m, v, n in interleaved_shapes():
+        if m % n == 0 and (n == p or m <= 2 * n) and p * m * v < 300:
+            f, b = COSTS[checked % 2]
+            simulation = simulate(build("interleaved-1f1b", p, m, v, n), uniform(f, b))
+            assert {rank.bubble_ns for rank in simulation.ranks} == {(p - 1) * (f + b)}, (p, m, v, n)
+            assert simulation.makespan_ns == (m * v + p - 1) * (f + b)
+            checked += 1
+    assert checked > 100
+
+
+def test_the_lean_warmup_has_the_same_bubble() -> None:
+    for p, m, v in [(2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)]:
+        lean = simulate(build("interleaved-1f1b", p, m, v, lean=True), uniform(2, 4))
+        assert lean.makespan_ns == (m * v + p - 1) * 6
+        assert lean.ranks[0].peak_inflight_microbatches < 2 * (p - 1) + (v - 1) * p + 1
+
+
+def test_ratio_and_share_are_those_of_the_textbook() -> None:
+    for p, m in [(1, 3), (2, 2), (4, 8), (8, 32)]:
+        for name in ("gpipe", "1f1b"):
+            simulation = simulate(build(name, p, m), IDEAL)
+            assert simulation.bubble_ratio == pytest.approx((p - 1) / m)
+            assert simulation.bubble_share == pytest.approx((p - 1) / (m + p - 1))
+    for p, m, v in [(2, 4, 2), (4, 8, 4), (8, 8, 3)]:
+        simulation = simulate(build("interleaved-1f1b", p, m, v), IDEAL)
+        assert simulation.bubble_ratio == pytest.approx((p - 1) / (v * m))
+        assert simulation.bubble_share == pytest.approx((p - 1) / (v * m + p - 1))
+
+
+def test_the_ratio_is_over_compute_and_the_share_over_the_window_with_unequal_stages_too() -> None:
+    simulation = simulate(
+        build("1f1b", 2, 3), Costs(stages={(Kind.F, 0): 1, (Kind.F, 1): 3, (Kind.B, 0): 2, (Kind.B, 1): 4})
+    )
+    compute = 3 * (1 + 2) + 3 * (3 + 4)
+    bubble = 2 * simulation.makespan_ns - compute
+    assert simulation.bubble_ratio == pytest.approx(float(Fraction(bubble, compute)))
+    assert simulation.bubble_share == pytest.approx(float(Fraction(bubble, 2 * simulation.makespan_ns)))
+
+
+def test_gpipe_holds_all_microbatches_and_1f1b_p_minus_r() -> None:
+    for p, m in one_chunk_shapes():
+        gpipe, one = (simulate(build(name, p, m), IDEAL) for name in ("gpipe", "1f1b"))
+        assert [rank.peak_inflight_microbatches for rank in gpipe.ranks] == [m] * p
+        assert [rank.peak_inflight_microbatches for rank in one.ranks] == [min(p - r, m) for r in range(p)]
+
+
+def test_interleaved_holds_one_more_than_its_warmup() -> None:
+    for p, m, v, n in interleaved_shapes():
+        if p * m * v < 150:
+            plan = build("interleaved-1f1b", p, m, v, n)
+            warmup = [min(m * v, 2 * (p - r - 1) + (v - 1) * n) for r in range(p)]
+            assert [peak_inflight(plan.ranks[r]) for r in range(p)] == [min(w + 1, m * v) for w in warmup]
+
+
+def test_a_split_backward_holds_its_activation_until_the_weight_gradient() -> None:
+    plan = from_rows([["0F0", "0I0", "0F1", "0I1", "0W0", "0F2", "0B2", "0W1"]], "split")
+    assert peak_inflight(plan.ranks[0]) == 2
+    full = from_rows([["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"]], "full")
+    assert peak_inflight(full.ranks[0]) == 1
+
+
+def test_1f1b_with_latency_by_hand() -> None:
+    """p=2, m=2, f=10, b=20, message 3.
+
+    rank 0  F0 0-10  F1 10-20  (B0 of rank 1 ends at 43, arrives 46)  B0 46-66  (B1 ends 73, arrives 76)  B1 76-96
+    rank 1  F0 13-23  B0 23-43  F1 43-53  B1 53-73
+    """
+    simulation = simulate(build("1f1b", 2, 2), uniform(10, 20, p2p_ns=3))
+    assert spans(simulation) == {
+        **{"0F0": (0, 10), "0F1": (10, 20), "0B0": (46, 66), "0B1": (76, 96)},
+        **{"1F0": (13, 23), "1B0": (23, 43), "1F1": (43, 53), "1B1": (53, 73)},
+    }
+    assert simulation.makespan_ns == 96
+    assert [rank.bubble_ns for rank in simulation.ranks] == [36, 36]
+
+
+def test_a_message_delays_only_a_reader_that_waits_for_it() -> None:
+    """GPipe, two stages: F1 of stage 1 is busy with F0 when its input comes; the fill and the turn cost a latency each."""
+    free, slow = (simulate(build("gpipe", 2, 4), uniform(10, 10, p2p_ns=ns)) for ns in (0, 4))
+    assert slow.makespan_ns - free.makespan_ns == 8
+    assert spans(slow)["1F1"] == (24, 34)
+
+
+def test_each_message_has_the_time_measured_for_it() -> None:
+    simulation = simulate(build("gpipe", 2, 2), Costs(kinds={Kind.F: 10, Kind.B: 10}, transfers={(Kind.F, 0, 0): 25}))
+    assert spans(simulation)["1F0"] == (35, 45)
+    assert spans(simulation)["1F1"] == (45, 55)
+
+
+def test_messages_between_stages_of_one_rank_are_free() -> None:
+    assert simulate(build("interleaved-1f1b", 1, 2, 2), uniform(1, 2, p2p_ns=1000)).makespan_ns == 12
+
+
+def test_the_bandwidth_slows_the_pipeline_as_an_equal_latency_does() -> None:
+    plan = build("1f1b", 4, 8)
+    kinds = {Kind.F: 1000, Kind.B: 2000}
+    by_bytes = simulate(plan, Costs(kinds, p2p_latency_ns=100, p2p_bytes=4096, p2p_bytes_per_second=8.192e9))
+    by_latency = simulate(plan, Costs(kinds, p2p_latency_ns=600))
+    assert by_bytes.ops().equals(by_latency.ops())
+
+
+def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
+    """stage 1: F0 5-10, the pair (F1, B0) from 10 on for 8; stage 0 reads B0 at 18; B1 follows on stage 1 at 18."""
+    plan = from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]], "overlapped")
+    simulation = simulate(plan, Costs(kinds={Kind.F: 5, Kind.B: 6, Kind.OVERLAP_F_B: 8}))
+    assert spans(simulation) == {
+        **{"0F0": (0, 5), "0F1": (5, 10), "0B0": (18, 24), "0B1": (24, 30)},
+        **{"1F0": (5, 10), "(1F1;1B0)OVERLAP_F_B": (10, 18), "1B1": (18, 24)},
+    }
+    assert [rank.peak_inflight_microbatches for rank in simulation.ranks] == [2, 2]
+
+
+op_costs = st.dictionaries(
+    st.tuples(st.sampled_from([Kind.F, Kind.B]), st.integers(0, 9), st.integers(0, 9)), st.integers(0, 50)
+)
+
+
+@given(plans(), op_costs, st.integers(0, 9))
+def test_every_action_starts_as_soon_as_its_rank_and_its_inputs_are_ready(
+    plan: Plan, ops: dict[tuple[Kind, int, int], int], latency: int
+) -> None:
+    """Not earlier, and not later: the definition, checked action by action against the finished timeline."""
+    costs = Costs(kinds={Kind.F: 3, Kind.B: 7}, ops=dict(ops), p2p_latency_ns=latency)
+    simulation = simulate(plan, costs)
+    placed = {t.action.key: (rank.rank, t) for rank in simulation.ranks for t in rank.timeline}
+    assert len(placed) == sum(map(len, plan.ranks))
+    for rank in simulation.ranks:
+        free = 0
+        for timed in rank.timeline:
+            ready = [free]
+            for key, *_ in needs_of(plan, timed.action):
+                source, producer = placed[key]
+                ready.append(producer.end + (0 if source == rank.rank else latency))
+            assert timed.start == max(ready)
+            assert timed.end - timed.start == costs.duration(rank.rank, timed.action)
+            free = timed.end
+    assert simulation.makespan_ns == max(timed.end for _, timed in placed.values())
+
+
+@given(plans())
+def test_sends_and_receives_in_a_plan_change_nothing(plan: Plan) -> None:
+    costs = uniform(3, 5, p2p_ns=2)
+    assert simulate(lower(plan), costs).ops().equals(simulate(plan, costs).ops())
+
+
+def test_the_ops_table_is_that_of_a_measured_run() -> None:
+    plan = build("interleaved-1f1b", 2, 2)
+    ops = simulate(plan, uniform(1, 2)).ops()
+    assert list(ops.columns) == list(OPS)
+    assert all(str(ops[name].dtype) == "int64" for name, dtype in OPS.items() if dtype == "int64")
+    assert len(ops) == 16
+    first = ops.iloc[0]
+    assert (first["rank"], first["kind"], first["stage"], first["phase"], first["source"]) == (
+        0,
+        "F",
+        0,
+        "warmup",
+        "simulated",
+    )
+    assert set(ops["chunk"]) == {0, 1}
+
+
+def test_a_plan_that_cannot_end_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="mine: rank 0 never gets past its action number 1"):
+        simulate(from_rows([["0B0", "0F0"]], "mine"), IDEAL)
+    with pytest.raises(ScheduleError, match="never gets past"):
+        simulate(from_rows([["0F0", "0B0"], ["1F0"]], "mine"), IDEAL)

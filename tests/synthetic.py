@@ -1,0 +1,355 @@
+"""Traces made to order: a plan is run on paper with blocking messages, and what each rank did becomes a ``Trace``.
+
+The machine here is its own: it shares the plan's text and the marks with the package under test, but no timing code.
+All times are small integers on top of :data:`START`, so that tests can count single nanoseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pptrace.marks import (
+    Axis,
+    Collective,
+    CollectiveMark,
+    Mark,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    WaitMark,
+    format_mark,
+)
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table
+
+START = 1_790_000_000_000_000_000
+MAIN_THREAD, AUTOGRAD_THREAD = 100, 200
+COMPUTE_STREAM, NCCL_STREAM = 7, 20
+BYTES = 4096
+LEAD = 60
+"""How long before its kernels a device run's host range lies."""
+
+Cost = Callable[[Action], int]
+Message = tuple[str, int, int | None]
+"""(direction, sending stage, microbatch): the same for a send and its receive."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """One thing that a rank did: a compute action, or one transfer of a group.
+
+    ``start`` is the posting of a transfer and ``met`` the moment from which both of its sides were there; ``end`` is when this
+    rank saw it complete.
+    """
+
+    action: Action
+    start: int
+    end: int
+    group: int
+    met: int = 0
+
+    @property
+    def transfer_start(self) -> int:
+        """From when on this side moves data: once both are there, unless it was done before that."""
+        return self.met if self.met < self.end else self.start
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """What every pipeline rank did in one step, in order, from time 0."""
+
+    plan: Plan
+    ranks: tuple[tuple[Done, ...], ...]
+
+    def computes(self, rank: int) -> list[Done]:
+        return [done for done in self.ranks[rank] if done.action.kind.is_compute]
+
+    def transfers(self, rank: int) -> list[Done]:
+        return [done for done in self.ranks[rank] if done.action.kind.is_p2p]
+
+    @property
+    def window(self) -> tuple[int, int]:
+        computes = [done for rank in range(self.plan.pp) for done in self.computes(rank)]
+        return min(done.start for done in computes), max(done.end for done in computes)
+
+    @property
+    def end(self) -> int:
+        return max(done.end for rank in self.ranks for done in rank)
+
+
+def run_on_paper(plan: Plan, cost: Cost, latency: int | Callable[[Message], int] = 0) -> PaperRun:
+    """Run a plan; neighbouring transfers are posted together and their rank goes on when it has seen all complete.
+
+    Args:
+        plan: with or without sends and receives.
+        cost: of a compute action.
+        latency: of a message, once both sides are there; or a function of the message.
+    """
+    lowered = lower(plan)
+    queues = [list(lowered.instructions(rank)) for rank in range(plan.pp)]
+    free = [0] * plan.pp
+    posts: dict[Message, dict[bool, int]] = {}
+    ranks: list[list[Done]] = [[] for _ in queues]
+    group_numbers = [0] * plan.pp
+    while any(queues):
+        progressed = False
+        for rank, queue in enumerate(queues):
+            if not queue:
+                continue
+            head, now = queue[0], free[rank]
+            for action in head:
+                if action.kind.is_p2p:
+                    posts.setdefault(_message(action), {}).setdefault(action.kind.is_send, now)
+            if any(action.kind.is_p2p and len(posts[_message(action)]) < 2 for action in head):
+                continue
+            seen = now
+            for action in head:
+                if action.kind.is_p2p:
+                    met = max(posts[_message(action)].values())
+                    seen = max(seen, met + (latency if isinstance(latency, int) else latency(_message(action))))
+                    ranks[rank].append(Done(action, now, seen, group_numbers[rank], met))
+                else:
+                    seen = now + cost(action)
+                    ranks[rank].append(Done(action, now, seen, group_numbers[rank]))
+            free[rank] = seen
+            group_numbers[rank] += 1
+            queue.pop(0)
+            progressed = True
+        assert progressed, "the plan deadlocks"
+    return PaperRun(plan, tuple(map(tuple, ranks)))
+
+
+def _message(action: Action) -> Message:
+    forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
+    stage = action.stage if action.kind.is_send else action.stage + (-1 if forward else 1)
+    return ("F" if forward else "B", stage, action.microbatch)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a trace under construction."""
+
+    category: Category
+    name: str
+    start: int
+    end: int
+    device: int = -1
+    stream: int = -1
+    thread: int = -1
+    correlation: int = -1
+
+
+def marked(mark: Mark, start: int, end: int, thread: int = MAIN_THREAD) -> Event:
+    return Event(Category.ANNOTATION, format_mark(mark), start, end, thread=thread)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The whole job around the pipelines: ``dp`` replicas, which run the same plan, over ``steps`` steps.
+
+    Replica k's pipeline rank r is global rank k + dp·r, as Megatron-LM numbers ranks.
+    """
+
+    plan: Plan
+    dp: int = 1
+    steps: int = 1
+
+    @property
+    def pipelines(self) -> list[list[int]]:
+        return [[replica + self.dp * rank for rank in range(self.plan.pp)] for replica in range(self.dp)]
+
+    def metadata(self, rank: int, host: str = "node-a", with_plan: bool = True) -> dict[str, Any]:
+        """The facts that pptrace's recorder writes into a trace."""
+        rows = [[str(action) for action in self.plan.compute_actions(r)] for r in range(self.plan.pp)]
+        reading = {"time_ns": START, "monotonic_ns": 1_000, "perf_counter_ns": 1_000}
+        facts: dict[str, Any] = {
+            "rank": rank,
+            "world_size": self.dp * self.plan.pp,
+            "host": host,
+            "mesh": {"pp": self.plan.pp, "vpp": self.plan.num_chunks, "tp": 1, "cp": 1, "dp": self.dp, "ep": 1},
+            "pp_ranks": self.pipelines[rank % self.dp],
+            "clock": {"start": reading, "stop": reading},
+        }
+        if with_plan:
+            facts["plan"] = {"name": self.plan.name, "num_microbatches": self.plan.num_microbatches, "rows": rows}
+        return facts
+
+
+def host_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = START) -> list[Event]:
+    """The marked host ranges of a pipeline rank's step that begins at ``at``; nothing is known of any device."""
+    events = [marked(OpMark(done.action, step), at + done.start, at + done.end) for done in run.computes(rank)]
+    for group in _groups(run.transfers(rank)):
+        transfers = [Transfer(done.action, pipeline[run.plan.peer_of(done.action)], BYTES) for done in group]
+        start, end = group[0].start, max(done.end for done in group)
+        events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start, at + end))
+        seen = start
+        for transfer, done in zip(transfers, group, strict=True):
+            events.append(marked(WaitMark(transfer, step), at + seen, at + done.end))
+            seen = done.end
+    return events
+
+
+def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = START) -> list[Event]:
+    """The same as a CUDA run: the host runs ahead, and what it launches is the work.
+
+    Host ranges lie :data:`LEAD` before their work. A compute action is two kernels with a gap of 3 ns between them; those of
+    a backward are launched from autograd's own thread. A group of transfers is one NCCL kernel. Ops and latencies of less
+    than :data:`LEAD` would make the host ranges overlap.
+    """
+    events: list[Event] = []
+    number = rank * 1_000_000 + step * 10_000
+
+    def launch(name: str, begin: int, start: int, end: int, thread: int, stream: int) -> None:
+        nonlocal number
+        number += 1
+        events.append(
+            Event(Category.RUNTIME, "cudaLaunchKernel", at + begin, at + begin + 2, thread=thread, correlation=number)
+        )
+        events.append(Event(Category.KERNEL, name, at + start, at + end, 0, stream, correlation=number))
+
+    for done in run.computes(rank):
+        begin, half = done.start - LEAD, (done.start + done.end) // 2
+        events.append(marked(OpMark(done.action, step), at + begin, at + begin + 20))
+        thread = MAIN_THREAD if done.action.kind is Kind.F else AUTOGRAD_THREAD
+        launch("gemm_f16", begin + 3, done.start, half, thread, COMPUTE_STREAM)
+        launch("layer_norm", begin + 8, half + 3, done.end, thread, COMPUTE_STREAM)
+    for group in _groups(run.transfers(rank)):
+        transfers = [Transfer(done.action, pipeline[run.plan.peer_of(done.action)], BYTES) for done in group]
+        start, end = group[0].start, max(done.end for done in group)
+        events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start - LEAD, at + start - LEAD + 20))
+        launch("ncclDevKernel_SendRecv", start - LEAD + 5, start, end, MAIN_THREAD, NCCL_STREAM)
+    return events
+
+
+def _groups(transfers: list[Done]) -> list[list[Done]]:
+    groups: dict[int, list[Done]] = {}
+    for done in transfers:
+        groups.setdefault(done.group, []).append(done)
+    return list(groups.values())
+
+
+def make_trace(
+    events: Sequence[Event],
+    rank: int | None = 0,
+    metadata: Mapping[str, Any] | None = None,
+    shift_ns: int = 0,
+    shuffle: random.Random | None = None,
+) -> Trace:
+    """A trace of these events, ``shift_ns`` later; ``shuffle`` changes the order of equal starts and of the name table."""
+    listed = list(events)
+    names = sorted({event.name for event in listed})
+    if shuffle is not None:
+        shuffle.shuffle(listed)
+        shuffle.shuffle(names)
+    listed.sort(key=lambda event: event.start)
+    number = {name: index for index, name in enumerate(names)}
+
+    def column(values: list[int], dtype: Any = np.int64) -> Any:
+        return np.array(values, dtype=dtype)
+
+    return Trace(
+        path=f"rank{rank}.json.gz",
+        format=InputFormat.KINETO,
+        rank=rank,
+        producer="synthetic",
+        events=Events(
+            category=column([event.category for event in listed], np.int8),
+            name_id=column([number[event.name] for event in listed], np.int32),
+            start_ns=column([event.start + shift_ns for event in listed]),
+            dur_ns=column([event.end - event.start for event in listed]),
+            device=column([event.device for event in listed], np.int32),
+            stream=column([event.stream for event in listed]),
+            thread=column([event.thread for event in listed]),
+            correlation=column([event.correlation for event in listed]),
+            names=tuple(names),
+            comm_args=empty_table(COMM_ARGS),
+        ),
+        memory=empty_table(MEMORY),
+        metadata=metadata or {},
+    )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How a job's traces are made: ``events`` is :func:`host_events` or :func:`device_events`."""
+
+    job: Job
+    run: PaperRun
+    events: Callable[..., list[Event]] = host_events
+    pause: int = 500
+
+    def begin(self, step: int) -> int:
+        """When a step begins on all ranks."""
+        return START + step * (self.run.end + self.pause)
+
+    def events_of(self, rank: int) -> list[Event]:
+        """All events of a global rank: every step with its op, transfer, gradient-sync, optimizer and step ranges."""
+        pipeline = self.job.pipelines[rank % self.job.dp]
+        place = pipeline.index(rank)
+        found = []
+        for step in range(self.job.steps):
+            at = self.begin(step)
+            found += self.events(self.run, place, pipeline, step, at)
+            done = at + self.run.end
+            if self.job.dp > 1:
+                sync = CollectiveMark(Collective.ALL_REDUCE, Axis.DP, self.job.dp, 1 << 20, step)
+                found.append(marked(SpanMark(SpanKind.GRAD_SYNC, step), done + 10 + rank, done + 90))
+                found.append(marked(sync, done + 20 + rank, done + 80))
+            found.append(marked(SpanMark(SpanKind.OPTIMIZER, step), done + 100, done + 150))
+            found.append(marked(SpanMark(SpanKind.STEP, step), at - LEAD - 5, done + 200))
+        return found
+
+    def traces(
+        self,
+        with_metadata: bool = True,
+        with_plan: bool = True,
+        shifts_ns: Mapping[int, int] | None = None,
+        shuffle: random.Random | None = None,
+        one_host: bool = True,
+    ) -> list[Trace]:
+        """One trace per rank."""
+        ranks = list(range(self.job.dp * self.job.plan.pp))
+        traces = [
+            make_trace(
+                self.events_of(rank),
+                rank,
+                self.job.metadata(rank, "node-a" if one_host else f"node-{rank}", with_plan) if with_metadata else {},
+                (shifts_ns or {}).get(rank, 0),
+                shuffle,
+            )
+            for rank in ranks
+        ]
+        if shuffle is not None:
+            shuffle.shuffle(traces)
+        return traces
+
+
+def record(
+    plan: Plan,
+    cost: Cost | None = None,
+    latency: int | Callable[[Message], int] = 0,
+    dp: int = 1,
+    steps: int = 1,
+    device: bool = False,
+) -> Recording:
+    """A job of ``plan``; without ``cost`` a forward takes 100 ns and a backward 200."""
+    run = run_on_paper(plan, cost or (lambda action: 100 if action.kind is Kind.F else 200), latency)
+    return Recording(Job(plan, dp, steps), run, device_events if device else host_events)
+
+
+def without(traces: Sequence[Trace], rank: int) -> list[Trace]:
+    return [trace for trace in traces if trace.rank != rank]
+
+
+def renamed(trace: Trace, change: Callable[[str], str]) -> Trace:
+    """The trace with every name changed."""
+    return replace(trace, events=replace(trace.events, names=tuple(change(name) for name in trace.events.names)))

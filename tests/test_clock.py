@@ -1,0 +1,210 @@
+"""Clocks put wrong on purpose, and found again from messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
+from pptrace.recognise.recognise import recognise
+from pptrace.schedule.registry import build
+from pptrace.tables import COMMS, make_table
+from tests.synthetic import START, record
+
+Row = tuple[int, str, int, int, int]
+"""(rank, kind, match, start, end)."""
+
+
+def comms_of(rows: Sequence[Row]) -> pd.DataFrame:
+    filled: dict[str, object] = {name: [-1 if dtype == "int64" else ""] * len(rows) for name, dtype in COMMS.items()}
+    columns = list(zip(*rows, strict=True)) or [[]] * 5
+    filled |= dict(zip(("rank", "kind", "match", "start_ns", "end_ns"), map(list, columns), strict=True))
+    return make_table(COMMS, filled)  # type: ignore[arg-type]
+
+
+def message(match: int, source: int, target: int, sent: int, received: int) -> list[Row]:
+    return [(source, "send", match, sent, sent + 1), (target, "recv", match, sent - 5, received)]
+
+
+def shifted(comms: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
+    return shift(comms, Clock(ClockMethod.NONE, offsets, None))
+
+
+offsets_ns = st.one_of(st.integers(-5_000, 5_000), st.integers(-300_000_000_000, 300_000_000_000))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([("1f1b", 2, 3, 1), ("gpipe", 4, 4, 1), ("1f1b", 5, 7, 1), ("interleaved-1f1b", 3, 3, 2)]),
+    st.lists(offsets_ns, min_size=5, max_size=5),
+    st.integers(1, 90),
+)
+def test_offsets_from_microseconds_to_minutes_are_found_within_the_stated_uncertainty(
+    shape: tuple[str, int, int, int], wrong: list[int], latency: int
+) -> None:
+    recording = record(build(*shape), latency=latency)
+    ranks = range(recording.job.plan.pp)
+    comms = recognise(recording.traces(shifts_ns={rank: wrong[rank] for rank in ranks})).comms
+    clock = estimate_clock(comms, list(ranks), {})
+    assert clock.method is ClockMethod.BOUNDS
+    assert clock.warnings == ()
+    assert clock.uncertainty_ns is not None
+    assert clock.offsets_ns[0] == 0
+    for rank in ranks:
+        assert abs(clock.offsets_ns[rank] - (wrong[0] - wrong[rank])) <= clock.uncertainty_ns
+    assert clock.uncertainty_ns <= latency * recording.job.plan.pp, "messages both ways bound each hop by their latency"
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 6), st.data())
+def test_any_true_messages_and_collectives_bound_the_offsets(num_ranks: int, data: st.DataObject) -> None:
+    """Random traffic in true time, every rank on a clock of its own: the truth always lies within the uncertainty."""
+    wrong = data.draw(st.lists(offsets_ns, min_size=num_ranks, max_size=num_ranks))
+    rows: list[Row] = []
+    pairs = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1)).filter(lambda p: p[0] != p[1])
+    for match, (source, target) in enumerate(data.draw(st.lists(pairs, max_size=12))):
+        sent = data.draw(st.integers(0, 10_000))
+        rows += message(match, source, target, sent, sent + data.draw(st.integers(0, 500)))
+    starts = data.draw(st.lists(st.integers(0, 1_000), min_size=num_ranks, max_size=num_ranks))
+    rows += [(rank, "all_reduce", 99, start, max(starts) + rank) for rank, start in enumerate(starts)]
+    clock = estimate_clock(shifted(comms_of(rows), dict(enumerate(wrong))), range(num_ranks), {})
+    assert clock.method is ClockMethod.BOUNDS
+    assert clock.uncertainty_ns is not None
+    for rank in range(num_ranks):
+        assert abs(clock.offsets_ns[rank] - (wrong[0] - wrong[rank])) <= clock.uncertainty_ns
+
+
+def test_messages_one_way_give_a_bound_and_say_so() -> None:
+    clock = estimate_clock(comms_of([*message(0, 0, 1, 100, 130), *message(1, 0, 1, 200, 215)]), [0, 1], {})
+    assert clock.method is ClockMethod.BOUNDS
+    assert clock.offsets_ns == {0: 0, 1: -15}, "the tightest message: received 15 after it was sent"
+    assert clock.uncertainty_ns is None
+    assert clock.warnings == ("rank 1: messages bound its clock from one side only; its offset is that bound",)
+    back = estimate_clock(comms_of(message(0, 1, 0, 100, 130)), [0, 1], {})
+    assert back.offsets_ns == {0: 0, 1: 30}
+    assert back.uncertainty_ns is None
+
+
+def test_a_rank_without_messages_is_taken_as_it_is_and_named() -> None:
+    rows = [*message(0, 0, 1, 100, 110), *message(1, 1, 0, 200, 210)]
+    clock = estimate_clock(comms_of(rows), [0, 1, 2], {})
+    assert clock.offsets_ns[2] == 0
+    assert clock.uncertainty_ns is None
+    assert clock.warnings == ("rank 2: no message relates its clock to rank 0's; taken as it is",)
+
+
+def test_without_any_message_nothing_relates_the_clocks() -> None:
+    clock = estimate_clock(comms_of([]), [3, 1], {})
+    assert clock.method is ClockMethod.NONE
+    assert clock.offsets_ns == {1: 0, 3: 0}
+    assert clock.uncertainty_ns is None
+    assert "could not be related: no matched messages" in clock.warnings[0]
+
+
+def test_unmatched_messages_bound_nothing() -> None:
+    rows = [(rank, kind, -1, start, end) for rank, kind, _, start, end in message(0, 0, 1, 100, 130)]
+    assert estimate_clock(comms_of(rows), [0, 1], {}).method is ClockMethod.NONE
+
+
+def test_one_rank_is_its_own_clock() -> None:
+    assert estimate_clock(comms_of([]), [5], {}) == Clock(ClockMethod.SINGLE_RANK, {5: 0}, 0)
+
+
+def facts(host: str, wall: int = START, monotonic: int = 1_000) -> dict[str, object]:
+    reading = {"time_ns": wall, "monotonic_ns": monotonic, "perf_counter_ns": monotonic}
+    return {"host": host, "clock": {"start": reading, "stop": reading}}
+
+
+BOTH_WAYS = [*message(0, 0, 1, 1_000_000, 1_000_040), *message(1, 1, 0, 2_000_000, 2_000_040)]
+
+
+def test_ranks_of_one_host_have_one_clock() -> None:
+    clock = estimate_clock(comms_of(BOTH_WAYS), [0, 1], {0: facts("a"), 1: facts("a", START + 900_000, 900_900)})
+    assert clock == Clock(ClockMethod.SAME_HOST, {0: 0, 1: 0}, 100), "the readings disagree by 100 ns"
+
+
+def test_ranks_of_two_hosts_are_related_by_their_messages() -> None:
+    assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], {0: facts("a"), 1: facts("b")}).method is ClockMethod.BOUNDS
+
+
+def test_one_host_is_not_believed_when_its_messages_arrive_before_they_are_sent() -> None:
+    wrong = shifted(comms_of(BOTH_WAYS), {1: -1_000_000})
+    clock = estimate_clock(wrong, [0, 1], {0: facts("a"), 1: facts("a")})
+    assert clock.method is ClockMethod.BOUNDS
+    assert clock.offsets_ns[1] == pytest.approx(1_000_000, abs=40)
+
+
+def test_a_small_error_of_the_profiler_is_stated_and_not_corrected() -> None:
+    wrong = shifted(comms_of(BOTH_WAYS), {1: -20_040})
+    clock = estimate_clock(wrong, [0, 1], {0: facts("a"), 1: facts("a")})
+    assert clock == Clock(ClockMethod.SAME_HOST, {0: 0, 1: 0}, 20_000)
+
+
+@pytest.mark.parametrize(
+    "clock_fact",
+    [
+        None,
+        {},
+        [],
+        "text",
+        {"start": None},
+        {"start": {"time_ns": "x", "monotonic_ns": 1}},
+        {"start": {"time_ns": None, "monotonic_ns": 2}},
+    ],
+)
+def test_damaged_clock_facts_are_no_facts(clock_fact: object) -> None:
+    damaged = {"host": "a", "clock": clock_fact}
+    assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], {0: damaged, 1: damaged}).method is ClockMethod.BOUNDS
+
+
+def test_a_broadcast_bounds_nothing_because_its_root_does_not_wait() -> None:
+    early_root = [(0, "broadcast", 7, 0, 10), (1, "broadcast", 7, 5_000_000, 5_000_010)]
+    assert estimate_clock(comms_of(early_root), [0, 1], {}).method is ClockMethod.NONE
+    same_host = {0: facts("a"), 1: facts("a")}
+    assert estimate_clock(comms_of(early_root), [0, 1], same_host).method is ClockMethod.SAME_HOST
+
+
+def test_an_all_reduce_bounds_both_ways() -> None:
+    rows: list[Row] = [(0, "all_reduce", 7, 0, 100), (1, "all_reduce", 7, 1_000_060, 1_000_110)]
+    clock = estimate_clock(comms_of(rows), [0, 1], {})
+    assert -1_000_110 <= clock.offsets_ns[1] <= -999_960
+    assert clock.uncertainty_ns == 75
+
+
+def test_clocks_that_drift_and_contradict_each_other_a_little_stay_near_the_truth() -> None:
+    """Every message of a long ring seems to arrive 10 ns before it was sent: no offsets can be right, none may be wild."""
+    n = 60
+    rows: list[Row] = []
+    for match, rank in enumerate(range(n)):
+        rows += message(2 * match, rank, (rank + 1) % n, 1_000, 990) + message(
+            2 * match + 1, (rank + 1) % n, rank, 1_000, 990
+        )
+    clock = estimate_clock(comms_of(rows), range(n), {})
+    assert max(abs(offset) for offset in clock.offsets_ns.values()) <= 10 * n
+    assert clock.uncertainty_ns is not None
+    assert clock.uncertainty_ns <= 10 * n
+
+
+def test_a_chain_of_messages_relates_its_ends() -> None:
+    rows: list[Row] = []
+    for rank in range(5):
+        rows += message(2 * rank, rank, rank + 1, 1_000, 1_010) + message(2 * rank + 1, rank + 1, rank, 2_000, 2_010)
+    clock = estimate_clock(shifted(comms_of(rows), {rank: -1_000 * rank for rank in range(6)}), range(6), {})
+    assert clock.offsets_ns == {rank: 1_000 * rank for rank in range(6)}
+    assert clock.uncertainty_ns == 50
+
+
+def test_a_table_is_shifted_in_all_its_times_and_nothing_else() -> None:
+    table = comms_of(message(0, 0, 1, 100, 130))
+    moved = shift(table, Clock(ClockMethod.BOUNDS, {0: 0, 1: 7}, 1))
+    for name in ("start_ns", "end_ns", "transfer_start_ns", "transfer_end_ns"):
+        assert (moved[name] - table[name]).tolist() == [0, 7]
+        assert moved[name].dtype == np.int64
+    assert moved.drop(columns=[c for c in moved if c.endswith("_ns")]).equals(
+        table.drop(columns=[c for c in table if c.endswith("_ns")])
+    )

@@ -1,0 +1,31 @@
+"""Analysing on a laptop must not need torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "nvtx"):
+            raise ImportError(f"{name} must not be imported")
+sys.meta_path.insert(0, Refuse())
+package = importlib.import_module(sys.argv[1])
+names = [info.name for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+@pytest.mark.parametrize("package", ["pptrace", "dashboards"])
+def test_every_module_imports_without_torch(package: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, package], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) >= 3

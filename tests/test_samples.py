@@ -1,0 +1,57 @@
+"""The sample traces are what their expectations, made by an independent program, say they are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pptrace.report.load import load
+from tests.oracle import partition
+from tests.programs import SAMPLES
+
+CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
+
+
+def test_there_are_samples() -> None:
+    assert {case.name for case in CASES} >= {"1f1b_p2", "1f1b_p4"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_expectation_is_still_what_the_oracle_reads(case: Path) -> None:
+    assert json.loads((case / "expected.json").read_text(encoding="utf-8")) == partition(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
+    expected = json.loads((case / "expected.json").read_text(encoding="utf-8"))
+    report = load([case]).report
+    found = [
+        {
+            "step": step.step,
+            "span_ns": step.span_ns,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "compute_ns": rank.compute_ns,
+                    "exposed_comm_ns": rank.exposed_comm_ns,
+                    "bubble_ns": rank.bubble_ns,
+                    "ops": [f"{op.stage}{op.kind}{op.microbatch}" for op in rank.ops],
+                }
+                for rank in step.ranks
+            ],
+        }
+        for step in report.steps
+    ]
+    assert found == expected["steps"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_samples_are_small_and_name_no_machine(case: Path) -> None:
+    for file in case.glob("rank*.json.gz"):
+        assert file.stat().st_size < 600_000
+        text = gzip.decompress(file.read_bytes())
+        assert not re.search(rb'"/(home|root|work|tmp)[/"]', text)
