@@ -8,6 +8,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
@@ -66,11 +67,8 @@ def url_of(listener: socket.socket) -> str:
 
 def serve(app: Any, listener: socket.socket) -> None:
     """Answer until Ctrl-C, which ends this quietly."""
-    with make(app, listener) as server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
+    with suppress(KeyboardInterrupt), make(app, listener) as server:
+        server.serve_forever()
 
 
 def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> threading.Thread | None:

@@ -30,7 +30,12 @@ from pptrace.marks import (
 )
 from pptrace.schedule.actions import Action
 
-_profiler_enabled = torch._C._autograd._profiler_enabled
+
+def _profiler_enabled() -> bool:
+    """Whether torch's profiler runs in this process, whichever threads it watches."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 # The same user annotation as the record_function class, for a third of its cost.
 _enter_record: Any = torch.autograd._record_function_with_args_enter  # type: ignore[attr-defined]
 _exit_record: Any = torch.autograd._record_function_with_args_exit  # type: ignore[attr-defined]
@@ -92,7 +97,7 @@ class _NamedRange:
 class Recorder:
     """Opens ranges; usable from any thread.
 
-    PyTorch's profiler is on per thread: a range opened in a thread that it does not watch goes to NVTX only.
+    A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     """
 
     __slots__ = ("_domain",)

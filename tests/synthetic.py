@@ -47,8 +47,8 @@ Message = tuple[str, int, int | None]
 class Done:
     """One thing that a rank did: a compute action, or one transfer of a group.
 
-    ``start`` is the posting of a transfer and ``met`` the moment from which both of its sides were there; ``end`` is when this
-    rank saw it complete.
+    ``start`` is the posting of a transfer, ``met`` the moment from which both of its sides were there, and ``through`` when its
+    data had moved; ``end`` is when this rank saw it complete.
     """
 
     action: Action
@@ -56,11 +56,7 @@ class Done:
     end: int
     group: int
     met: int = 0
-
-    @property
-    def transfer_start(self) -> int:
-        """From when on this side moves data: once both are there, unless it was done before that."""
-        return self.met if self.met < self.end else self.start
+    through: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,9 @@ class PaperRun:
 
     def transfers(self, rank: int) -> list[Done]:
         return [done for done in self.ranks[rank] if done.action.kind.is_p2p]
+
+    def group_end(self, rank: int, group: int) -> int:
+        return max(done.end for done in self.ranks[rank] if done.group == group)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -115,8 +114,9 @@ def run_on_paper(plan: Plan, cost: Cost, latency: int | Callable[[Message], int]
             for action in head:
                 if action.kind.is_p2p:
                     met = max(posts[_message(action)].values())
-                    seen = max(seen, met + (latency if isinstance(latency, int) else latency(_message(action))))
-                    ranks[rank].append(Done(action, now, seen, group_numbers[rank], met))
+                    through = met + (latency if isinstance(latency, int) else latency(_message(action)))
+                    seen = max(seen, through)
+                    ranks[rank].append(Done(action, now, seen, group_numbers[rank], met, through))
                 else:
                     seen = now + cost(action)
                     ranks[rank].append(Done(action, now, seen, group_numbers[rank]))

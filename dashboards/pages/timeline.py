@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, height_of
 from dashboards.planned import PlannedStep, plan_step
 from dashboards.store import Loaded, Store
 from pptrace.analysis.analyse import Analysis
-from pptrace.report.figures import CONFIG, note, timeline
+from pptrace.report.detail import MOST_BARS
+from pptrace.report.figures import CONFIG, View, note, timeline
 from pptrace.report.units import milliseconds
 
 MEASURED, PLANNED = "measured", "planned"
@@ -53,35 +55,56 @@ def register(app: Dash, store: Store) -> None:
         Output("timeline-note", "children"),
         Input("step", "value"),
         Input("timeline-source", "value"),
+        Input("timeline", "relayoutData"),
     )
-    def show(step: int | None, source: str) -> Any:
+    def show(step: int | None, source: str, moved: Mapping[str, Any] | None) -> Any:
         loaded = store.get()
         if loaded.analysis is None or (step is None and loaded.steps):
+            raise PreventUpdate
+        seen = range_of(moved)
+        if ctx.triggered_id == "timeline" and (seen is None or not is_long(loaded.analysis, step)):
             raise PreventUpdate
         if step is None:
             figure, line = note("No pipeline steps in these traces"), "The overview has what they tell all the same."
         else:
-            figure, line = draw(loaded.analysis, step, source)
+            figure, line = draw(loaded.analysis, step, source, seen if ctx.triggered_id != "step" else None)
         return figure, height_of(figure), line
 
 
-def draw(analysis: Analysis, step: int, source: str) -> tuple[Any, str]:
-    """The picture, and a line about it. Both sources have one scale, so that switching compares them."""
+def range_of(moved: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    """The ms that plotly says are shown now; None where it says nothing about them."""
+    found = moved or {}
+    ends = found.get("xaxis.range") or (found.get("xaxis.range[0]"), found.get("xaxis.range[1]"))
+    return (float(ends[0]), float(ends[1])) if None not in ends else None
+
+
+def is_long(analysis: Analysis, step: int | None) -> bool:
+    """Whether a step has so many ops that not each is drawn until one looks closer."""
+    return int((analysis.data.ops["step"] == step).sum()) > MOST_BARS
+
+
+def draw(analysis: Analysis, step: int, source: str, seen_ms: tuple[float, float] | None = None) -> tuple[Any, str]:
+    """The picture, and a line about it. Both sources have one scale, so that switching compares them.
+
+    ``seen_ms`` is the stretch that the browser shows, from the step's start; None for the whole step.
+    """
     windows = tuple(window for window in analysis.windows if window.step == step)
     if not windows:
         return note(f"The traces have no step {step}"), ""
     plan = plan_step(analysis, step)
     measured_ns = max(window.span_ns for window in windows)
     extent_ns = max(measured_ns, plan.span_ns) if plan else measured_ns
+    start_ns = min(window.start_ns for window in windows)
+    low, high = (0, extent_ns) if seen_ms is None else (round(seen_ms[0] * 1e6), round(seen_ms[1] * 1e6))
+    view = View(start_ns + low, start_ns + high) if is_long(analysis, step) else None
     if source == PLANNED and plan is not None:
-        figure = timeline(plan.ops, windows=plan.windows, extent_ns=extent_ns)
+        figure = timeline(plan.ops, windows=plan.windows, extent_ns=extent_ns, view=view)
         line = f"{_plan_text(plan, measured_ns)}; every op at the mean cost of its kind, messages for nothing"
     else:
         data = analysis.data
-        figure = timeline(data.ops, data.comms, windows, data.lanes, extent_ns)
-        line = f"Measured {milliseconds(measured_ns)} ms" + (
-            f"; the plan alone would take {milliseconds(plan.span_ns)} ms" if plan else ""
-        )
+        figure = timeline(data.ops, data.comms, windows, data.lanes, extent_ns, view)
+        line = f"Measured {milliseconds(measured_ns)} ms"
+        line += f"; the plan alone would take {milliseconds(plan.span_ns)} ms" if plan else ""
     figure.update_layout(uirevision=f"step {step}")
     return figure, line
 

@@ -86,10 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.wiring.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # ranks on one machine share its cores
     _join(settings)
-    try:
-        train(settings, options)
-    finally:
-        dist.destroy_process_group()
+    train(settings, options)
+    dist.destroy_process_group()  # not after an error: it could wait for ranks that wait for this one
     return 0
 
 

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import torch
-
-from instrument import recorder
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     ClockSample,
@@ -68,8 +65,6 @@ class TracedSession(Session):
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
         self._writer.add_facts(versions=read_versions())
-        # The recorder asks whether the calling thread is profiled; this profiler watches all threads.
-        recorder._profiler_enabled = lambda: torch.autograd.profiler._is_profiler_enabled
         self._hooks = OptimizerSteps(self)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)

@@ -140,9 +140,10 @@ def _missing(found: Recognised, steps: Sequence[StepReport]) -> list[str]:
     if not any(len(work) for work in found.work.values()):
         lines.append("no device events in these traces: times are host ranges, and the device breakdown is null")
     if not steps:
+        marked = "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
         lines.append(
-            "no pipeline ops recognised: the trace has no marks of pptrace; steps, phases and bubbles cannot be given "
-            "(run the script with `pptrace run`, or see the README for the runtimes that are recognised)"
+            f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "
+            "given; see the README for the runtimes that are recognised"
         )
     elif any(step.bubble.waterfall_ns is None for step in steps):
         lines.append("waterfall_ns is null where a step lacks ops of the plan, or where there is no plan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -22,8 +23,10 @@ def command(paths: tuple[Path, ...], host: str, port: int, no_open: bool) -> Non
     from dashboards.serve import bind, open_browser, serve, url_of
 
     listener = bind(host, port)
+    app = create_app(paths)
     url = url_of(listener)
-    click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
-    if not no_open:
-        open_browser(url)
-    serve(create_app(paths), listener)
+    with suppress(KeyboardInterrupt):
+        click.echo(f"pptrace dashboard at {url} (Ctrl-C ends it)")
+        if not no_open:
+            open_browser(url)
+        serve(app, listener)

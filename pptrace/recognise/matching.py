@@ -60,12 +60,12 @@ _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 
 
 def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
-    """Fill ``transfer_start_ns`` and ``transfer_end_ns``: between them a side moved data, around them it waited. Needs aligned clocks.
+    """Fill ``transfer_start_ns`` and ``transfer_end_ns``: between them a side moved data, around them it waited.
 
-    A transfer starts when all sides are ready; a side that may be done before that (a small message lies in a buffer) did
-    not wait, and its transfer starts when it does. It ends with the side itself, but a send not after its receive: a group of
-    transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not outlast its send
-    either. Unmatched rows keep their own start and end.
+    Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
+    lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
+    its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
+    outlast its send either. Unmatched rows keep their own start and end.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0

@@ -66,7 +66,9 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
     pipelines: list[tuple[int, ...]] = []
     for facts in known:
         ranks = facts.get("pp_ranks")
-        if isinstance(ranks, Sequence) and tuple(ranks) not in pipelines:
+        if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
+            continue
+        if ranks and tuple(ranks) not in pipelines:
             pipelines.append(tuple(ranks))
     world = known[0].get("world_size")
     return MeshInfo(

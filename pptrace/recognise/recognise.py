@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -64,7 +64,7 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
             warnings += tables.warnings
     all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
     metadata = list(facts.values())
-    mesh = mesh_from_metadata(metadata, num_ranks or len(traces)) or _mesh_of_ops(all_ops, num_ranks or len(traces))
+    mesh = _mesh(metadata, all_ops, num_ranks or len(traces))
     found = recognise_schedule(all_ops, mesh, metadata, schedule)
     return Recognised(
         framework="pptrace" if len(all_ops) else "unlabelled",
@@ -81,6 +81,14 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
 
 def _concat(tables: list[pd.DataFrame], schema: Mapping[str, str]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else empty_table(schema)
+
+
+def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
+    """The mesh of the facts, else that of the ops; where the facts name no pipelines, those of the ops."""
+    told = mesh_from_metadata(metadata, num_ranks)
+    if told is None:
+        return _mesh_of_ops(ops, num_ranks)
+    return told if told.pipelines else replace(told, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
 
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:

@@ -58,6 +58,7 @@ PART_COLOURS: Mapping[str, str] = {
 }
 
 _LIGHTEST = 0.62
+_WHITE_WINS = 0.62
 
 
 def shade(colour: str, index: int, count: int) -> str:
@@ -68,12 +69,16 @@ def shade(colour: str, index: int, count: int) -> str:
 
 
 def ink(colour: str) -> str:
-    """Black or white, whichever can be read on "#rrggbb" (relative luminance as WCAG 2 defines it)."""
+    """Black or white, whichever can be read on "#rrggbb"; white wins close calls.
+
+    Contrasts are those of WCAG 2: (lighter luminance + 0.05) over (darker + 0.05).
+    """
     linear = [
         (v / 255 / 12.92) if v / 255 <= 0.04045 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in _channels(colour)
     ]
     luminance = sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.05 * 0.62 else "#16181d"
+    on_white_ink, on_black_ink = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
+    return "#ffffff" if on_white_ink >= _WHITE_WINS * on_black_ink else "#16181d"
 
 
 def _channels(colour: str) -> tuple[int, int, int]:

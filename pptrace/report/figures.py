@@ -16,11 +16,13 @@ import plotly.graph_objects as go
 
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.colours import FONT, HOVER_LABEL
+from pptrace.report.detail import View, in_detail, near
 from pptrace.report.summary_figures import note, overview, rank_label, waterfall
 from pptrace.report.timeline_traces import (
     ALONE,
     OPS_BAND,
     Rows,
+    block_traces,
     bubble_traces,
     comm_traces,
     compute_by_rank,
@@ -31,7 +33,7 @@ from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
 
-__all__ = ["CONFIG", "note", "overview", "row_labels", "timeline", "waterfall"]
+__all__ = ["CONFIG", "View", "note", "overview", "row_labels", "timeline", "waterfall"]
 
 CONFIG: Mapping[str, Any] = {
     "displaylogo": False,
@@ -50,6 +52,7 @@ def timeline(
     windows: Sequence[StepWindow] | None = None,
     lanes: Mapping[int, Lane] | None = None,
     extent_ns: int | None = None,
+    view: View | None = None,
 ) -> go.Figure:
     """Draw one step.
 
@@ -59,6 +62,8 @@ def timeline(
         windows: the step's windows, one per pipeline; None takes all of ``ops`` as one pipeline in one step.
         lanes: what each rank did, so that bubbles can be told from communication; None takes everything beside ops as bubble.
         extent_ns: how much of time to show, so that two pictures can be compared; None shows the longest window.
+        view: the stretch that is looked at, for steps of many thousand ops: what is too short to be seen in it is drawn as
+            one, and what lies far beside it not at all. None draws every op.
 
     Times of the picture are ms from the earliest window's start.
     """
@@ -70,10 +75,13 @@ def timeline(
     has_comms = sent is not None and len(sent) > 0
     rows = Rows(_places(shown), min(window.start_ns for window in shown), OPS_BAND if has_comms else ALONE)
     phases = {rank: phase_spans(own, window) for window in shown for rank, own in compute_by_rank(mine, window).items()}
-    traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows), *op_traces(mine, rows)]
-    if has_comms:
-        assert sent is not None
-        traces += comm_traces(sent, rows)
+    traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows)]
+    drawn = in_detail(mine, view) if view is not None else None
+    if drawn is not None:
+        traces += block_traces(drawn.blocks, rows)
+    traces += op_traces(mine if drawn is None else drawn.ops, rows, num_chunks=int(mine["chunk"].max()) + 1)
+    if sent is not None and has_comms and (drawn is None or drawn.blocks.empty):
+        traces += comm_traces(sent if view is None else near(sent, view), rows)
     figure = go.Figure(traces)
     _lay_out(figure, rows, row_labels(mine), shown, extent_ns, _last_ms(mine, sent, rows))
     return figure

@@ -39,9 +39,7 @@ def load(
 
 
 def _run_warnings(run: Mapping[str, Any]) -> list[str]:
-    """What run.json says went wrong in the run itself."""
-    lines = []
-    if run.get("status") not in (None, "ok"):
-        lines.append(f"the run ended as {run['status']!r}; what was recorded until then is analysed")
-    failed = [entry for entry in run.get("ranks") or () if isinstance(entry, Mapping) and entry.get("error")]
-    return lines + [f"rank {entry.get('rank')} of the run: {entry['error']}" for entry in failed]
+    """What run.json says of the run as a whole; its ranks have lines of their own."""
+    if run.get("status") in (None, "ok"):
+        return []
+    return [f"the run ended as {run['status']!r}; what was recorded until then is analysed"]

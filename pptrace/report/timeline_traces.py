@@ -145,9 +145,8 @@ def _idle(ops: pd.DataFrame, window: StepWindow, lane: Lane | None) -> Int64:
     return idle if lane is None else subtract(idle, lane.exposed)
 
 
-def op_traces(ops: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
+def op_traces(ops: pd.DataFrame, rows: Rows, num_chunks: int) -> Iterator[go.Bar]:
     drawn = ops[ops["kind"] != "STEP"]
-    num_chunks = int(drawn["chunk"].max()) + 1 if len(drawn) else 1
     with_text = len(drawn) <= _FEW_OPS
     known = [kind for kind in KIND_COLOURS if (drawn["kind"] == kind).any()]
     others = sorted(set(drawn["kind"]) - set(known))
@@ -159,6 +158,37 @@ def op_traces(ops: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
             colour = shade(KIND_COLOURS.get(kind, OTHER), max(chunk, 0), num_chunks)
             legend = _legend(kind, int(chunk), chunks)
             yield _op_trace(kind, part, colour, rows, with_text=with_text, legend=legend)
+
+
+def block_traces(blocks: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
+    """Blocks of many ops: stripes of the forward's and the backward's colour, as wide as their shares of the time."""
+    if blocks.empty:
+        return
+    start, end = rows.ms(blocks["start_ns"]), rows.ms(blocks["end_ns"])
+    numbers = (blocks["rank"], blocks["num_forward"], blocks["num_backward"])
+    yield _bars(
+        rows.y(blocks["rank"], rows.ops),
+        rows.ops.height,
+        start,
+        end,
+        name="Many ops (zoom in)",
+        marker={
+            "color": KIND_COLOURS["F"],
+            "line": {"width": 0},
+            "pattern": {
+                "shape": "/",
+                "size": 7,
+                "fillmode": "overlay",
+                "bgcolor": KIND_COLOURS["F"],
+                "fgcolor": KIND_COLOURS["B"],
+                "fgopacity": 1,
+                "solidity": blocks["backward_share"].to_numpy(),
+            },
+        },
+        customdata=np.stack(numbers, axis=1),
+        hovertemplate="<b>%{customdata[1]:d} forwards, %{customdata[2]:d} backwards</b><br>rank %{customdata[0]:d}<br>"
+        "from %{base:.3f} ms; zoom in to see each<extra></extra>",
+    )
 
 
 def _legend(kind: str, chunk: int, chunks: Sequence[int]) -> str | None:
@@ -216,32 +246,31 @@ def _phase_and_source(ops: pd.DataFrame) -> list[str]:
 
 
 def comm_traces(comms: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
-    """Sends on one thin line, everything else on the other; waiting in grey before the transfer itself."""
+    """Sends on one thin line, everything else on the other; waiting in grey around the transfer itself."""
     seen: set[str] = set()
     for kind in sorted(set(comms["kind"])):
         of_kind = comms[comms["kind"] == kind]
-        for part, begin, finish in (
-            ("Waiting", "start_ns", "transfer_start_ns"),
-            ("Transfer", "transfer_start_ns", "end_ns"),
-        ):
-            own = of_kind[of_kind[finish] > of_kind[begin]]
-            if len(own):
-                yield _comm_trace(kind, part, own, (begin, finish), rows, in_legend=part not in seen)
+        before = of_kind.assign(from_ns=of_kind["start_ns"], to_ns=of_kind["transfer_start_ns"])
+        during = of_kind.assign(from_ns=of_kind["transfer_start_ns"], to_ns=of_kind["transfer_end_ns"])
+        after = of_kind.assign(from_ns=of_kind["transfer_end_ns"], to_ns=of_kind["end_ns"])
+        for part, pieces in (("Waiting", pd.concat([before, after])), ("Transfer", during)):
+            drawn = pieces[pieces["to_ns"] > pieces["from_ns"]]
+            if len(drawn):
+                yield _comm_trace(kind, part, drawn, rows, in_legend=part not in seen)
                 seen.add(part)
 
 
-def _comm_trace(
-    kind: str, part: str, comms: pd.DataFrame, columns: tuple[str, str], rows: Rows, *, in_legend: bool
-) -> go.Bar:
-    """The waiting or the transferring of all communication of one kind."""
+def _comm_trace(kind: str, part: str, comms: pd.DataFrame, rows: Rows, *, in_legend: bool) -> go.Bar:
+    """The waiting or the transferring of all communication of one kind, from ``from_ns`` to ``to_ns``."""
     band = _SENDS if kind == "send" else _RECEIVES
+    transfer = comms["transfer_end_ns"] - comms["transfer_start_ns"]
     numbers = (
         comms["rank"],
         comms["peer"],
         comms["microbatch"],
         comms["bytes"],
-        (comms["transfer_start_ns"] - comms["start_ns"]) / 1e6,
-        (comms["end_ns"] - comms["transfer_start_ns"]) / 1e6,
+        (comms["end_ns"] - comms["start_ns"] - transfer) / 1e6,
+        transfer / 1e6,
         comms["group_size"],
     )
     names = {"send": "Send to rank %{customdata[1]:d}", "recv": "Receive from rank %{customdata[1]:d}"}
@@ -250,8 +279,8 @@ def _comm_trace(
     return _bars(
         rows.y(comms["rank"], band),
         band.height,
-        rows.ms(comms[columns[0]]),
-        rows.ms(comms[columns[1]]),
+        rows.ms(comms["from_ns"]),
+        rows.ms(comms["to_ns"]),
         name=part,
         legendgroup=part,
         showlegend=in_legend,

@@ -42,14 +42,12 @@ def place_of_bar(page: Any, name: str, number: int) -> tuple[float, float]:
         """([name, number]) => {
             const plot = document.querySelector('#timeline .js-plotly-plot');
             const drawn = plot.calcdata.findIndex(points => points[0].trace.name === name);
-            const uid = plot.calcdata[drawn][0].trace.uid;
             const point = plot.calcdata[drawn][number];
             const layout = plot._fullLayout;
             const frame = plot.getBoundingClientRect();
             return [
-                frame.left + layout.xaxis._offset + layout.xaxis.l2p((point.b + point.s) / 2),
+                frame.left + layout.xaxis._offset + layout.xaxis.l2p((point.s0 + point.s1) / 2),
                 frame.top + layout.yaxis._offset + layout.yaxis.l2p((point.p0 + point.p1) / 2),
-                uid.length,
             ];
         }""",
         [name, number],
@@ -231,8 +229,11 @@ def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serv
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     page = visit(serve([tmp_path])).page
     assert "No pipeline steps" in page.text_content("#no-steps")
-    assert "no pipeline ops recognised" in page.text_content("#warning-lines")
+    shown = page.locator("#warning-lines li").all_text_contents()
+    assert shown == list(load([tmp_path]).report.warnings)
+    assert len(shown) > 0
     page.click("#to-timeline")
+    page.wait_for_selector("#timeline .annotation-text")
     page.wait_for_function("document.querySelector('#timeline').textContent.includes('No pipeline steps')")
 
 

@@ -50,8 +50,8 @@ class Case:
 
     @property
     def wiring(self) -> Wiring:
-        device = CPU
-        if self.backend != "gloo":
+        device = CPU  # staging works on host tensors too, where there is no GPU
+        if self.backend != "gloo" and torch.cuda.is_available():
             device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
         route = Route.HOST_STAGED if self.backend == "host-staged" else Route.DIRECT
         return Wiring(device, self.mode, route, self.negotiated)
@@ -116,7 +116,7 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
     ]
     loss_error = 0.0 if result.loss is None else float((result.loss.cpu() - loss).abs())
     names = {name for stage in runtime.stages.values() for name, _ in stage.named_parameters()}
-    return Outcome(loss_error, max(errors), frozenset(names), len(errors), result.peak_in_flight)
+    return Outcome(loss_error, float(torch.tensor(errors).max()), frozenset(names), len(errors), result.peak_in_flight)
 
 
 def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:

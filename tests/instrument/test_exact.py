@@ -67,6 +67,12 @@ def test_negotiated_shapes_are_exact(pool: Pool, mode: Mode) -> None:
     check(pool, [*cases, replace(cases[0], schedule="interleaved-1f1b", microbatches=4, chunks=2)])
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_messages_through_host_memory_are_exact(pool: Pool, mode: Mode) -> None:
+    check(pool, [Case("1f1b", 4, 5, layers=5, tied=True, mode=mode, backend="host-staged")])
+    check(pool, [Case("gpipe", 2, 3, dp=2, mode=mode, backend="host-staged", negotiated=True)])
+
+
 def test_in_flight_forwards_are_those_of_the_schedule(pool: Pool) -> None:
     outcomes = pool.run(compare_with_one_process, [Case("gpipe", 4, 6), Case("1f1b", 4, 6)])
     assert [row[0].peak_in_flight for row in outcomes] == [6, 6, 6, 6]

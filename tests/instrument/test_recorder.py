@@ -6,6 +6,9 @@ import json
 import threading
 from pathlib import Path
 
+import nvtx
+import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.recorder import Recorder
@@ -72,16 +75,52 @@ def test_a_range_survives_the_profiler_starting_and_stopping_inside_it(tmp_path:
     assert "pp1:STEP step=0" not in names(first, tmp_path / "first.json")
 
 
-def test_any_thread_may_open_a_range() -> None:
+@pytest.mark.parametrize(("all_threads", "seen"), [(True, ["pp1:STEP step=0"]), (False, [])])
+def test_a_range_of_another_thread_is_recorded_where_the_profiler_watches_it(
+    all_threads: bool, seen: list[str], tmp_path: Path
+) -> None:
     recorder = Recorder()
-    done: list[bool] = []
 
     def work() -> None:
         with recorder.span(SpanKind.STEP, 0):
-            done.append(recorder.listening)
+            torch.ones(1)
 
-    with profile(activities=[ProfilerActivity.CPU]):
+    watched = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=watched) as profiler:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert done == [False]
+    assert names(profiler, tmp_path / "trace.json") == seen
+
+
+class Nsight:
+    """An NVTX domain as nvtx gives it where a tool has been injected."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def get_event_attributes(self, message: str) -> str:
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        self.calls.append(attributes)
+
+    def pop_range(self) -> None:
+        self.calls.append("pop")
+
+
+def test_an_injected_tool_gets_nested_ranges_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Nsight()
+    asked: list[str] = []
+
+    def get_domain(name: str) -> Nsight:
+        asked.append(name)
+        return tool
+
+    monkeypatch.setattr(nvtx, "get_domain", get_domain)
+    recorder = Recorder()
+    assert asked == ["pptrace"]
+    assert recorder.listening
+    with recorder.span(SpanKind.STEP, 1), recorder.op(ACTION, 1):
+        pass
+    assert tool.calls == ["pp1:STEP step=1", "pp1:2F3 chunk=1 phase=warmup step=1", "pop", "pop"]

@@ -54,8 +54,13 @@ def test_each_nanosecond_belongs_to_one_category_in_order(
 
 
 def test_communication_kernels_are_told_by_their_names() -> None:
-    carriers = ["ncclDevKernel_SendRecv", "ncclKernel_AllGather_RING_LL", "rcclGenericKernel", "userbuffers_fp16_sum",
-                "void cross_device_reduce_2stage<float>", "nvshmemi_transfer", "internode::dispatch", "intranode::combine"]  # fmt: skip
+    carriers = ["ncclDevKernel_SendRecv", "ncclKernel_AllGather_RING_LL", "rcclGenericKernel", "userbuffers_fp16_sum"]
+    carriers += [
+        "void cross_device_reduce_2stage<float>",
+        "nvshmemi_transfer",
+        "internode::dispatch",
+        "intranode::combine",
+    ]
     others = ["ampere_sgemm", "void at::native::vectorized_elementwise_kernel", "flash_fwd_kernel", "reduce_kernel"]
     rows = [Event(Category.KERNEL, name, place, place + 1, 0, 7) for place, name in enumerate(carriers + others)]
     work = device_work(make_trace(rows).events)

@@ -1,0 +1,425 @@
+"""Whole analyses of synthetic runs, against what the paper run is known to have done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pytest
+
+from pptrace.analysis.analyse import analyse
+from pptrace.analysis.result import RankStep, Report
+from pptrace.errors import UsageError
+from pptrace.marks import SpanKind, SpanMark
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
+from pptrace.simulate import Costs, simulate
+from pptrace.tables import MEMORY, Category, make_table
+from tests.synthetic import BYTES, START, Done, Event, PaperRun, Recording, make_trace, marked, record, renamed, without
+
+
+def uneven(action: Action) -> int:
+    """Stages of unequal cost, and ops that vary."""
+    base = 100 if action.kind is Kind.F else 170
+    return base + 13 * action.stage + 7 * (((action.microbatch or 0) * 5 + action.stage) % 4)
+
+
+RECORDINGS = {
+    "gpipe": record(build("gpipe", 3, 4)),
+    "gpipe with latency": record(build("gpipe", 3, 4), latency=70),
+    "1f1b": record(build("1f1b", 4, 8)),
+    "1f1b with latency": record(build("1f1b", 4, 8), latency=70),
+    "1f1b of few microbatches": record(build("1f1b", 4, 2), uneven, latency=70),
+    "uneven 1f1b": record(build("1f1b", 4, 7), uneven, latency=90),
+    "one rank": record(build("1f1b", 1, 3)),
+    "interleaved": record(build("interleaved-1f1b", 2, 4, 2), latency=70),
+    "split backward": record(from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]], "custom"), latency=70),
+    "two steps": record(build("1f1b", 2, 4), uneven, latency=70, steps=2),
+    "replicas": record(build("1f1b", 2, 4), uneven, latency=70, dp=3, steps=2),
+    "gpipe on devices": record(build("gpipe", 3, 4), latency=70, device=True),
+    "1f1b on devices": record(build("1f1b", 4, 8), latency=70, device=True),
+    "uneven 1f1b on devices": record(build("1f1b", 4, 7), uneven, latency=90, device=True),
+    "interleaved on devices": record(build("interleaved-1f1b", 2, 4, 2), latency=70, device=True, dp=2, steps=2),
+}
+ALL = pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+
+
+def is_device(recording: Recording) -> bool:
+    return recording.events.__name__ == "device_events"
+
+
+def expected_partition(recording: Recording, place: int) -> tuple[int, int, int]:
+    """(compute, exposed transfer, bubble) of a pipeline rank, counted one nanosecond after the other."""
+    run: PaperRun = recording.run
+    start, end = run.window
+    window = set(range(start, end))
+    compute = {t for done in run.computes(place) for t in range(done.start, done.end)}
+    if is_device(recording):
+        compute -= {(d.start + d.end) // 2 + gap for d in run.computes(place) for gap in range(3)}
+    moving = {t for done in run.transfers(place) for t in range(done.met, moved_until(recording, done))}
+    exposed = (moving & window) - compute
+    return len(compute), len(exposed), len(window - compute - exposed)
+
+
+def moved_until(recording: Recording, done: Done) -> int:
+    """A host sees that a receive is over only after those before it in its group."""
+    return done.through if done.action.kind.is_send or is_device(recording) else done.end
+
+
+def ranks_of(report: Report, recording: Recording) -> list[tuple[int, RankStep]]:
+    """Every rank of every step with its place in the pipeline."""
+    return [(rank.rank // recording.job.dp, rank) for step in report.steps for rank in step.ranks]
+
+
+@ALL
+def test_the_window_of_every_rank_is_split_exactly_as_it_was_spent(recording: Recording) -> None:
+    report = analyse(recording.traces()).report
+    job, (start, end) = recording.job, recording.run.window
+    assert [step.step for step in report.steps] == list(range(job.steps))
+    for step in report.steps:
+        assert (step.start_ns, step.end_ns) == (recording.begin(step.step) + start, recording.begin(step.step) + end)
+        assert step.span_ns == end - start
+        assert [rank.rank for rank in step.ranks] == list(range(job.dp * job.plan.pp))
+    for place, rank in ranks_of(report, recording):
+        assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == expected_partition(recording, place)
+        assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns == end - start
+        assert rank.stage == place
+
+
+@ALL
+def test_phases_cover_the_window_and_their_bubbles_are_the_ranks_bubble(recording: Recording) -> None:
+    report = analyse(recording.traces()).report
+    for step in report.steps:
+        for rank in step.ranks:
+            parts = list(rank.phases.values())
+            assert list(rank.phases) == ["warmup", "steady", "cooldown"]
+            assert (parts[0].start_ns, parts[-1].end_ns) == (step.start_ns, step.end_ns)
+            assert [part.end_ns for part in parts[:-1]] == [part.start_ns for part in parts[1:]]
+            assert all(part.start_ns <= part.end_ns and part.bubble_ns >= 0 for part in parts)
+            assert sum(part.bubble_ns for part in parts) == rank.bubble_ns
+            per_rank = recording.job.plan.num_microbatches * recording.job.plan.num_chunks
+            assert sum(part.num_forward for part in parts) == sum(part.num_backward for part in parts) == per_rank
+
+
+@ALL
+def test_the_waterfall_sums_to_the_span(recording: Recording) -> None:
+    for step in analyse(recording.traces()).report.steps:
+        fall = step.bubble.waterfall_ns
+        assert fall is not None
+        assert fall.host is None
+        assert sum(part for part in asdict(fall).values() if part is not None) == step.span_ns
+
+
+@ALL
+def test_bubble_ratio_and_share_are_over_compute_and_window(recording: Recording) -> None:
+    for step in analyse(recording.traces()).report.steps:
+        bubble = sum(rank.bubble_ns for rank in step.ranks)
+        assert step.bubble.ratio == bubble / sum(rank.compute_ns for rank in step.ranks)
+        assert step.bubble.share == bubble / sum(rank.window_ns for rank in step.ranks)
+
+
+@ALL
+def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -> None:
+    for place, rank in ranks_of(analyse(recording.traces()).report, recording):
+        transfers = recording.run.transfers(place)
+        for kind in ("send", "recv"):
+            mine = [done for done in transfers if done.action.kind.is_send == (kind == "send")]
+            found = [comm for comm in rank.comms if (comm.axis, comm.kind) == ("pp", kind)]
+            assert len(found) == (1 if mine else 0)
+            for summary in found:
+                moved = sum(moved_until(recording, done) - done.met for done in mine)
+                assert (summary.count, summary.bytes) == (len(mine), BYTES * len(mine))
+                assert summary.wait_ns == summary.total_ns - moved
+                if moved:
+                    assert summary.algbw_gbps == pytest.approx(BYTES * len(mine) / moved)
+                    assert summary.busbw_gbps == summary.algbw_gbps
+                else:
+                    assert summary.algbw_gbps is None
+                    assert summary.overlap_ratio is None
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "one rank"])
+def test_the_bubble_ratio_is_that_of_the_simulated_plan(name: str) -> None:
+    """Messages for nothing and equal stages: the run is the simulation, and nothing but the plan explains its bubble."""
+    recording = RECORDINGS[name]
+    simulation = simulate(recording.job.plan, Costs(kinds={Kind.F: 100, Kind.B: 200}))
+    (step,) = analyse(recording.traces()).report.steps
+    assert step.span_ns == simulation.makespan_ns
+    assert step.bubble.ratio == pytest.approx(simulation.bubble_ratio)
+    assert step.bubble.share == pytest.approx(simulation.bubble_share)
+    assert step.bubble.ideal_ratio == pytest.approx(simulation.bubble_ratio)
+    assert step.bubble.ideal_share == pytest.approx(simulation.bubble_share)
+    fall = step.bubble.waterfall_ns
+    assert fall is not None
+    assert fall.compute == sum(rank.compute_ns for rank in simulation.ranks) // recording.job.plan.pp
+    assert fall.structural == simulation.makespan_ns - fall.compute
+    assert (fall.imbalance, fall.jitter, fall.communication, fall.unexplained) == (0, 0, 0, 0)
+
+
+def slow_stage(action: Action) -> int:
+    return (100 if action.kind is Kind.F else 200) * (2 if action.stage == 1 else 1)
+
+
+def slow_op(action: Action) -> int:
+    """A stall that wanders from stage to stage, so that all stages are equal on average."""
+    return (100 if action.kind is Kind.F else 200) + (
+        400 if action.kind is Kind.F and action.microbatch == 2 * action.stage else 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "cost", "latency"),
+    [("imbalance", slow_stage, 0), ("jitter", slow_op, 0), ("communication", None, 150)],
+)
+def test_an_injected_cause_is_the_one_that_is_named(
+    cause: str, cost: Callable[[Action], int] | None, latency: int
+) -> None:
+    (step,) = (report := analyse(record(build("1f1b", 4, 8), cost, latency).traces()).report).steps
+    fall = asdict(step.bubble.waterfall_ns)  # type: ignore[call-overload]
+    causes = {name: fall[name] for name in ("imbalance", "jitter", "communication")}
+    assert max(causes, key=lambda name: causes[name]) == cause
+    assert causes[cause] > 0.1 * step.span_ns
+    assert [name for name in causes if causes[name] and name != cause] == []
+    named = [finding for finding in report.findings if finding.evidence.get("waterfall") == cause]
+    assert len(named) == 1
+    assert named[0].gain_ns == causes[cause]
+    assert named[0].title.startswith(f"{cause.capitalize()}: {causes[cause] / step.span_ns:.1%} of the step goes to ")
+
+
+def test_the_waterfall_of_unequal_stages_is_that_of_the_replays() -> None:
+    recording = RECORDINGS["uneven 1f1b"]
+    plan, run = recording.job.plan, recording.run
+    durations = {d.action.key: d.end - d.start for rank in range(plan.pp) for d in run.computes(rank)}
+    (step,) = analyse(recording.traces()).report.steps
+    fall = step.bubble.waterfall_ns
+    assert fall is not None
+    by_op = simulate(plan, Costs(ops=durations)).makespan_ns
+    assert fall.compute == sum(durations.values()) // plan.pp
+    assert fall.compute + fall.structural + fall.imbalance + fall.jitter == by_op
+    with_messages = simulate(plan, Costs(ops=durations, p2p_latency_ns=90)).makespan_ns
+    assert fall.communication == pytest.approx(with_messages - by_op, abs=90)
+
+
+def without_origin(report: Report, origin_ns: int = START) -> str:
+    """All that a report says, with its moments counted from ``origin_ns`` and its inputs and warnings sorted."""
+    steps = [
+        replace(
+            step,
+            start_ns=step.start_ns - origin_ns,
+            end_ns=step.end_ns - origin_ns,
+            ranks=tuple(
+                replace(
+                    rank,
+                    phases={
+                        name: replace(p, start_ns=p.start_ns - origin_ns, end_ns=p.end_ns - origin_ns)
+                        for name, p in rank.phases.items()
+                    },
+                    ops=tuple(
+                        replace(o, start_ns=o.start_ns - origin_ns, end_ns=o.end_ns - origin_ns) for o in rank.ops
+                    ),
+                    device=replace(
+                        rank.device,
+                        first_ns=rank.device.first_ns and rank.device.first_ns - origin_ns,
+                        last_ns=rank.device.last_ns and rank.device.last_ns - origin_ns,
+                    ),
+                )
+                for rank in step.ranks
+            ),
+        )
+        for step in report.steps
+    ]
+    inputs = tuple(sorted(report.inputs, key=lambda entry: entry.path))
+    device = tuple((d.rank, d.breakdown.busy_ns, d.breakdown.idle_ns) for d in report.device)
+    return repr((steps, inputs, device, report.mesh, report.schedule, report.clock, report.findings, report.warnings))
+
+
+@ALL
+def test_shifting_all_times_changes_nothing(recording: Recording) -> None:
+    ranks = range(recording.job.dp * recording.job.plan.pp)
+    straight = without_origin(analyse(recording.traces()).report)
+    for shift_ns in (-START + 100_000, 3_600_000_000_007):
+        moved = analyse(recording.traces(shifts_ns=dict.fromkeys(ranks, shift_ns))).report
+        assert without_origin(moved, START + shift_ns) == straight
+
+
+@ALL
+def test_the_order_of_traces_events_and_names_changes_nothing(recording: Recording) -> None:
+    straight = without_origin(analyse(recording.traces()).report)
+    for seed in range(3):
+        assert without_origin(analyse(recording.traces(shuffle=random.Random(seed))).report) == straight
+
+
+@pytest.mark.parametrize("name", ["uneven 1f1b", "uneven 1f1b on devices"])
+def test_ranks_on_clocks_of_their_own_are_put_right_within_the_uncertainty(name: str) -> None:
+    recording = RECORDINGS[name]
+    (straight,) = analyse(recording.traces()).report.steps
+    wrong = {0: 0, 1: 90_000_000_000, 2: -1_234_567, 3: 40}
+    report = analyse(recording.traces(shifts_ns=wrong, one_host=False)).report
+    assert report.clock.method == "message-bounds"
+    uncertainty = report.clock.uncertainty_ns
+    assert uncertainty is not None
+    assert uncertainty <= 90 * 4
+    (step,) = report.steps
+    for rank in range(4):
+        assert abs(report.clock.offsets_ns[str(rank)] + wrong[rank]) <= uncertainty
+        assert step.ranks[rank].compute_ns == straight.ranks[rank].compute_ns
+    assert abs(step.span_ns - straight.span_ns) <= 2 * uncertainty
+
+
+def test_replicas_have_a_window_each_and_one_report_per_rank() -> None:
+    recording = RECORDINGS["replicas"]
+    analysis = analyse(recording.traces())
+    report = analysis.report
+    assert (report.mesh.num_ranks, report.mesh.pp, report.mesh.dp) == (6, 2, 3)
+    assert [(window.step, window.ranks) for window in analysis.windows] == [
+        (step, pipeline) for step in range(2) for pipeline in ((0, 3), (1, 4), (2, 5))
+    ]
+    for rank in report.steps[1].ranks:
+        reduces = [comm for comm in rank.comms if comm.kind == "all_reduce"]
+        assert [(comm.axis, comm.count, comm.bytes) for comm in reduces] == [("dp", 1, 1 << 20)]
+        first_rank_of_group = rank.rank // 3 * 3
+        assert reduces[0].wait_ns == first_rank_of_group + 2 - rank.rank, "each waits for the last of its group"
+        moved = 60 - (first_rank_of_group + 2)
+        assert reduces[0].algbw_gbps == pytest.approx((1 << 20) / moved)
+        assert reduces[0].busbw_gbps == pytest.approx((1 << 20) / moved * 2 * 2 / 3)
+        assert rank.spans == {"STEP": recording.run.end + 265, "OPTIMIZER": 50, "GRAD_SYNC": 80 - rank.rank}
+
+
+def test_a_report_can_be_of_one_step() -> None:
+    traces = RECORDINGS["two steps"].traces()
+    report = analyse(traces, step=1).report
+    assert [step.step for step in report.steps] == [1]
+    assert report.steps == analyse(traces).report.steps[1:]
+    with pytest.raises(UsageError, match="--step 7: the trace has no such step; it has 0, 1"):
+        analyse(traces, step=7)
+
+
+def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
+    recording = RECORDINGS["1f1b with latency"]
+    report = analyse(without(recording.traces(), 2)).report
+    assert "no trace of rank 2 (of 4): windows, waits and bubbles are without it" in report.warnings
+    assert "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan" in report.warnings
+    (step,) = report.steps
+    assert [rank.rank for rank in step.ranks] == [0, 1, 3]
+    assert step.bubble.waterfall_ns is None
+    for rank in step.ranks:
+        assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns
+        assert rank.compute_ns == 8 * 300
+    by_rank = {rank.rank: rank.comms for rank in step.ranks}
+    assert all(comm.wait_ns is None and comm.algbw_gbps is None for comm in by_rank[3])
+    assert report.schedule.mismatches == ("the plan has 4 pipeline ranks, the trace has 3",)
+    assert report.findings[0].title == "The run does not follow the plan"
+
+
+def test_a_missing_rank_of_another_run_is_counted_from_its_size() -> None:
+    traces = RECORDINGS["gpipe"].traces(with_metadata=False)
+    report = analyse(without(traces, 1), num_ranks=3).report
+    assert "no trace of rank 1 (of 3): windows, waits and bubbles are without it" in report.warnings
+
+
+def test_a_trace_without_marks_says_what_cannot_be_given_and_why() -> None:
+    report = analyse([make_trace([Event(Category.CPU_OP, "aten::mm", START, START + 5, thread=1)])]).report
+    assert report.framework == "unlabelled"
+    assert report.steps == ()
+    assert report.findings == ()
+    assert (report.schedule.name, report.schedule.source, report.schedule.num_microbatches) == ("unknown", "none", None)
+    assert any(
+        line.startswith("no forward or backward of a microbatch recognised (the traces have no marks of pptrace)")
+        for line in report.warnings
+    )
+    assert any(line.startswith("no device events in these traces") for line in report.warnings)
+
+
+def test_marks_of_steps_alone_are_told_from_no_marks() -> None:
+    report = analyse([make_trace([marked(SpanMark(SpanKind.STEP, 3), START, START + 9)])]).report
+    assert report.framework == "pptrace"
+    assert report.steps == ()
+    assert any("(the marks in these traces are of steps alone)" in line for line in report.warnings)
+
+
+def test_a_trace_without_marks_still_has_its_device_breakdown() -> None:
+    events = [
+        Event(Category.KERNEL, "gemm", START, START + 60, 0, 7),
+        Event(Category.KERNEL, "ncclDevKernel_AllReduce", START + 40, START + 90, 0, 8),
+        Event(Category.MEMCPY, "copy", START + 100, START + 110, 0, 7),
+    ]
+    (device,) = analyse([make_trace(events)]).report.device
+    found = device.breakdown
+    assert (found.busy_ns, found.compute_ns, found.communication_ns, found.memory_ns, found.idle_ns) == (
+        100,
+        60,
+        30,
+        10,
+        10,
+    )
+    assert found.overlap_ratio == 20 / 50
+
+
+def test_marks_of_another_version_are_warned_about() -> None:
+    traces = [renamed(trace, lambda name: name.replace("pp1:", "pp2:")) for trace in RECORDINGS["gpipe"].traces()]
+    report = analyse(traces).report
+    versions = [line for line in report.warnings if "grammar version 2; this pptrace reads version 1" in line]
+    assert [line.split(":")[0] for line in versions] == ["rank 0", "rank 1", "rank 2"]
+    assert report.steps == ()
+
+
+def test_a_schedule_asked_for_is_compared_and_its_mismatches_told() -> None:
+    report = analyse(RECORDINGS["1f1b"].traces(), schedule="gpipe").report
+    assert (report.schedule.name, report.schedule.source) == ("gpipe", "option")
+    assert report.schedule.mismatches[0] == "rank 0: op 5 is 0B0 where gpipe has 0F4"
+    assert len(report.schedule.mismatches) == 4
+    assert report.findings[0].detail.startswith("4 places differ from gpipe; the first: rank 0: op 5 is 0B0")
+
+
+def test_a_plan_of_ones_own_is_called_custom() -> None:
+    report = analyse(RECORDINGS["split backward"].traces()).report
+    assert (report.schedule.name, report.schedule.source, report.schedule.num_stages) == ("custom", "metadata", 2)
+
+
+def test_the_ops_of_the_report_are_the_run_in_order() -> None:
+    recording = RECORDINGS["uneven 1f1b on devices"]
+    (step,) = analyse(recording.traces()).report.steps
+    for place, rank in enumerate(step.ranks):
+        done = recording.run.computes(place)
+        assert [(op.kind, op.stage, op.microbatch, op.phase) for op in rank.ops] == [
+            (str(d.action.kind), d.action.stage, d.action.microbatch, str(d.action.phase)) for d in done
+        ]
+        assert [(op.start_ns, op.end_ns) for op in rank.ops] == [(START + d.start, START + d.end) for d in done]
+
+
+def test_the_device_time_of_a_step_is_that_of_its_window() -> None:
+    recording = RECORDINGS["1f1b on devices"]
+    (step,) = analyse(recording.traces()).report.steps
+    for place, rank in enumerate(step.ranks):
+        kernels = {t for d in recording.run.computes(place) for t in range(d.start, d.end)}
+        kernels -= {(d.start + d.end) // 2 + gap for d in recording.run.computes(place) for gap in range(3)}
+        nccl = {
+            t for d in recording.run.transfers(place) for t in range(d.start, recording.run.group_end(place, d.group))
+        }
+        nccl &= set(range(*recording.run.window))
+        assert rank.device.compute_ns == len(kernels) == rank.compute_ns
+        assert rank.device.communication_ns == len(nccl - kernels)
+        assert rank.device.idle_ns == step.span_ns - len(kernels | nccl)
+        assert rank.device.memory_ns == 0
+
+
+def test_peak_memory_is_the_most_within_the_ranks_step() -> None:
+    recording = RECORDINGS["two steps"]
+    begin = recording.begin(1)
+    samples = [(START - 10_000, 999), (begin, 50), (begin + 5, 80), (begin + 9, 20), (begin + 10**9, 999)]
+    memory = make_table(
+        MEMORY,
+        {
+            "rank": [-1] * len(samples),
+            "t_ns": [t for t, _ in samples],
+            "allocated_bytes": [size for _, size in samples],
+            "reserved_bytes": [100] * len(samples),
+        },
+    )
+    traces = recording.traces()
+    traces[1] = replace(traces[1], memory=memory)
+    first, second = analyse(traces).report.steps
+    assert [rank.peak_memory_bytes for rank in second.ranks] == [None, 80]
+    assert [rank.peak_memory_bytes for rank in first.ranks] == [None, None]

@@ -1,0 +1,101 @@
+"""Communication summaries and findings on tables worked out by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from pptrace.analysis.communication import summarise_comms
+from pptrace.analysis.findings import find
+from pptrace.analysis.result import Bubble, ScheduleSummary, Severity, StepReport, Waterfall
+from pptrace.intervals import EMPTY, union
+from pptrace.tables import COMMS, empty_table, make_table
+
+
+def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
+    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
+    filled = [blank | {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000} | row for row in rows]
+    return make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS})
+
+
+def times(start: int, moving: int, moved: int, end: int) -> dict[str, object]:
+    return {"start_ns": start, "transfer_start_ns": moving, "transfer_end_ns": moved, "end_ns": end}
+
+
+def test_hidden_and_exposed_communication_by_hand() -> None:
+    """Moving 20-50 and 40-60, so 20-60 as a whole; compute 30-45 hides 15 of the 40."""
+    (found,) = summarise_comms(comms_of(times(10, 20, 50, 50), times(40, 40, 60, 65)), union([30], [45]))
+    assert (found.axis, found.kind, found.count, found.bytes) == ("dp", "all_reduce", 2, 2000)
+    assert (found.total_ns, found.wait_ns) == (65, 15)
+    assert (found.hidden_ns, found.exposed_ns) == (15, 25)
+    assert found.overlap_ratio == 15 / 40
+    assert found.algbw_gbps == 2000 / 50
+    assert found.busbw_gbps == pytest.approx(2000 / 50 * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("broadcast", 1),
+        ("send", 1),
+    ],
+)
+def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
+    (found,) = summarise_comms(comms_of(times(0, 0, 100, 100) | {"kind": kind}), EMPTY)
+    assert found.algbw_gbps == 10
+    assert found.busbw_gbps == pytest.approx(10 * factor)
+
+
+def test_what_is_not_matched_has_no_wait_and_no_bandwidth() -> None:
+    (found,) = summarise_comms(comms_of(times(0, 0, 100, 100), times(200, 200, 300, 300) | {"match": -1}), EMPTY)
+    assert (found.wait_ns, found.algbw_gbps, found.busbw_gbps) == (None, None, None)
+    assert (found.total_ns, found.exposed_ns) == (200, 200)
+
+
+def test_there_is_a_summary_per_axis_and_kind() -> None:
+    rows = [
+        times(0, 0, 1, 1) | {"axis": axis, "kind": kind} for axis in ("pp", "dp") for kind in ("send", "recv", "send")
+    ]
+    found = summarise_comms(comms_of(*rows), EMPTY)
+    assert [(c.axis, c.kind, c.count) for c in found] == [
+        ("dp", "recv", 1),
+        ("dp", "send", 2),
+        ("pp", "recv", 1),
+        ("pp", "send", 2),
+    ]
+    assert summarise_comms(empty_table(COMMS), EMPTY) == ()
+
+
+SCHEDULE = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ())
+
+
+def step_with(fall: Waterfall | None, span: int = 1000) -> StepReport:
+    return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), ())
+
+
+def test_findings_name_causes_worth_saying_with_the_largest_gain_first() -> None:
+    falls = [Waterfall(600, 100, 19, 80, 200, None, 1), Waterfall(600, 120, 19, 60, 180, None, 21)]
+    found = find([step_with(fall) for fall in falls], SCHEDULE)
+    assert [(finding.evidence["waterfall"], finding.gain_ns) for finding in found] == [
+        ("structural", 110),
+        ("communication", 190),
+        ("jitter", 70),
+    ]
+    assert found[0].severity is Severity.INFO
+    assert found[1].title == "Communication: 19.0% of the step goes to transfers between stages"
+
+
+def test_steps_without_a_waterfall_give_no_causes() -> None:
+    assert find([step_with(None)], SCHEDULE) == ()
+    assert find([], SCHEDULE) == ()
+
+
+def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
+    left = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ("rank 0: op 5 is 0B0", "rank 1: op 4 is 1B0"))
+    found = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
+    assert [finding.title.split(":")[0] for finding in found] == ["The run does not follow the plan", "Structural"]
+    assert found[0].detail == "2 places differ from 1f1b; the first: rank 0: op 5 is 0B0"

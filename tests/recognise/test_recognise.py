@@ -1,0 +1,311 @@
+"""Marked traces → ops, mesh and schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.errors import PptraceError, ScheduleError, UsageError
+from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer, WaitMark
+from pptrace.recognise.mesh import MeshInfo, mesh_from_stages
+from pptrace.recognise.recognise import recognise
+from pptrace.recognise.schedule import PlanSource
+from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
+from pptrace.tables import COMMS, OPS, Category
+from tests.synthetic import LEAD, MAIN_THREAD, START, Event, Recording, make_trace, marked, record, renamed, without
+
+RECORDINGS = {
+    "gpipe": record(build("gpipe", 3, 4), latency=70),
+    "1f1b": record(build("1f1b", 4, 6), latency=70, steps=2),
+    "one rank": record(build("gpipe", 1, 2)),
+    "interleaved": record(build("interleaved-1f1b", 2, 4, 2), latency=70),
+    "replicas": record(build("1f1b", 2, 3), latency=70, dp=2),
+    "split backward": record(from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]], "custom"), latency=70),
+    "devices": record(build("1f1b", 4, 6), latency=70, device=True),
+    "devices, interleaved, replicas": record(build("interleaved-1f1b", 2, 4, 2), latency=70, device=True, dp=2),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+@pytest.mark.parametrize("with_metadata", [True, False], ids=["with facts", "marks only"])
+def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording, with_metadata: bool) -> None:
+    found = recognise(recording.traces(with_metadata))
+    job, ops = recording.job, found.ops
+    assert found.framework == "pptrace"
+    assert found.warnings == ()
+    assert list(ops.columns) == list(OPS)
+    assert list(found.comms.columns) == list(COMMS)
+    compute = ops[ops["stage"] >= 0]
+    for rank in range(job.dp * job.plan.pp):
+        for step in range(job.steps):
+            mine = compute[(compute["rank"] == rank) & (compute["step"] == step)].sort_values("start_ns")
+            done = recording.run.computes(rank // job.dp)
+            columns = ["kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"]
+            at = recording.begin(step)
+            assert list(mine[columns].itertuples(index=False, name=None)) == [
+                (
+                    str(d.action.kind),
+                    d.action.stage,
+                    d.action.chunk,
+                    d.action.microbatch,
+                    str(d.action.phase),
+                    at + d.start,
+                    at + d.end,
+                )
+                for d in done
+            ]
+    assert set(compute["clock"]) == {"device" if recording.events.__name__ == "device_events" else "host"}
+    spans = ops[ops["stage"] < 0]
+    assert set(spans["kind"]) == {"STEP", "OPTIMIZER"} | ({"GRAD_SYNC"} if job.dp > 1 else set())
+    assert (spans["kind"] == "STEP").sum() == job.dp * job.plan.pp * job.steps
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+def test_the_plan_and_the_mesh_are_those_of_the_facts(recording: Recording) -> None:
+    found, job = recognise(recording.traces()), recording.job
+    assert found.schedule.source is PlanSource.METADATA
+    assert found.schedule.plan == job.plan
+    assert found.schedule.name == job.plan.name
+    assert found.schedule.mismatches == ()
+    assert found.mesh.pipelines == tuple(map(tuple, job.pipelines))
+    assert (found.mesh.pp, found.mesh.dp, found.mesh.num_ranks) == (job.plan.pp, job.dp, job.dp * job.plan.pp)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
+def test_without_facts_the_plan_and_the_mesh_are_those_the_ops_follow(recording: Recording) -> None:
+    found, job = recognise(recording.traces(with_metadata=False)), recording.job
+    assert found.schedule.source is PlanSource.RECOGNISED
+    assert found.schedule.name == job.plan.name
+    assert found.schedule.plan == job.plan
+    assert found.mesh.pipelines == tuple(map(tuple, job.pipelines))
+    assert (found.mesh.pp, found.mesh.vpp) == (job.plan.pp, job.plan.num_chunks)
+    assert found.mesh.dp == (1 if job.dp == 1 else None), "replicas may be of dp, tp or cp: nothing tells"
+
+
+def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None:
+    traces = [
+        replace(trace, metadata={key: value for key, value in trace.metadata.items() if key != "pp_ranks"})
+        for trace in RECORDINGS["replicas"].traces()
+    ]
+    found = recognise(traces)
+    assert found.mesh.pipelines == ((0, 2), (1, 3))
+    assert found.mesh.dp == 2
+
+
+def test_backward_kernels_of_another_thread_belong_to_their_op() -> None:
+    """Launched by autograd's thread inside the range of the main thread; what is launched outside belongs to nobody."""
+    op = Action(Kind.B, 0, 0, phase=Phase.STEADY)
+    events = [
+        marked(OpMark(op, 0), 100, 200),
+        *(Event(Category.RUNTIME, "cudaLaunchKernel", t, t + 1, thread=thread, correlation=t) for t, thread in
+          [(90, 1), (100, 2), (150, 2), (160, 3), (199, 2), (200, 2)]),
+        *(Event(Category.KERNEL, "k", start, start + 10, 0, 7, correlation=t) for t, start in
+          [(90, 300), (100, 320), (150, 400), (199, 500), (200, 600)]),
+        Event(Category.KERNEL, "ncclDevKernel_AllReduce", 700, 900, 0, 8, correlation=160),
+    ]  # fmt: skip
+    (row,) = recognise([make_trace(events)]).ops.itertuples()
+    assert (row.start_ns, row.end_ns, row.clock) == (320, 510, "device")
+
+
+def test_an_op_without_device_work_keeps_its_host_range() -> None:
+    events = [marked(OpMark(Action(Kind.F, 0, 0), 0), 100, 200), Event(Category.KERNEL, "k", 120, 130, 0, 7)]
+    (row,) = recognise([make_trace(events)]).ops.itertuples()
+    assert (row.start_ns, row.end_ns, row.clock) == (100, 200, "host")
+
+
+def test_a_step_range_is_the_host_range_even_with_device_work() -> None:
+    recording = RECORDINGS["devices"]
+    ops = recognise(recording.traces()).ops
+    steps = ops[ops["kind"] == "STEP"]
+    assert set(steps["start_ns"]) == {START - LEAD - 5}
+    assert set(steps["clock"]) == {"host"}
+
+
+def test_device_projections_of_marks_are_not_read_twice() -> None:
+    trace = RECORDINGS["1f1b"].traces()[0]
+    events = RECORDINGS["1f1b"].events_of(0)
+    projected = [replace(e, category=Category.DEVICE_ANNOTATION) for e in events if e.category is Category.ANNOTATION]
+    both = make_trace(events + projected, 0, trace.metadata)
+    assert recognise([both]).ops.equals(recognise([trace]).ops)
+
+
+def test_a_received_size_that_was_negotiated_is_read_from_its_wait() -> None:
+    send, recv = Action(Kind.SEND_F, 0, 3), Action(Kind.RECV_B, 0, 1)
+    events = [
+        marked(P2PMark((Transfer(send, 1, 64), Transfer(recv, 1, 0)), Axis.PP, 0), 10, 90),
+        marked(WaitMark(Transfer(send, 1, 64), 0), 10, 40),
+        marked(WaitMark(Transfer(recv, 1, 96), 0), 40, 90),
+    ]
+    rows = list(recognise([make_trace(events)]).comms.itertuples())
+    assert [(row.kind, row.bytes, row.start_ns, row.end_ns) for row in rows] == [
+        ("send", 64, 10, 40),
+        ("recv", 96, 10, 90),
+    ]
+
+
+def test_transfers_without_waits_last_as_long_as_their_call() -> None:
+    mark = P2PMark((Transfer(Action(Kind.SEND_F, 0, 0), 1, 64),), Axis.PP, 0)
+    (row,) = recognise([make_trace([marked(mark, 10, 90)])]).comms.itertuples()
+    assert (row.start_ns, row.end_ns, row.stage, row.microbatch, row.direction, row.peer) == (10, 90, 0, 0, "F", 1)
+
+
+def test_a_trace_without_marks_gives_no_ops() -> None:
+    trace = make_trace(
+        [Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1), Event(Category.ANNOTATION, "Forward 0", 0, 9, thread=1)]
+    )
+    found = recognise([trace])
+    assert found.framework == "unlabelled"
+    assert found.ops.empty
+    assert found.comms.empty
+    assert list(found.ops.columns) == list(OPS)
+    assert found.schedule.source is PlanSource.NONE
+    assert found.warnings == ()
+
+
+def test_marks_of_another_version_are_counted_once_per_reason() -> None:
+    traces = [renamed(trace, lambda name: name.replace("pp1:", "pp9:")) for trace in RECORDINGS["1f1b"].traces()]
+    found = recognise(traces)
+    assert found.ops.empty
+    assert len(found.warnings) == 4
+    ranges = len(RECORDINGS["1f1b"].events_of(0))
+    assert found.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
+    assert found.warnings[0].endswith("are not read: grammar version 9; this pptrace reads version 1")
+
+
+def test_damaged_marks_are_counted_and_the_others_read() -> None:
+    events = [marked(SpanMark(SpanKind.STEP, 0), 0, 9), Event(Category.ANNOTATION, "pp1:0F", 1, 2, thread=MAIN_THREAD)]
+    found = recognise([make_trace(events)])
+    assert len(found.ops) == 1
+    assert len(found.warnings) == 1
+    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are not read: ")
+
+
+def test_a_schedule_asked_for_is_compared_with_what_ran() -> None:
+    traces = RECORDINGS["1f1b"].traces()
+    found = recognise(traces, schedule="gpipe").schedule
+    assert (found.name, found.source) == ("gpipe", PlanSource.OPTION)
+    assert found.plan == build("gpipe", 4, 6)
+    assert found.mismatches == (
+        "rank 0: op 5 is 0B0 where gpipe has 0F4",
+        "rank 1: op 4 is 1B0 where gpipe has 1F3",
+        "rank 2: op 3 is 2B0 where gpipe has 2F2",
+        "rank 3: op 2 is 3B0 where gpipe has 3F1",
+    )
+    assert recognise(traces, schedule="1f1b").schedule.mismatches == ()
+
+
+def test_a_schedule_that_does_not_fit_is_refused() -> None:
+    traces = RECORDINGS["1f1b"].traces()
+    with pytest.raises(UsageError, match="'2f2b' is not known"):
+        recognise(traces, schedule="2f2b")
+    with pytest.raises(ScheduleError, match="expected at least 2"):
+        recognise(traces, schedule="interleaved-1f1b")
+    with pytest.raises(ScheduleError, match="the trace shows no forward or backward of any microbatch"):
+        recognise([make_trace([])], schedule="1f1b")
+
+
+def test_an_op_that_left_its_plan_is_told() -> None:
+    def swap(name: str) -> str:
+        pair = {"pp1:1F2 ": "pp1:1F3 ", "pp1:1F3 ": "pp1:1F2 "}
+        return next((new + name[len(old) :] for old, new in pair.items() if name.startswith(old)), name)
+
+    traces = RECORDINGS["1f1b"].traces()
+    traces[1] = renamed(traces[1], swap)
+    assert recognise(traces).schedule.mismatches == ("rank 1: op 3 is 1F3 where 1f1b has 1F2",)
+
+
+def test_missing_ops_and_ranks_are_told() -> None:
+    recording = RECORDINGS["gpipe"]
+    traces = recording.traces()
+    gone = [event for event in recording.events_of(1) if not event.name.startswith("pp1:1B3")]
+    traces[1] = make_trace(gone, 1, traces[1].metadata)
+    assert recognise(traces).schedule.mismatches == ("rank 1: 7 ops where gpipe has 8",)
+    assert recognise(without(traces, 1)).schedule.mismatches == ("the plan has 3 pipeline ranks, the trace has 2",)
+
+
+def test_a_missing_rank_without_facts_leaves_no_schedule_and_says_why() -> None:
+    found = recognise(without(RECORDINGS["gpipe"].traces(with_metadata=False), 1)).schedule
+    assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)
+    assert found.warnings == (
+        "no schedule recognised: custom: stage 1 has no action though stage 2 has; number from 0",
+    )
+
+
+def test_a_damaged_plan_in_the_facts_is_said() -> None:
+    traces = RECORDINGS["gpipe"].traces()
+    facts = dict(traces[0].metadata) | {"plan": {"name": "gpipe", "rows": [["0F0", "zero"]]}}
+    found = recognise([replace(traces[0], metadata=facts), *traces[1:]]).schedule
+    assert found.plan is None
+    assert found.warnings[0].startswith(
+        "the plan in the metadata: the trace's metadata: row 1, cell 2: 'zero' is not an action"
+    )
+
+
+@pytest.mark.parametrize(
+    "plan", [{"rows": [1]}, {"rows": None}, {"rows": ["0F0"]}, [], {"name": "gpipe"}, {"rows": {}}]
+)
+def test_facts_without_rows_have_no_plan(plan: object) -> None:
+    traces = [replace(t, metadata=dict(t.metadata) | {"plan": plan}) for t in RECORDINGS["gpipe"].traces()]
+    assert recognise(traces).schedule.source is PlanSource.RECOGNISED
+
+
+@pytest.mark.parametrize("rows", [[[1]], [[None, "0F0"]], [[]], [], [["0F0", ["0B0"]]]])
+def test_rows_that_are_no_plan_are_said(rows: object) -> None:
+    traces = [replace(t, metadata=dict(t.metadata) | {"plan": {"rows": rows}}) for t in RECORDINGS["gpipe"].traces()]
+    found = recognise(traces).schedule
+    assert found.plan is None
+    assert found.warnings[0].startswith("the plan in the metadata: ")
+
+
+leaves = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.sampled_from(["0F0", "1f1b", "x", ""]))
+keys = st.sampled_from(["pp", "rows", "name", "dp", "start", "time_ns"])
+junk = st.recursive(
+    leaves,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(
+        st.sampled_from(["mesh", "plan", "pp_ranks", "world_size", "host", "clock", "rank"]), junk, max_size=7
+    )
+)
+def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, Any]) -> None:
+    traces = RECORDINGS["one rank"].traces()
+    damaged = [replace(trace, metadata={**trace.metadata, **facts}) for trace in traces]
+    try:
+        found = recognise(damaged)
+    except PptraceError:
+        return
+    assert len(found.ops) == len(recognise(traces).ops)
+
+
+def test_groups_of_an_axis_are_megatrons() -> None:
+    """rank = tp + t·(cp + c·(dp + d·pp)) with t=2, c=1, d=2, p=2."""
+    mesh = MeshInfo(8, pp=2, vpp=1, tp=2, cp=1, dp=2, ep=1, pipelines=((0, 4), (1, 5), (2, 6), (3, 7)))
+    assert [mesh.group_of(5, axis) for axis in ("tp", "dp", "pp", "cp")] == [(4, 5), (5, 7), (1, 5), (5,)]
+    assert mesh.group_of(5, "world") == tuple(range(8))
+    assert mesh.group_of(5, "embd") == (1, 5)
+    assert mesh.group_of(5, "ep") is None
+    assert mesh.group_of(9, "pp") is None
+    assert (mesh.pp_rank(6), mesh.pipeline_of(6), mesh.pp_rank(9), mesh.pipeline_of(9)) == (1, (2, 6), None, ())
+
+
+def test_tied_embeddings_join_the_ends_of_a_pipeline_only() -> None:
+    mesh = MeshInfo(4, pp=4, vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=((0, 1, 2, 3),))
+    assert [mesh.group_of(rank, "embd") for rank in range(4)] == [(0, 3), None, None, (0, 3)]
+
+
+def test_ranks_with_the_same_stages_are_replicas() -> None:
+    mesh = mesh_from_stages({0: frozenset({0, 2}), 1: frozenset({1, 3}), 2: frozenset({0, 2}), 3: frozenset({1, 3})}, 4)
+    assert mesh.pipelines == ((0, 1), (2, 3))
+    assert (mesh.pp, mesh.vpp, mesh.dp, mesh.tp) == (2, 2, None, None)
+    assert mesh_from_stages({}, 2).pipelines == ()

@@ -1,0 +1,202 @@
+"""Windows, lanes and phases of single ranks, worked out by hand or counted nanosecond by nanosecond."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.clock import Clock, ClockMethod, shift
+from pptrace.intervals import Int64, length
+from pptrace.recognise.devices import device_work
+from pptrace.recognise.matching import with_transfers
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.recognise import recognise
+from pptrace.schedule.actions import Phase
+from pptrace.schedule.registry import build
+from pptrace.simulate import simulate, uniform
+from pptrace.tables import COMMS, OPS, Category, empty_table, make_table
+from pptrace.timeline.lanes import Lane, lane_of
+from pptrace.timeline.phases import phase_spans, tag_ops
+from pptrace.timeline.windows import StepWindow, step_windows
+from tests.synthetic import Event, make_trace, record
+
+TWO_BY_TWO = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
+
+
+def ops_of(*rows: tuple[int, int, str, int, int]) -> pd.DataFrame:
+    """Rows are (rank, step, kind, start, end)."""
+    columns: dict[str, list[object]] = {
+        name: [0 if dtype == "int64" else ""] * len(rows) for name, dtype in OPS.items()
+    }
+    for place, name in enumerate(("rank", "step", "kind", "start_ns", "end_ns")):
+        columns[name] = [row[place] for row in rows]
+    return make_table(OPS, columns)
+
+
+def test_a_window_is_from_the_first_to_the_last_op_of_the_pipeline() -> None:
+    ops = ops_of(
+        (0, 5, "F", 100, 110),
+        (2, 5, "F", 112, 120),
+        (2, 5, "B", 120, 150),
+        (0, 5, "B", 155, 180),
+        (0, 5, "OPTIMIZER", 190, 250),
+        (0, 5, "STEP", 90, 260),
+        (0, 6, "F", 300, 310),
+        (1, 5, "F", 95, 111),
+    )
+    windows = step_windows(ops, TWO_BY_TWO)
+    assert windows == (
+        StepWindow(5, (0, 2), 100, 180),
+        StepWindow(5, (1,), 95, 111),
+        StepWindow(6, (0,), 300, 310),
+    )
+    assert windows[0].span_ns == 80
+
+
+def test_there_are_no_windows_without_ops_or_pipelines() -> None:
+    assert step_windows(empty_table(OPS), TWO_BY_TWO) == ()
+    assert step_windows(ops_of((0, 0, "STEP", 0, 9)), TWO_BY_TWO) == ()
+
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)), max_size=8)
+
+
+def moments(rows: list[tuple[int, int]]) -> set[int]:
+    return {moment for start, duration in rows for moment in range(start, start + duration)}
+
+
+def as_set(intervals: Int64) -> set[int]:
+    return {moment for start, end in intervals.tolist() for moment in range(start, end)}
+
+
+def comms_of(transfers: list[tuple[int, int]], waits: list[int]) -> pd.DataFrame:
+    """Communication of rank 0: transfers after waits."""
+    blank: dict[str, list[object]] = {name: [0 if t == "int64" else ""] * len(transfers) for name, t in COMMS.items()}
+    starts, ends = [start for start, _ in transfers], [start + duration for start, duration in transfers]
+    blank |= {"transfer_start_ns": starts, "transfer_end_ns": ends, "end_ns": ends}  # type: ignore[dict-item]
+    blank["start_ns"] = [start - wait for start, wait in zip(starts, waits, strict=True)]
+    return make_table(COMMS, blank)
+
+
+@given(spans, spans, st.lists(st.integers(0, 5), min_size=8, max_size=8), st.integers(0, 40), st.integers(0, 40))
+def test_a_host_lane_splits_every_nanosecond_of_its_window(
+    ops: list[tuple[int, int]], transfers: list[tuple[int, int]], waits: list[int], start: int, duration: int
+) -> None:
+    """Compute is in ops and not in communication, waits included; the transfers outside of it are exposed; the rest is bubble."""
+    waits = waits[: len(transfers)]
+    table = ops_of(*((0, 0, "F", begin, begin + length) for begin, length in ops), (1, 0, "F", 0, 99))
+    comms = comms_of(transfers, waits)
+    lane = lane_of(0, table, comms, {}, 0)
+    nested = moments([(begin - wait, size + wait) for (begin, size), wait in zip(transfers, waits, strict=True)])
+    compute, moving = moments(ops) - nested, moments(transfers)
+    assert as_set(lane.compute) == compute
+    assert as_set(lane.transfer) == moving
+    assert as_set(lane.exposed) == moving - compute
+    window = set(range(start, start + duration))
+    part = lane.within(start, start + duration)
+    assert lane.bubble_ns(start, start + duration) == len(window - compute - moving)
+    assert length(part.compute) + length(part.exposed) + lane.bubble_ns(start, start + duration) == duration
+
+
+def test_a_device_lane_is_the_union_of_compute_kernels_on_the_common_clock() -> None:
+    """Kernels on two streams overlap; copies are no compute; the op's host range does not matter."""
+    kernels = [
+        Event(Category.KERNEL, "gemm", 10, 20, 0, 7),
+        Event(Category.KERNEL, "norm", 15, 30, 0, 8),
+        Event(Category.KERNEL, "ncclDevKernel_SendRecv", 25, 50, 0, 20),
+        Event(Category.MEMCPY, "copy", 50, 60, 0, 7),
+    ]
+    work = {0: device_work(make_trace(kernels).events)}
+    lane = lane_of(0, ops_of((0, 0, "F", 1000, 1900)), comms_of([(1025, 25)], [0]), work, offset_ns=1000)
+    assert lane.compute.tolist() == [[1010, 1030]]
+    assert lane.exposed.tolist() == [[1030, 1050]]
+    assert lane.bubble_ns(1000, 1060) == 60 - 20 - 20
+
+
+def test_an_empty_lane_is_all_bubble() -> None:
+    lane = lane_of(3, empty_table(OPS), empty_table(COMMS), {}, 0)
+    assert isinstance(lane, Lane)
+    assert lane.bubble_ns(10, 25) == 15
+
+
+def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, int, int, int]]]:
+    plan = build(name, p, m, v)
+    ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), plan)
+    (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, (tuple(range(p)),)))
+    return [
+        [
+            (str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward)
+            for span in phase_spans(ops[ops["rank"] == rank], window)
+        ]
+        for rank in range(p)
+    ]
+
+
+def test_phases_of_1f1b_by_hand() -> None:
+    """p=2, m=2: rank 0 runs F0 0-10, F1 10-20, B0 40-60 (steady: F1 to B0), B1 70-90; rank 1 F0 10-20 … B1 50-70."""
+    assert phases("1f1b", 2, 2) == [
+        [("warmup", 0, 10, 1, 0), ("steady", 10, 60, 1, 1), ("cooldown", 60, 90, 0, 1)],
+        [("warmup", 0, 10, 0, 0), ("steady", 10, 70, 2, 2), ("cooldown", 70, 90, 0, 0)],
+    ]
+
+
+def test_phases_of_gpipe_have_no_steady_part() -> None:
+    """p=2, m=2: the backward of the last stage begins at 30, so the first rank drains from the end of its forwards at 20 on."""
+    assert phases("gpipe", 2, 2) == [
+        [("warmup", 0, 20, 2, 0), ("steady", 20, 20, 0, 0), ("cooldown", 20, 90, 0, 2)],
+        [("warmup", 0, 30, 2, 0), ("steady", 30, 30, 0, 0), ("cooldown", 30, 90, 0, 2)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v"),
+    [
+        ("1f1b", 4, 8, 1),
+        ("1f1b", 4, 2, 1),
+        ("gpipe", 3, 5, 1),
+        ("interleaved-1f1b", 4, 8, 2),
+        ("interleaved-1f1b", 2, 2, 4),
+    ],
+)
+def test_phases_cover_the_window_once_and_count_every_op(name: str, p: int, m: int, v: int) -> None:
+    for rank, found in enumerate(phases(name, p, m, v)):
+        assert [phase for phase, *_ in found] == ["warmup", "steady", "cooldown"]
+        edges = [edge for _, start, end, _, _ in found for edge in (start, end)]
+        assert edges == sorted(edges)
+        assert edges[1:-1:2] == edges[2::2]
+        assert (edges[0], edges[-1]) == (0, (m * v + p - 1) * 30)
+        tags = [action.phase for action in build(name, p, m, v).ranks[rank]]
+        assert [forward + backward for *_, forward, backward in found] == [tags.count(phase) for phase in Phase]
+
+
+def test_an_op_takes_the_phase_of_the_plan_then_its_own_then_that_of_the_order() -> None:
+    plan = build("1f1b", 2, 3)
+    ops = simulate(plan, uniform(1, 2)).ops()
+    expected = ops["phase"].tolist()
+    assert tag_ops(ops.assign(phase="steady"), plan)["phase"].tolist() == expected
+    assert tag_ops(ops.assign(phase="cooldown"), None)["phase"].tolist() == ["cooldown"] * len(ops)
+    assert tag_ops(ops.assign(phase=""), None)["phase"].tolist() == expected
+    shuffled = ops.assign(phase="").sample(frac=1, random_state=3)
+    assert tag_ops(shuffled, None)["phase"].sort_index().tolist() == expected
+    assert ops["phase"].tolist() == expected, "the table that came in is as it was"
+
+
+def test_an_op_that_the_plan_does_not_have_keeps_its_label() -> None:
+    plan = build("1f1b", 2, 2)
+    foreign = simulate(build("1f1b", 2, 3), uniform(1, 2)).ops()
+    tagged = tag_ops(foreign, plan)
+    extra = foreign["microbatch"] == 2
+    assert tagged.loc[extra, "phase"].tolist() == foreign.loc[extra, "phase"].tolist()
+
+
+def test_lanes_of_a_shifted_rank_are_those_of_the_rank() -> None:
+    recording = record(build("1f1b", 2, 3), latency=70, device=True)
+    found = recognise(recording.traces())
+    late = recognise(recording.traces(shifts_ns={1: 5_000}))
+    clock = Clock(ClockMethod.BOUNDS, {0: 0, 1: -5_000}, 0)
+    straight = lane_of(1, found.ops, with_transfers(found.comms), found.work, 0)
+    bent = lane_of(1, shift(late.ops, clock), with_transfers(shift(late.comms, clock)), late.work, -5_000)
+    assert bent.compute.tolist() == straight.compute.tolist()
+    assert bent.exposed.tolist() == straight.exposed.tolist()
