@@ -68,10 +68,17 @@ def _transfers(
         key = (step, direction, producer, microbatch, source, target)
         starts.setdefault(key, []).append(start)
         sides.append((key, rank, start, ends.get((rank, step, text), call_end)))
+    over = {(key, rank): end for key, rank, _, end in sides}
     found: dict[int, list[Interval]] = {}
     for key, rank, start, end in sides:
-        ready = max(starts[key]) if len(starts[key]) == 2 else start
-        found.setdefault(rank, []).append((ready if ready < end else start, end))
+        source, target = key[-2:]
+        both = len(starts[key]) == 2
+        ready = max(starts[key]) if both else start
+        if rank == source and both and min(end, over[key, target]) >= ready:
+            end = min(end, over[key, target])  # what has been received has been sent, whenever the sender looked
+        if rank == source and end < ready:
+            ready = start  # a small message lay in a buffer before its receiver came: nobody waited for it
+        found.setdefault(rank, []).append((min(ready, end), end))
     return found
 
 

@@ -107,7 +107,9 @@ def run_on_paper(plan: Plan, cost: Cost, latency: int | Callable[[Message], int]
             head, now = queue[0], free[rank]
             for action in head:
                 if action.kind.is_p2p:
-                    posts.setdefault(_message(action), {}).setdefault(action.kind.is_send, now)
+                    sides = posts.setdefault(_message(action), {})
+                    progressed |= action.kind.is_send not in sides
+                    sides.setdefault(action.kind.is_send, now)
             if any(action.kind.is_p2p and len(posts[_message(action)]) < 2 for action in head):
                 continue
             seen = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, ctx, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
 
 from dashboards.components import Node, height_of
@@ -55,27 +55,39 @@ def register(app: Dash, store: Store) -> None:
         Output("timeline-note", "children"),
         Input("step", "value"),
         Input("timeline-source", "value"),
-        Input("timeline", "relayoutData"),
+        State("timeline", "relayoutData"),
     )
     def show(step: int | None, source: str, moved: Mapping[str, Any] | None) -> Any:
         loaded = store.get()
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
-        seen = range_of(moved)
-        if ctx.triggered_id == "timeline" and (seen is None or not is_long(loaded.analysis, step)):
-            raise PreventUpdate
         if step is None:
             figure, line = note("No pipeline steps in these traces"), "The overview has what they tell all the same."
         else:
-            figure, line = draw(loaded.analysis, step, source, seen if ctx.triggered_id != "step" else None)
+            figure, line = draw(loaded.analysis, step, source, None if ctx.triggered_id == "step" else range_of(moved))
         return figure, height_of(figure), line
+
+    # Apart from the callback above: Dash drops the answer of one that is asked again meanwhile, as moving does.
+    @app.callback(
+        Output("timeline", "figure", allow_duplicate=True),
+        Input("timeline", "relayoutData"),
+        State("step", "value"),
+        State("timeline-source", "value"),
+        prevent_initial_call=True,
+    )
+    def look_closer(moved: Mapping[str, Any] | None, step: int | None, source: str) -> Any:
+        analysis, seen = store.get().analysis, range_of(moved)
+        is_whole = bool((moved or {}).get("xaxis.autorange"))
+        if analysis is None or step is None or not (seen or is_whole) or not is_long(analysis, step):
+            raise PreventUpdate
+        return draw(analysis, step, source, seen)[0]
 
 
 def range_of(moved: Mapping[str, Any] | None) -> tuple[float, float] | None:
     """The ms that plotly says are shown now; None where it says nothing about them."""
     found = moved or {}
-    ends = found.get("xaxis.range") or (found.get("xaxis.range[0]"), found.get("xaxis.range[1]"))
-    return (float(ends[0]), float(ends[1])) if None not in ends else None
+    low, high = found.get("xaxis.range") or (found.get("xaxis.range[0]"), found.get("xaxis.range[1]"))
+    return None if low is None or high is None else (float(low), float(high))
 
 
 def is_long(analysis: Analysis, step: int | None) -> bool:
@@ -105,7 +117,9 @@ def draw(analysis: Analysis, step: int, source: str, seen_ms: tuple[float, float
         figure = timeline(data.ops, data.comms, windows, data.lanes, extent_ns, view)
         line = f"Measured {milliseconds(measured_ns)} ms"
         line += f"; the plan alone would take {milliseconds(plan.span_ns)} ms" if plan else ""
-    figure.update_layout(uirevision=f"step {step}")
+    figure.update_layout(uirevision=f"step {step}, {seen_ms if view else 'whole'}")
+    if view is not None and seen_ms is not None:
+        figure.update_xaxes(range=list(seen_ms))
     return figure, line
 
 

@@ -140,7 +140,9 @@ def _missing(found: Recognised, steps: Sequence[StepReport]) -> list[str]:
     if not any(len(work) for work in found.work.values()):
         lines.append("no device events in these traces: times are host ranges, and the device breakdown is null")
     if not steps:
-        marked = "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
+        marked = (
+            "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
+        )
         lines.append(
             f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "
             "given; see the README for the runtimes that are recognised"

@@ -140,7 +140,9 @@ def _shape(measured: Mapping[int, Sequence[str]]) -> tuple[int, int, int]:
 def _metadata_rows(metadata: Sequence[Mapping[str, object]]) -> tuple[list[list[str]] | None, str]:
     for facts in metadata:
         plan = facts.get("plan")
-        rows = plan.get("rows") if isinstance(plan, Mapping) else None
+        if not isinstance(plan, Mapping):
+            continue
+        rows = plan.get("rows")
         if isinstance(rows, list) and all(isinstance(row, list) for row in rows):
             return [[str(cell) for cell in row] for row in rows], str(plan.get("name", "custom"))
     return None, ""

@@ -43,8 +43,9 @@ class Detail:
 
 
 def in_detail(ops: pd.DataFrame, view: View) -> Detail:
-    """What to draw of the ops for a view. Few ops all stay; else those beside the view go, and neighbours too thin to be seen merge.
+    """What to draw of the ops for a view.
 
+    Few ops all stay; else those beside the view go, and neighbours too thin to be seen apart merge.
     Half a view on either side is kept, so that moving a little shows no blank.
     """
     if len(ops) <= MOST_BARS:

@@ -41,7 +41,7 @@ CONFIG: Mapping[str, Any] = {
     "responsive": True,
     "modeBarButtons": [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]],
     "toImageButtonOptions": {"format": "svg", "filename": "pptrace"},
-    "doubleClick": "reset",
+    "doubleClick": "reset+autosize",
 }
 """plotly.js options for a timeline: the wheel zooms time, dragging selects a stretch, a double click shows the whole step."""
 

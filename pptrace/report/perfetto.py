@@ -23,7 +23,9 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
         events.append(_slice(name, "op", op, _OPS, origin) | {"args": args})
     for comm in comms.itertuples():
         wait_us = (comm.transfer_start_ns - comm.start_ns) / 1e3
-        args = {"axis": comm.axis, "peer": comm.peer, "bytes": comm.bytes, "step": comm.step, "wait_us": wait_us}
+        transfer_us = (comm.transfer_end_ns - comm.transfer_start_ns) / 1e3
+        args = {"axis": comm.axis, "peer": comm.peer, "bytes": comm.bytes, "step": comm.step}
+        args |= {"wait_us": wait_us, "transfer_us": transfer_us}
         events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, _COMMS, origin) | {"args": args})
         if comm.match >= 0 and comm.kind in ("send", "recv"):
             events.append(_flow(comm, origin))

@@ -1,7 +1,7 @@
 """Adds sends and receives to a plan of compute actions, so that no order of blocking calls can deadlock.
 
-Every transfer gets a place in one total order of all computes and transfers: that of a run on paper in which each action
-takes one tick. A message travels as late as it can without delaying anyone on paper: when its reader starts, but before
+Every transfer gets a place in one total order of all computes and transfers: that of a run on paper in which F, I and W take
+one tick and B two. A message travels as late as it can without delaying anyone on paper: when its reader starts, but before
 its sender's next action. So on the sending rank the send directly follows its producer, and on the receiving rank the
 receive stands before the first action that starts at or after that tick. Since every rank's list is a part of the same
 total order, the earliest unfinished entry can always run: a blocking send and its receive always meet. Messages between
@@ -35,6 +35,11 @@ class _Transfer:
     recv: Action
 
 
+def _paper_cost(_rank: int, action: Action) -> int:
+    """F = I = W = 1 and B = 2, the usual proportions: a message placed too early or too late makes someone wait."""
+    return sum(2 if half.kind is Kind.B else 1 for half in action.halves)
+
+
 def lower(plan: Plan) -> Plan:
     """The plan with its sends and receives; the compute actions and their order are unchanged.
 
@@ -45,7 +50,7 @@ def lower(plan: Plan) -> Plan:
     """
     if plan.has_comms:
         return plan
-    timeline = replay(plan)
+    timeline = replay(plan, _paper_cost)
     if timeline.blocked:
         stuck = timeline.blocked[0]
         raise ScheduleError(
