@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from pptrace.intervals import Int64
 from pptrace.recognise.schedule import COMPUTE_KINDS
 
 MOST_BARS = 6_000
@@ -17,6 +19,9 @@ _THIN_PX = 4
 _GAP_PX = 1
 _BLOCKS_PER_ROW = 60
 _FORWARD = ("F", "OVERLAP_F_B")
+
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +69,27 @@ def near(table: pd.DataFrame, view: View) -> pd.DataFrame:
     return table[(table["end_ns"] > view.start_ns - margin) & (table["start_ns"] < view.end_ns + margin)]
 
 
-def _block_numbers(ops: pd.DataFrame, view: View) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def visible(intervals: Int64, view: View | None) -> Int64:
+    """Those of a set of intervals that are near a view and at least a pixel wide in it; all of them without a view."""
+    if view is None:
+        return intervals
+    margin = (view.end_ns - view.start_ns) // 2
+    start, end = intervals[:, 0], intervals[:, 1]
+    is_near = (end > view.start_ns - margin) & (start < view.end_ns + margin)
+    return intervals[is_near & (end - start >= view.pixel_ns)]
+
+
+def _block_numbers(ops: pd.DataFrame, view: View) -> Numbers:
     """Which block each op belongs to: a new one begins at a gap, with a new rank, and at each 60th of the view."""
     rank, start, end = (ops[name].to_numpy(dtype=np.int64) for name in ("rank", "start_ns", "end_ns"))
     cell = (start - view.start_ns) // max((view.end_ns - view.start_ns) // _BLOCKS_PER_ROW, 1)
     begins = np.ones(len(ops), dtype=bool)
     begins[1:] = (rank[1:] != rank[:-1]) | (start[1:] - end[:-1] > _GAP_PX * view.pixel_ns) | (cell[1:] != cell[:-1])
-    numbers: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(begins, dtype=np.int64)
+    numbers: Numbers = np.cumsum(begins, dtype=np.int64)
     return numbers
 
 
-def _blocks(ops: pd.DataFrame, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pd.DataFrame:
+def _blocks(ops: pd.DataFrame, numbers: Numbers) -> pd.DataFrame:
     is_forward = ops["kind"].isin(_FORWARD)
     length = (ops["end_ns"] - ops["start_ns"]).astype("int64")
     columns = pd.DataFrame(

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.colours import FONT, HOVER_LABEL
-from pptrace.report.detail import View, in_detail, near
+from pptrace.report.detail import MOST_BARS, View, in_detail, near
 from pptrace.report.summary_figures import note, overview, rank_label, waterfall
 from pptrace.report.timeline_traces import (
     ALONE,
@@ -39,9 +39,9 @@ CONFIG: Mapping[str, Any] = {
     "displaylogo": False,
     "scrollZoom": True,
     "responsive": True,
-    "modeBarButtons": [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]],
+    "modeBarButtons": [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d"], ["toImage"]],
     "toImageButtonOptions": {"format": "svg", "filename": "pptrace"},
-    "doubleClick": "reset+autosize",
+    "doubleClick": "autosize",
 }
 """plotly.js options for a timeline: the wheel zooms time, dragging selects a stretch, a double click shows the whole step."""
 
@@ -75,13 +75,15 @@ def timeline(
     has_comms = sent is not None and len(sent) > 0
     rows = Rows(_places(shown), min(window.start_ns for window in shown), OPS_BAND if has_comms else ALONE)
     phases = {rank: phase_spans(own, window) for window in shown for rank, own in compute_by_rank(mine, window).items()}
-    traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows)]
+    traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows, view)]
     drawn = in_detail(mine, view) if view is not None else None
     if drawn is not None:
         traces += block_traces(drawn.blocks, rows)
     traces += op_traces(mine if drawn is None else drawn.ops, rows, num_chunks=int(mine["chunk"].max()) + 1)
-    if sent is not None and has_comms and (drawn is None or drawn.blocks.empty):
-        traces += comm_traces(sent if view is None else near(sent, view), rows)
+    if sent is not None and has_comms:
+        shown_comms = sent if view is None else near(sent, view)
+        if view is None or len(shown_comms) <= MOST_BARS:
+            traces += comm_traces(shown_comms, rows)
     figure = go.Figure(traces)
     _lay_out(figure, rows, row_labels(mine), shown, extent_ns, _last_ms(mine, sent, rows))
     return figure
@@ -135,6 +137,7 @@ def _lay_out(
 ) -> None:
     span_ms = (max(window.end_ns for window in windows) - rows.origin_ns) / 1e6
     shown_ms = span_ms if extent_ns is None else extent_ns / 1e6
+    low, high = -0.008 * shown_ms, 1.008 * shown_ms
     row_px = min(max(560 / rows.height, 26), 112)
     figure.update_layout(
         template="none",
@@ -152,7 +155,8 @@ def _lay_out(
         uniformtext={"mode": "hide", "minsize": 10},
         xaxis={
             "title": {"text": "ms from the start of the step", "standoff": 10},
-            "range": [-0.008 * shown_ms, 1.008 * shown_ms],
+            "range": [low, high],
+            "autorangeoptions": {"clipmin": low, "clipmax": high, "include": [low, high]},
             "minallowed": -0.05 * shown_ms,
             "maxallowed": 1.05 * max(last_ms, shown_ms),
             "showgrid": True,

@@ -22,6 +22,7 @@ from pptrace.report.colours import (
     ink,
     shade,
 )
+from pptrace.report.detail import View, visible
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import PhaseSpan
 from pptrace.timeline.windows import StepWindow
@@ -108,15 +109,16 @@ def bubble_traces(
     windows: Sequence[StepWindow],
     lanes: Mapping[int, Lane] | None,
     rows: Rows,
+    view: View | None = None,
 ) -> Iterator[go.Bar]:
-    """Transparent bars over the bubbles between ops, cut at the edges of phases."""
+    """Transparent bars over the bubbles between ops, cut at the edges of phases; of a view, those that can be seen in it."""
     places, parts = [], []
     names: list[str] = []
     for window in windows:
         for rank, own in compute_by_rank(ops, window).items():
             idle = _idle(own, window, lanes.get(rank) if lanes else None)
             for span in phases[rank]:
-                part = clip(idle, span.start_ns, span.end_ns)
+                part = visible(clip(idle, span.start_ns, span.end_ns), view)
                 parts.append(part)
                 places += [rank] * len(part)
                 names += [str(span.phase)] * len(part)

@@ -245,3 +245,25 @@ def test_files_that_appear_are_noticed_on_reload(
     synthetic.write_run(tmp_path, "gpipe", pp=2, num_microbatches=2)
     page.reload()
     assert page.text_content("#tile-slowest") == "rank 1"
+
+
+def test_a_step_of_thousands_of_ops_is_drawn_in_blocks_until_one_looks_closer(
+    tmp_path: Path, synthetic: ModuleType, serve: Serve, visit: Visiting
+) -> None:
+    synthetic.write_run(tmp_path, "interleaved-1f1b", pp=8, num_microbatches=208, num_chunks=2)
+    page = visit(serve([tmp_path]) + "timeline").page
+    page.wait_for_selector("#timeline .barlayer .trace.bars")
+    blocks = "document.querySelector('#timeline .legend').textContent.includes('Many ops')"
+    assert page.evaluate(blocks)
+    plot = page.locator("#timeline .nsewdrag").first.bounding_box()
+    before = x_range(page)
+    page.mouse.move(plot["x"] + plot["width"] * 0.50, plot["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] * 0.52, plot["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"!{blocks}")
+    assert x_range(page)[1] - x_range(page)[0] == pytest.approx(0.02 * (before[1] - before[0]), rel=0.2)
+    assert page.locator("#timeline .bartext").count() > 0
+    page.mouse.dblclick(plot["x"] + plot["width"] * 0.5, plot["y"] + 60)
+    page.wait_for_function(blocks)
+    assert x_range(page)[1] - x_range(page)[0] == pytest.approx(before[1] - before[0], rel=0.05)
