@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,11 +46,11 @@ def recognise_schedule(
         UsageError: ``wanted`` names no schedule.
         ScheduleError: ``wanted`` is illegal for the run's p, m and v.
     """
-    measured = _orders(ops, mesh)
+    measured = _measured_steps(ops, mesh)
     rows, name = _metadata_rows(metadata)
     if wanted is not None:
         entry = registry.get(wanted)
-        pp, m, v = _shape(measured)
+        pp, m, v = _shape(rows, measured)
         plan = registry.build(entry.name, pp, m, v)
         return ScheduleInfo(plan, entry.name, PlanSource.OPTION, differences(plan, measured))
     if rows is not None:
@@ -62,10 +62,10 @@ def recognise_schedule(
     if not measured:
         return _NOTHING
     try:
-        plan = identify(from_rows(measured.values(), "custom"))
+        plan = identify(from_rows(_most_complete(measured).rows, "custom"))
     except ScheduleError as err:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {err}",))
-    return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED)
+    return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured))
 
 
 def identify(plan: Plan) -> Plan:
@@ -93,47 +93,77 @@ def _first_group(plan: Plan) -> int:
     return next((place for place, action in enumerate(first) if action.stage != first[0].stage), len(first))
 
 
-def differences(plan: Plan, measured: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
-    """For each pipeline rank the first place where the measured order leaves the plan; () when it never does."""
-    found = []
-    if len(measured) != plan.pp:
-        found.append(f"the plan has {plan.pp} pipeline ranks, the trace has {len(measured)}")
-    for rank, actual in measured.items():
-        if rank >= plan.pp:
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The order of compute actions of one pipeline in one step: for each rank that is in the trace its cells, in time order.
+
+    ``pp_ranks`` and ``ranks`` are the pipeline ranks and global ranks of the rows.
+    """
+
+    step: int
+    pp_ranks: tuple[int, ...]
+    ranks: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def differences(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
+    """For each rank the first place where its order leaves the plan, with the steps in which it does; () when none does."""
+    found: dict[str, list[int]] = {}
+    for step in measured:
+        for line in _differences_of_step(plan, step):
+            found.setdefault(line, []).append(step.step)
+    every = {step.step for step in measured}
+    return tuple(line if set(steps) == every else f"{line} (in step {_listed(steps)})" for line, steps in found.items())
+
+
+def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
+    if max(step.pp_ranks) >= plan.pp:
+        yield f"the plan has {plan.pp} pipeline ranks, the trace has {max(step.pp_ranks) + 1}"
+    for pp_rank, rank, actual in zip(step.pp_ranks, step.ranks, step.rows, strict=True):
+        if pp_rank >= plan.pp:
             continue
-        planned = [str(action) for action in plan.compute_actions(rank)]
-        for place, (want, have) in enumerate(zip(planned, actual, strict=False), 1):
-            if want != have:
-                found.append(f"rank {rank}: op {place} is {have} where {plan.name} has {want}")
-                break
-        else:
-            if len(planned) != len(actual):
-                found.append(f"rank {rank}: {len(actual)} ops where {plan.name} has {len(planned)}")
-    return tuple(found)
+        planned = [str(action) for action in plan.compute_actions(pp_rank)]
+        pairs = zip(planned, actual, strict=False)
+        wrong = next((place for place, (want, have) in enumerate(pairs) if want != have), None)
+        if wrong is not None:
+            yield f"rank {rank}: op {wrong + 1} is {actual[wrong]} where {plan.name} has {planned[wrong]}"
+        elif len(planned) != len(actual):
+            yield f"rank {rank}: {len(actual)} ops where {plan.name} has {len(planned)}"
 
 
-def _orders(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
-    """pipeline rank → its compute actions in time order, from the last step of the first pipeline that is there."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
-    pipeline = next((p for p in mesh.pipelines if set(p) & set(compute["rank"])), None)
-    if pipeline is None:
-        return {}
-    mine = compute[compute["rank"].isin(pipeline)]
-    last = mine[mine["step"] == mine["step"].max()].sort_values("start_ns", kind="stable")
-    return {
-        pipeline.index(rank): [
-            f"{stage}{kind}{mb}"
-            for stage, kind, mb in zip(rows["stage"], rows["kind"], rows["microbatch"], strict=True)
-        ]
-        for rank, rows in sorted(last.groupby("rank"), key=lambda item: pipeline.index(item[0]))
-    }
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(str(step) for step in sorted(set(steps)))
 
 
-def _shape(measured: Mapping[int, Sequence[str]]) -> tuple[int, int, int]:
-    """(p, m, v) of the measured orders."""
-    if not measured:
+def _measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
+    """Every step of every pipeline."""
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    cells = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
+    rows: dict[tuple[int, int], list[str]] = {}
+    for step, rank, cell in zip(compute["step"].tolist(), compute["rank"].tolist(), cells, strict=True):
+        rows.setdefault((step, rank), []).append(cell)
+    found = []
+    for pipeline in mesh.pipelines:
+        for step in sorted({step for step, rank in rows if rank in pipeline}):
+            present = [place for place, rank in enumerate(pipeline) if (step, rank) in rows]
+            ranks = tuple(pipeline[place] for place in present)
+            found.append(MeasuredStep(step, tuple(present), ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
+    return found
+
+
+def _most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:
+    """The step with most ranks and then most ops: the last of a run may have been cut off."""
+    return max(measured, key=lambda step: (len(step.rows), sum(map(len, step.rows))))
+
+
+def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tuple[int, int, int]:
+    """(p, m, v) of the run: of its own plan where it has one, else of what was measured."""
+    if rows is not None:
+        plan = from_rows(rows, "the plan in the metadata")
+    elif measured:
+        plan = from_rows(_most_complete(measured).rows, "the measured run")
+    else:
         raise ScheduleError("--schedule: the trace shows no forward or backward of any microbatch to compare with")
-    plan = from_rows(measured.values(), "the measured run")
     return plan.pp, plan.num_microbatches, plan.num_chunks
 
 

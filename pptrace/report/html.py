@@ -10,12 +10,10 @@ from pptrace import __version__
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report import units
-from pptrace.report.figures import timeline
+from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.html_style import STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.simulate import Simulation
-
-_PLOT = {"displaylogo": False, "responsive": True, "scrollZoom": True}
 
 
 def report_page(analysis: Analysis) -> str:
@@ -66,7 +64,7 @@ class _Figures:
         self._has_library = False
 
     def add(self, figure: Any) -> str:
-        html: str = figure.to_html(full_html=False, include_plotlyjs=not self._has_library, config=_PLOT)
+        html: str = figure.to_html(full_html=False, include_plotlyjs=not self._has_library, config=dict(CONFIG))
         self._has_library = True
         return f'<div class="figure">{html}</div>'
 
