@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +108,15 @@ def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
     click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'} in {result.run_dir}", err=True)
     if analyze:
         _analyze(result.run_dir)
-    click.echo(f"pptrace dashboard {result.run_dir}")
+    click.echo(f"{_program()} dashboard {result.run_dir}")
+
+
+def _program() -> str:
+    """pptrace as the user can call it: by name where that finds this program, else as it was called now."""
+    found = shutil.which("pptrace")
+    called = Path(sys.argv[0])
+    by_name = found is not None and called.exists() and Path(found).samefile(called)
+    return "pptrace" if by_name else str(called)
 
 
 def _analyze(run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
 
 _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50"}
+_GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░"}  # so that a bar can be read without colours
 _BAR_WIDTH = 30
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _WATERFALL = {
@@ -109,7 +110,9 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
             units.percent(rank.bubble_ns / rank.window_ns),
             _bar(rank),
         )
-    legend = Text.assemble(*(part for name, colour in _COLOURS.items() for part in (("█ ", colour), f"{name}  ")))
+    legend = Text.assemble(
+        *(part for name, glyph in _GLYPHS.items() for part in ((f"{glyph} ", _COLOURS[name]), f"{name}  "))
+    )
     return Group(table, legend)
 
 
@@ -121,7 +124,7 @@ def _bar(rank: RankStep) -> Text:
     for name, value in parts:
         total += value
         end = round(_BAR_WIDTH * total / rank.window_ns)
-        bar.append(("░" if name == "bubble" else "█") * (end - drawn), style=_COLOURS[name])
+        bar.append(_GLYPHS[name] * (end - drawn), style=_COLOURS[name])
         drawn = end
     return bar
 
