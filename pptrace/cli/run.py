@@ -112,11 +112,11 @@ def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
 
 
 def _program() -> str:
-    """pptrace as the user can call it: by name where that finds this program, else as it was called now."""
-    found = shutil.which("pptrace")
+    """pptrace as the user can call it: as it was called now where its name alone would not find it."""
     called = Path(sys.argv[0])
-    by_name = found is not None and called.exists() and Path(found).samefile(called)
-    return "pptrace" if by_name else str(called)
+    found = shutil.which("pptrace")
+    is_program = called.name == "pptrace" and called.exists()
+    return str(called) if is_program and not (found and Path(found).samefile(called)) else "pptrace"
 
 
 def _analyze(run_dir: Path) -> None:

@@ -73,7 +73,7 @@ def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
     """Every output that another rank reads, with the tick at which it travels."""
     start_of = {half.key: timed.start for row in timeline.ranks for timed in row for half in timed.action.halves}
     for rank, row in enumerate(timeline.ranks):
-        following = [timed.start for timed in row[1:]] + [timeline.makespan]
+        following = [*(timed.start for timed in row), timeline.makespan][1:]
         for timed, next_start in zip(row, following, strict=True):
             for half in timed.action.halves:
                 if half.kind not in _OUTPUT:

@@ -252,7 +252,7 @@ def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_op
     assert [line for line in ended.out.splitlines() if line.startswith("[rank 1]")] == [
         f"[rank 1] did {step}" for step in range(4)
     ]
-    assert ended.out.splitlines()[-1].endswith(f"pptrace dashboard {ended.run_dir}")
+    assert ended.out.splitlines()[-1] == f"pptrace dashboard {ended.run_dir}"
     assert "USDT" not in ended.err
 
 

@@ -187,3 +187,8 @@ def test_the_peers_of_the_ends_of_the_pipeline_do_not_exist() -> None:
     ):
         with pytest.raises(ScheduleError, match="has no peer in a pipeline of 2 stages"):
             plan.peer_of(action)
+
+
+def test_a_rank_without_actions_has_no_messages() -> None:
+    plan = from_rows([["0F0", "0B0"], ["1F0", "1B0"], [""]], "custom")
+    assert to_rows(lower(plan))[2:] == [[]]
