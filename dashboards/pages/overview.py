@@ -75,9 +75,9 @@ def _tiles(step: StepReport, report: Report) -> Node:
     bubble = step.bubble
     slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
     mean = fmean(rank.compute_ns for rank in step.ranks)
-    exposed = sum(rank.exposed_comm_ns for rank in step.ranks)
+    known = [rank.exposed_comm_ns for rank in step.ranks if rank.exposed_comm_ns is not None]
     window = sum(rank.window_ns for rank in step.ranks)
-    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns)
+    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
     spans = [other.span_ns for other in report.steps]
     among = (
         f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
@@ -120,7 +120,7 @@ def _tiles(step: StepReport, report: Report) -> Node:
             ),
             tile(
                 "Exposed communication",
-                percent(exposed / window if window else None),
+                percent(sum(known) / window if window and len(known) == len(step.ranks) else None),
                 f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
                 "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
                 "tile-exposed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -69,7 +70,7 @@ def _check_counts(options: RunOptions) -> None:
         raise UsageError(
             f"--node-rank {options.node_rank}: expected 0 to {options.nnodes - 1} with --nnodes {options.nnodes}"
         )
-    if options.timeout_s is not None and options.timeout_s <= 0:
+    if options.timeout_s is not None and not 0 < options.timeout_s < math.inf:
         raise UsageError(f"--timeout {options.timeout_s:g}: expected a number of seconds above 0")
     if options.nnodes > 1:
         _check_endpoint(options.rdzv_endpoint)

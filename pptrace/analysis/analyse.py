@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pptrace import __version__
 from pptrace.analysis.findings import find
+from pptrace.analysis.notes import notes
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
@@ -16,7 +17,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
-from pptrace.analysis.steps import Aligned, ideal_of, report_step
+from pptrace.analysis.steps import Aligned, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import breakdown
@@ -68,7 +69,7 @@ def analyse(
     windows = step_windows(data.ops, found.mesh)
     if step is not None:
         windows = _only(step, windows)
-    steps = _report_steps(windows, data, found.schedule.plan)
+    steps = _report_steps(windows, data, found)
     summary = _schedule_summary(found.schedule)
     report = Report(
         pptrace_version=__version__,
@@ -80,9 +81,10 @@ def analyse(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
         ),
         steps=steps,
+        marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
         device=tuple(RankDevice(rank, breakdown(work)) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *clock.warnings, *_missing(found, steps)),
+        warnings=(*warnings, *found.warnings, *clock.warnings, *notes(found, steps)),
     )
     return Analysis(report, data, found.schedule.plan, found.mesh, windows)
 
@@ -103,11 +105,13 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return chosen
 
 
-def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None) -> tuple[StepReport, ...]:
+def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
+    plan = found.schedule.plan
+    num_ranks = sum(map(len, found.mesh.pipelines))
     ideal = ideal_of(plan) if plan is not None and windows else None
     numbers = sorted({window.step for window in windows})
     return tuple(
-        report_step(tuple(window for window in windows if window.step == number), data, plan, ideal)
+        report_step(tuple(window for window in windows if window.step == number), data, plan, ideal, num_ranks)
         for number in numbers
     )
 
@@ -126,29 +130,3 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
 
 def _input_info(trace: Trace) -> InputInfo:
     return InputInfo(trace.path, str(trace.format), trace.rank, trace.num_events, trace.producer, trace.warnings)
-
-
-def _missing(found: Recognised, steps: Sequence[StepReport]) -> list[str]:
-    """Why some values of the report are null, and which ranks are not in it."""
-    lines = []
-    present = set(found.facts)
-    absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
-    absent = absent or sorted(set(range(found.mesh.num_ranks)) - present)
-    if absent and found.mesh.num_ranks > len(present):
-        names = ", ".join(map(str, absent))
-        lines.append(f"no trace of rank {names} (of {found.mesh.num_ranks}): windows, waits and bubbles are without it")
-    if not any(len(work) for work in found.work.values()):
-        lines.append("no device events in these traces: times are host ranges, and the device breakdown is null")
-    if not steps:
-        marked = (
-            "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
-        )
-        lines.append(
-            f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "
-            "given; see the README for the runtimes that are recognised"
-        )
-    elif any(step.bubble.waterfall_ns is None for step in steps):
-        lines.append("waterfall_ns is null where a step lacks ops of the plan, or where there is no plan")
-    elif any(len(work) for work in found.work.values()):
-        lines.append("waterfall_ns.host is null: launch-bound time is not split out of `unexplained`")
-    return lines

@@ -29,9 +29,9 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
         Finding(
             Severity.WARNING,
             "The run does not follow the plan",
-            f"{len(schedule.mismatches)} places differ from {schedule.name}; the first: {schedule.mismatches[0]}",
+            f"{len(schedule.mismatches)} of its orders differ from {schedule.name}; the first: {schedule.mismatches[0]}",
         )
-        for _ in schedule.mismatches[:1]
+        for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
     explained = [step for step in steps if step.bubble.waterfall_ns is not None]
     if not explained:

@@ -78,7 +78,7 @@ class PhaseSummary:
     end_ns: int
     num_forward: int
     num_backward: int
-    bubble_ns: int
+    bubble_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class RankStep:
     stage: int | None
     window_ns: int
     compute_ns: int
-    exposed_comm_ns: int
-    bubble_ns: int
+    exposed_comm_ns: int | None
+    bubble_ns: int | None
     phases: Mapping[str, PhaseSummary]
     comms: tuple[CommSummary, ...]
     spans: Mapping[str, int]  # time of the step's other ranges: OPTIMIZER, GRAD_SYNC, …
@@ -139,6 +139,17 @@ class StepReport:
 class RankDevice:
     rank: int
     breakdown: DeviceBreakdown
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedStep:
+    """A training step as its mark shows it on one rank, pipeline or not; ``spans`` is the time of the ranges inside it, ns."""
+
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+    spans: Mapping[str, int]
 
 
 class Severity(StrEnum):
@@ -167,6 +178,13 @@ class Report:
     schedule: ScheduleSummary
     clock: ClockSummary
     steps: tuple[StepReport, ...]
+    marked_steps: tuple[MarkedStep, ...]
     device: tuple[RankDevice, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def typical_step(self) -> StepReport | None:
+        """The step to show first: the median by span of those whose bubble is known, else of all."""
+        known = [step for step in self.steps if step.bubble.ratio is not None] or list(self.steps)
+        return sorted(known, key=lambda step: step.span_ns)[len(known) // 2] if known else None

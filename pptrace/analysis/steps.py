@@ -9,7 +9,7 @@ import pandas as pd
 
 from pptrace.analysis.attribution import measured_costs, waterfall
 from pptrace.analysis.communication import summarise_comms
-from pptrace.analysis.result import Bubble, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import Bubble, MarkedStep, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
 from pptrace.intervals import length
 from pptrace.recognise.devices import DeviceWork, breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
@@ -45,11 +45,18 @@ def ideal_of(plan: Plan) -> Ideal:
     return Ideal(simulation.bubble_ratio, simulation.bubble_share)
 
 
-def report_step(windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None, ideal: Ideal | None) -> StepReport:
-    """One step over all its pipelines; ``windows`` are the pipelines' windows of that step."""
+def report_step(
+    windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None, ideal: Ideal | None, num_ranks: int
+) -> StepReport:
+    """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
+
+    ``num_ranks`` is how many ranks the pipelines have: where some are not in the windows, the step's bubble is not known.
+    """
     ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
     compute = sum(rank.compute_ns for rank in ranks)
-    bubble = sum(rank.bubble_ns for rank in ranks)
+    bubbles = [rank.bubble_ns for rank in ranks if rank.bubble_ns is not None]
+    complete = len(bubbles) == len(ranks) == num_ranks
+    bubble = sum(bubbles)
     whole = sum(rank.window_ns for rank in ranks)
     longest = max(windows, key=lambda window: window.span_ns)
     return StepReport(
@@ -58,8 +65,8 @@ def report_step(windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | Non
         end_ns=max(window.end_ns for window in windows),
         span_ns=longest.span_ns,
         bubble=Bubble(
-            ratio=bubble / compute if compute else None,
-            share=bubble / whole if whole else None,
+            ratio=bubble / compute if complete and compute else None,
+            share=bubble / whole if complete and whole else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
             waterfall_ns=_waterfall(longest, data, plan),
@@ -92,7 +99,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         stage=int(stages[0]) if stages else None,
         window_ns=window.span_ns,
         compute_ns=length(lane.compute),
-        exposed_comm_ns=length(lane.exposed),
+        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns),
         bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns),
         phases=_phases(ops, window, lane),
         comms=summarise_comms(comms, data.lanes[rank].compute),
@@ -101,6 +108,21 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         peak_memory_bytes=_peak_memory(data.memory, rank, spans),
         ops=tuple(_op(row) for row in ops.itertuples()),
     )
+
+
+def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
+    """The STEP ranges of every rank, with the time of the other marked ranges in each."""
+    spans = ops[~ops["kind"].isin(COMPUTE_KINDS)]
+    found = []
+    for rank, step in sorted(set(zip(spans["rank"].tolist(), spans["step"].tolist(), strict=True))):
+        rows = spans[(spans["rank"] == rank) & (spans["step"] == step)]
+        whole = rows[rows["kind"] == "STEP"]
+        if whole.empty:
+            continue
+        inside = rows[rows["kind"] != "STEP"]
+        times = {str(kind): int((part["end_ns"] - part["start_ns"]).sum()) for kind, part in inside.groupby("kind")}
+        found.append(MarkedStep(rank, step, int(whole["start_ns"].min()), int(whole["end_ns"].max()), times))
+    return tuple(found)
 
 
 def _op(row: object) -> OpSummary:

@@ -50,6 +50,9 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except PptraceError as err:
         _fail(str(err), err.exit_code)
+    except click.exceptions.NoArgsIsHelpError as err:
+        click.echo(err.format_message())
+        sys.exit(2)
     except click.UsageError as err:
         where = f" (see `{err.ctx.command_path} --help`)" if err.ctx else ""
         _fail(f"{err.format_message().rstrip('.')}{where}", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
     click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'} in {result.run_dir}", err=True)
     if analyze:
         _analyze(result.run_dir)
-    click.echo(f"{_program()} dashboard {result.run_dir}")
+    click.echo(f"{_program()} dashboard {shlex.quote(str(result.run_dir))}")
 
 
 def _program() -> str:

@@ -14,8 +14,10 @@ from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
+from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import draw, grid, to_csv
 from pptrace.schedule.validate import validate
+from pptrace.schedule.zb_auto import optimality
 from pptrace.simulate import IDEAL, simulate
 
 
@@ -43,6 +45,7 @@ def list_schedules() -> None:
 @click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's own].")
 @click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
+@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
 @click.option("--with-comms", is_flag=True, help="With sends and receives.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
@@ -53,15 +56,17 @@ def show(
     chunks: int | None,
     group_size: int | None,
     lean: bool,
+    memory_limit: int | None,
     csv_file: str | None,
     with_comms: bool,
     html_file: Path | None,
 ) -> None:
     """Show what each rank does, and what bubble that leaves."""
-    plan = registry.build(name, pp, microbatches, chunks, group_size, lean)
+    shape = registry.shape_for(name, pp, microbatches, chunks, group_size, lean, memory_limit)
+    plan = registry.get(name).build(shape)
     validate(plan)
     if csv_file != "-":
-        _print(plan, with_comms)
+        _print(plan, with_comms, optimality_line(name, plan, shape))
     if csv_file is not None:
         write_text(csv_file, to_csv(lower(plan) if with_comms else plan))
     if html_file is not None:
@@ -70,13 +75,27 @@ def show(
         write_text(str(html_file), simulation_page(simulate(plan, IDEAL)))
 
 
-def _print(plan: Plan, with_comms: bool) -> None:
+def optimality_line(name: str, plan: Plan, shape: Shape) -> str | None:
+    """How far a searched schedule is from the lower bound, in words; None for a schedule that is not searched."""
+    if not registry.get(name).searches:
+        return None
+    found = optimality(plan, shape)
+    if found.excess == 0:
+        return "no order of these actions within the memory limit is shorter: the makespan is the lower bound"
+    return f"the makespan is {found.excess:.2%} above the lower bound of what any order could reach"
+
+
+def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:
     ideal = simulate(plan, IDEAL)
     click.echo(
         f"{plan.name}: {plan_size(plan)}; "
         f"ideal bubble ratio {ideal.bubble_ratio:.4f}, share {ideal.bubble_share:.2%} (F = I = W)"
     )
-    click.echo(f"chunks in flight at most: {', '.join(str(rank.peak_inflight_microbatches) for rank in ideal.ranks)}\n")
+    if plan.splits_backward:
+        waits = max(rank.inner_bubble_ns / rank.compute_ns for rank in ideal.ranks)
+        click.echo(f"bubble ratio between a rank's own first and last action: {waits:.4f} at most")
+    click.echo(f"chunks in flight at most: {', '.join(str(rank.peak_inflight_microbatches) for rank in ideal.ranks)}")
+    click.echo(f"{optimality_note}\n" if optimality_note else "")
     click.echo(draw(lower(plan)) if with_comms else draw_in_time(plan))
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from pptrace.cli.output import write_text
+from pptrace.cli.schedule import optimality_line
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.text import simulation_table
 from pptrace.schedule import registry
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import read_csv
 from pptrace.schedule.validate import validate
-from pptrace.simulate import simulate, uniform
+from pptrace.simulate import Costs, simulate, uniform
 
 _NS_PER_MS = 1e6
+_MOST_MS = 1e9
 
 
 @click.command(name="simulate")
@@ -25,6 +31,8 @@ _NS_PER_MS = 1e6
 @click.option("--microbatches", type=int, help="Microbatches per step (a CSV says its own).")
 @click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's own].")
 @click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
+@click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
+@click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--forward", type=float, default=1.0, show_default=True, metavar="MS", help="Cost of one F.")
 @click.option("--backward", type=float, default=2.0, show_default=True, metavar="MS", help="Cost of one full B.")
 @click.option("--wgrad", type=float, metavar="MS", help="W's part of a full B [default: half of it].")
@@ -38,6 +46,8 @@ def command(
     microbatches: int | None,
     chunks: int | None,
     group_size: int | None,
+    lean: bool,
+    memory_limit: int | None,
     forward: float,
     backward: float,
     wgrad: float | None,
@@ -50,17 +60,21 @@ def command(
 
     Costs are those of one action: one stage's chunk, one microbatch.
     """
-    plan = _plan(schedule, pp, microbatches, chunks, group_size)
     costs = uniform(
-        forward_ns=round(forward * _NS_PER_MS),
-        backward_ns=round(backward * _NS_PER_MS),
-        wgrad_ns=None if wgrad is None else round(wgrad * _NS_PER_MS),
-        p2p_ns=round(p2p * _NS_PER_MS),
+        forward_ns=_nanoseconds("--forward", forward),
+        backward_ns=_nanoseconds("--backward", backward),
+        wgrad_ns=None if wgrad is None else _nanoseconds("--wgrad", wgrad),
+        p2p_ns=_nanoseconds("--p2p", p2p),
     )
+    asked = _Asked(schedule, pp, microbatches, chunks, group_size, lean, memory_limit)
+    shape = None if asked.is_file else asked.shape(costs)
+    plan = _checked(asked.read()) if shape is None else registry.get(schedule).build(shape)
     simulation = simulate(plan.compute_only(), costs)
     if json_file != "-":
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(simulation_table(simulation))
+        if shape is not None and (note := optimality_line(schedule, plan, shape)):
+            console.print(note)
     if json_file is not None:
         from pptrace.report.to_json import dump, simulation_object
 
@@ -71,21 +85,69 @@ def command(
         write_text(str(html_file), simulation_page(simulation))
 
 
-def _plan(schedule: str, pp: int | None, microbatches: int | None, chunks: int | None, group_size: int | None) -> Plan:
-    """The validated plan of a CSV file, or of a name and a shape."""
-    if schedule not in registry.SCHEDULES and (schedule.endswith(".csv") or Path(schedule).is_file()):
-        plan = read_csv(Path(schedule))
-        _require_same(schedule, "--pp", pp, plan.pp)
-        _require_same(schedule, "--microbatches", microbatches, plan.num_microbatches)
-        _require_same(schedule, "--chunks", chunks, plan.num_chunks)
-    else:
-        registry.get(schedule)
-        if pp is None or microbatches is None:
-            missing = "--pp" if pp is None else "--microbatches"
+def _nanoseconds(option: str, milliseconds: float) -> int:
+    if not math.isfinite(milliseconds) or abs(milliseconds) > _MOST_MS:
+        raise UsageError(f"{option} {milliseconds}: expected milliseconds, at most {_MOST_MS:.0e}")
+    return round(milliseconds * _NS_PER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A schedule as the command line names it: a file, or a name of the catalogue and its size."""
+
+    schedule: str
+    pp: int | None
+    microbatches: int | None
+    chunks: int | None
+    group_size: int | None
+    lean: bool
+    memory_limit: int | None
+
+    @property
+    def is_file(self) -> bool:
+        named = self.schedule in registry.SCHEDULES
+        return not named and (self.schedule.endswith(".csv") or Path(self.schedule).is_file())
+
+    def shape(self, costs: Costs) -> Shape:
+        registry.get(self.schedule)
+        if self.pp is None or self.microbatches is None:
+            missing = "--pp" if self.pp is None else "--microbatches"
             raise UsageError(
-                f"simulate {schedule}: {missing} is not given; a named schedule needs --pp and --microbatches"
+                f"simulate {self.schedule}: {missing} is not given; a named schedule needs --pp and --microbatches"
             )
-        plan = registry.build(schedule, pp, microbatches, chunks, group_size)
+        return registry.shape_for(
+            self.schedule,
+            self.pp,
+            self.microbatches,
+            self.chunks,
+            self.group_size,
+            self.lean,
+            self.memory_limit,
+            OpCosts(costs.kinds[Kind.F], costs.kinds[Kind.I], costs.kinds[Kind.W], costs.p2p_latency_ns),
+        )
+
+    def read(self) -> Plan:
+        plan = read_csv(Path(self.schedule))
+        for option, given, found in (
+            ("--pp", self.pp, plan.pp),
+            ("--microbatches", self.microbatches, plan.num_microbatches),
+            ("--chunks", self.chunks, plan.num_chunks),
+        ):
+            if given is not None and given != found:
+                raise UsageError(
+                    f"{self.schedule}: {option} {given} does not fit the file, which has {found}; leave the option away"
+                )
+        for option, is_given in (
+            ("--group-size", self.group_size is not None),
+            ("--lean", self.lean),
+            ("--memory-limit", self.memory_limit is not None),
+        ):
+            if is_given:
+                raise UsageError(f"{self.schedule}: {option} does not change a file; leave the option away")
+        return plan
+
+
+def _checked(plan: Plan) -> Plan:
     try:
         validate(plan)
     except ScheduleError as err:
@@ -93,8 +155,3 @@ def _plan(schedule: str, pp: int | None, microbatches: int | None, chunks: int |
             click.echo(err.grid)
         raise
     return plan
-
-
-def _require_same(file: str, option: str, given: int | None, found: int) -> None:
-    if given is not None and given != found:
-        raise UsageError(f"{file}: {option} {given} does not fit the file, which has {found}; leave the option away")

@@ -129,9 +129,10 @@ def _concrete_int(args: Args, place: int) -> int:
     if not isinstance(values, list) or not 0 <= place < len(values):
         return -1
     try:
-        return int(str(values[place]))
+        number = int(str(values[place]))
     except ValueError:
         return -1
+    return number if -(2**63) <= number < 2**63 else -1
 
 
 def rank_of_comms(rows: Sequence[CommRow]) -> int | None:

@@ -20,6 +20,7 @@ Progress = Callable[[int, int], None]
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; below, starting a process costs more than reading
 _GZIP_RATIO = 12
+_MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progres
     failures = tuple(
         ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if not isinstance(err, Trace)
     )
+    _require_one_run([outcome for outcome in outcomes if isinstance(outcome, Trace)])
     traces = _with_ranks([(file, trace) for file, trace in pairs if isinstance(trace, Trace)])
     lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
     return ReadResult(traces, failures, (*inputs.warnings, *lost))
@@ -133,10 +135,35 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Trace]]) -> tuple[Trace, ...]:
             if file.rank is not None and file.rank != claimed:
                 warning = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
             ranked[claimed] = with_rank(trace, claimed, warning)
+    taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace))}
     for trace, warning in later:
-        rank = next(number for number in range(len(pairs) + 1) if number not in ranked)
+        free = range(len(pairs) + len(taken) + 1)
+        # A rank that another trace's job has, but no trace, is missing; a second trace of a rank does not stand in for it.
+        rank = next(number for number in free if number not in (taken if trace.rank is not None else ranked))
+        taken.add(rank)
         ranked[rank] = with_rank(trace, rank, warning.format(rank=rank))
     return tuple(ranked[rank] for rank in sorted(ranked))
+
+
+def _world_size(trace: Trace) -> int:
+    """How many ranks the trace's job had, where pptrace's own recorder wrote it down; else 0."""
+    size = trace.metadata.get("world_size")
+    return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else 0
+
+
+def _require_one_run(traces: Sequence[Trace]) -> None:
+    """Traces of different runs make no pipeline together. A rank that failed early may not have said what it runs."""
+    for name, what in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
+        said: dict[str, Trace] = {}
+        for trace in traces:
+            if trace.metadata.get(name):
+                said.setdefault(repr(trace.metadata[name]), trace)
+        if len(said) > 1:
+            first, second = list(said.values())[:2]
+            raise TraceError(
+                f"{second.path}: is of another run than {first.path} (another {what}); expected the traces of one run; "
+                "analyse them one run at a time"
+            )
 
 
 def with_rank(trace: Trace, rank: int, warning: str = "") -> Trace:

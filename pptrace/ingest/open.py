@@ -99,13 +99,16 @@ def _open_directory(directory: Path) -> OpenedInputs:
     run_file = directory / RUN_FILE
     if run_file.is_file():
         run = _read_run(run_file)
-        if run is not None:
-            return _open_run(directory, run)
-        warnings.append(
-            f'{run_file}: unreadable; expected JSON with "schema": "{RUN_SCHEMA}"; took the traces beside it'
+        if run is not None and run["ranks"]:
+            return _open_run(directory, _with_other_nodes(directory, run))
+        reason = (
+            f'unreadable; expected JSON with "schema": "{RUN_SCHEMA}"'
+            if run is None
+            else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
         )
+        warnings.append(f"{run_file}: {reason}; took the traces beside it")
     entries = _entries(directory)
-    files, skipped = _trace_files([entry for entry in entries if entry.is_file() and entry.name != RUN_FILE])
+    files, skipped = _trace_files([entry for entry in entries if entry.is_file() and not _is_run_file(entry)])
     if not files:
         below = [item for entry in entries if entry.is_dir() for item in _entries(entry)]
         files, skipped_below = _trace_files([item for item in below if item.name.endswith(_TENSORBOARD_SUFFIXES)])
@@ -117,6 +120,19 @@ def _open_directory(directory: Path) -> OpenedInputs:
     if skipped:
         warnings.append(f"{directory}: skipped {_listed(skipped)}")
     return OpenedInputs(tuple(files), tuple(warnings))
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.name == RUN_FILE or path.match("run.node*.json")
+
+
+def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run with the ranks of all its nodes: each node but the first writes a file of its own."""
+    others = [_read_run(path) for path in sorted(directory.glob("run.node*.json"))]
+    return {
+        **run,
+        "ranks": [*run["ranks"], *(entry for other in others if other is not None for entry in other["ranks"])],
+    }
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -60,7 +60,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
     assert isinstance(sizes, Mapping)
 
     def size(axis: str) -> int | None:
-        value = sizes.get(axis)
+        value = sizes.get(axis, 1)  # a mesh that does not name an axis has none
         return value if isinstance(value, int) else None
 
     pipelines: list[tuple[int, ...]] = []

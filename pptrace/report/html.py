@@ -21,7 +21,7 @@ def report_page(analysis: Analysis) -> str:
     report = analysis.report
     figures = _Figures()
     parts = [_header(report)]
-    typical = _typical(report.steps)
+    typical = report.typical_step
     parts += [_step(step, analysis, figures, is_open=step is typical) for step in report.steps]
     parts.append(_device(report))
     parts.append(_findings(report.findings))
@@ -67,10 +67,6 @@ class _Figures:
         html: str = figure.to_html(full_html=False, include_plotlyjs=not self._has_library, config=dict(CONFIG))
         self._has_library = True
         return f'<div class="figure">{html}</div>'
-
-
-def _typical(steps: Sequence[StepReport]) -> StepReport | None:
-    return sorted(steps, key=lambda step: step.span_ns)[len(steps) // 2] if steps else None
 
 
 def _header(report: Report) -> str:

@@ -65,7 +65,7 @@ def overview(step: StepReport) -> go.Figure:
 
 def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) -> go.Bar:
     """One part of every rank's window."""
-    values = [int(getattr(rank, field)) for rank in ranks]
+    values = [getattr(rank, field) or 0 for rank in ranks]  # what is not known is left empty
     shares = [
         percent(value / rank.window_ns if rank.window_ns else 0.0) for value, rank in zip(values, ranks, strict=True)
     ]

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.analysis.result import RankStep, Report, Severity, StepReport
+from pptrace.analysis.result import MarkedStep, RankStep, Report, Severity, StepReport
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
@@ -38,8 +38,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _parts(report: Report) -> Iterable[RenderableType]:
     yield _header(report)
-    if report.steps:
-        typical = sorted(report.steps, key=lambda step: step.span_ns)[len(report.steps) // 2]
+    if (typical := report.typical_step) is not None:
         yield _steps(report.steps, typical)
         yield _ranks(typical, single=len(report.steps) == 1)
         yield _phases(typical)
@@ -47,6 +46,8 @@ def _parts(report: Report) -> Iterable[RenderableType]:
             yield _waterfall(typical)
         if any(rank.comms for rank in typical.ranks):
             yield _comms(typical)
+    elif report.marked_steps:
+        yield _marked_steps(report.marked_steps)
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         yield _device(report)
     yield _findings(report)
@@ -107,7 +108,7 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
             units.milliseconds(rank.compute_ns),
             units.milliseconds(rank.exposed_comm_ns),
             units.milliseconds(rank.bubble_ns),
-            units.percent(rank.bubble_ns / rank.window_ns),
+            units.percent(None if rank.bubble_ns is None else rank.bubble_ns / rank.window_ns),
             _bar(rank),
         )
     legend = Text.assemble(
@@ -119,7 +120,9 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
 def _bar(rank: RankStep) -> Text:
     """The rank's window as a bar; rounding is carried along so that it always has the same width."""
     bar = Text()
-    parts = (("compute", rank.compute_ns), ("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns))
+    parts = [("compute", rank.compute_ns)]
+    if rank.exposed_comm_ns is not None and rank.bubble_ns is not None:
+        parts += [("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns)]
     drawn = total = 0
     for name, value in parts:
         total += value
@@ -166,6 +169,18 @@ def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
     )
 
 
+def _marked_steps(steps: Sequence[MarkedStep]) -> RenderableType:
+    """Steps of a script without pipeline ops: a row per rank."""
+    table = _table("\nMarked steps", "rank", "steps", "mean ms", "shortest ms", "longest ms", "optimizer ms")
+    for rank in sorted({step.rank for step in steps}):
+        mine = [step for step in steps if step.rank == rank]
+        spans = [step.end_ns - step.start_ns for step in mine]
+        optimizer = sum(step.spans.get("OPTIMIZER", 0) for step in mine) // len(mine)
+        times = (sum(spans) // len(spans), min(spans), max(spans), optimizer)
+        table.add_row(str(rank), str(len(mine)), *map(units.milliseconds, times))
+    return table
+
+
 def _comms(step: StepReport) -> RenderableType:
     columns = ("axis", "kind", "rank", "count", "bytes", "wait ms", "hidden ms", "exposed ms", "overlap", "bus GB/s")
     table = _table("\nCommunication", *columns, left=2)
@@ -204,7 +219,7 @@ def _findings(report: Report) -> RenderableType:
             Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
         )
         lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
-    return Group(Text("\nFindings", style="bold"), *lines) if lines else Text()
+    return Group(Text("\nFindings, means over all steps", style="bold"), *lines) if lines else Text()
 
 
 def _warnings(report: Report) -> RenderableType:

@@ -24,3 +24,24 @@ def one_forward_one_backward(
         actions.append(Action(Kind.B, *backward, Phase.STEADY))
     actions += [Action(Kind.B, *backward, Phase.COOLDOWN) for backward in backwards[num_steady:]]
     return actions
+
+
+def one_forward_one_input_grad(
+    forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int, weight_lag: int
+) -> list[Action]:
+    """As :func:`one_forward_one_backward`, with each backward split: W of a microbatch follows ``weight_lag`` I's later.
+
+    What is left of the W's comes at the end. With nothing but ``num_warmup`` and ``weight_lag`` this says all of ZB-H1,
+    ZB-H2 and their interleaved form; a rank holds ``num_warmup + 1 + weight_lag`` activations at most.
+    """
+    num_steady = len(forwards) - num_warmup
+    actions = [Action(Kind.F, *forward, Phase.WARMUP) for forward in forwards[:num_warmup]]
+    for index, backward in enumerate(backwards):
+        phase = Phase.STEADY if index < num_steady else Phase.COOLDOWN
+        if index < num_steady:
+            actions.append(Action(Kind.F, *forwards[num_warmup + index], phase))
+        actions.append(Action(Kind.I, *backward, phase))
+        if index >= weight_lag:
+            actions.append(Action(Kind.W, *backwards[index - weight_lag], phase))
+    first_left = max(0, len(backwards) - weight_lag)
+    return actions + [Action(Kind.W, *backward, Phase.COOLDOWN) for backward in backwards[first_left:]]

@@ -17,12 +17,17 @@ class Plan:
     ``ranks[r]`` are the actions of pipeline rank r. ``placement[s]`` is the rank that owns stage s. Adjacent sends and
     receives of a rank form one *group*: they are posted together and waited for together, as Megatron's fused
     send-forward/receive-backward is (see :meth:`instructions`).
+
+    The stages form ``num_chains`` equal chains, one after the other, each with its own share of the microbatches in order. Only
+    a bidirectional plan (DualPipe) has two: its second chain, stages p … 2p−1, runs over the ranks in reverse and holds
+    copies of the first one's stages.
     """
 
     name: str
     num_microbatches: int
     placement: tuple[int, ...]
     ranks: tuple[tuple[Action, ...], ...]
+    num_chains: int = 1
 
     @property
     def pp(self) -> int:
@@ -55,13 +60,24 @@ class Plan:
         """The stages of a rank, in chunk order."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
 
+    @property
+    def chain_length(self) -> int:
+        """Stages from one that reads no other's output to one whose output nobody reads: those of the model."""
+        return self.num_stages // self.num_chains
+
+    def microbatches_of(self, stage: int) -> range:
+        """The microbatches that pass through a stage."""
+        share = self.num_microbatches // self.num_chains
+        chain = stage // self.chain_length
+        return range(chain * share, (chain + 1) * share)
+
     def previous_stage(self, stage: int) -> int | None:
-        """The stage whose output this one reads; None for the first."""
-        return stage - 1 if stage > 0 else None
+        """The stage whose output this one reads; None for the first of a chain."""
+        return stage - 1 if stage % self.chain_length > 0 else None
 
     def next_stage(self, stage: int) -> int | None:
-        """The stage that reads this one's output; None for the last."""
-        return stage + 1 if stage + 1 < self.num_stages else None
+        """The stage that reads this one's output; None for the last of a chain."""
+        return stage + 1 if (stage + 1) % self.chain_length > 0 else None
 
     def peer_of(self, action: Action) -> int:
         """The pipeline rank at the other end of a send or receive.
@@ -100,12 +116,15 @@ class Plan:
 def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
     """A plan from its actions: counts microbatches, infers which rank owns which stage, and numbers the chunks.
 
+    Two chains are inferred where there is no other reading: stages on a V of which the second half shares no microbatch with
+    the first.
+
     Raises:
         ScheduleError: a stage on two ranks, stages or microbatches not numbered from 0 without gaps, or no action at all.
     """
     rows = [tuple(row) for row in ranks]
     owner: dict[int, int] = {}
-    microbatches: set[int] = set()
+    passing: dict[int, set[int]] = {}
     for rank, row in enumerate(rows):
         stages = {half.stage for action in row for half in action.halves}
         for stage in sorted(stages):
@@ -114,20 +133,26 @@ def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
                     f"{name}: stage {stage} has actions on rank {owner[stage]} and on rank {rank}; "
                     "a stage belongs to one rank"
                 )
-        microbatches |= {
-            half.microbatch
-            for action in row
-            if action.kind.is_compute
-            for half in action.halves
-            if half.microbatch is not None
-        }
+        for half in iter_halves(row):
+            if half.kind.is_compute and half.microbatch is not None:
+                passing.setdefault(half.stage, set()).add(half.microbatch)
+    microbatches = set().union(*passing.values())
     if not microbatches:
         raise ScheduleError(f"{name}: no compute action in any of {len(rows)} rows; expected cells such as '0F0'")
     _require_dense(name, "stage", owner)
     _require_dense(name, "microbatch", microbatches)
     placement = tuple(owner[stage] for stage in range(len(owner)))
     chunk_of = {stage: placement[:stage].count(rank) for stage, rank in enumerate(placement)}
-    return Plan(name, len(microbatches), placement, tuple(_with_chunks(row, chunk_of) for row in rows))
+    num_chains = 2 if _is_bidirectional(placement, len(rows), len(microbatches), passing) else 1
+    return Plan(name, len(microbatches), placement, tuple(_with_chunks(row, chunk_of) for row in rows), num_chains)
+
+
+def _is_bidirectional(placement: tuple[int, ...], pp: int, num_microbatches: int, passing: dict[int, set[int]]) -> bool:
+    share = num_microbatches // 2
+    if pp < 2 or num_microbatches % 2 or placement != (*range(pp), *reversed(range(pp))):
+        return False
+    halves = set(range(share)), set(range(share, num_microbatches))
+    return all(passing.get(stage) == halves[stage // pp] for stage in range(2 * pp))
 
 
 def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:

@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.errors import UsageError
-from pptrace.schedule import gpipe, interleaved, one_f_one_b
+from pptrace.errors import ShapeError, UsageError
+from pptrace.schedule import (
+    controllable,
+    dualpipe,
+    dualpipe_v,
+    eager,
+    gpipe,
+    interleaved,
+    interleaved_zb,
+    looped_bfs,
+    one_f_one_b,
+    zb_auto,
+    zbv,
+    zero_bubble,
+)
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.shape import Shape
+from pptrace.schedule.shape import OpCosts, Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A catalogue entry. ``bubble`` is the closed form of the ideal bubble ratio, for people."""
+    """A catalogue entry. ``bubble`` is the closed form of the ideal bubble ratio, for people.
+
+    f, b, i and w are the costs of one chunk's F, B, I and W, with b = i + w. ``searches`` says that the builder reads costs
+    and a memory limit.
+    """
 
     name: str
     summary: str
@@ -22,6 +39,7 @@ class Schedule:
     source: str
     build: Callable[[Shape], Plan]
     default_chunks: int = 1
+    searches: bool = False
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -52,6 +70,102 @@ SCHEDULES: dict[str, Schedule] = {
             interleaved.build,
             default_chunks=2,
         ),
+        Schedule(
+            looped_bfs.NAME,
+            "breadth-first: all microbatches of a chunk, then the next chunk",
+            "(p−1)/(v·m)",
+            "v·m",
+            "arXiv 2211.05953, torch ScheduleLoopedBFS",
+            looped_bfs.build,
+            default_chunks=2,
+        ),
+        Schedule(
+            eager.NAME,
+            "1F1B with twice the warmup: late messages hurt less",
+            "(p−1)/m",
+            "min(2(p−r−1)+1, m)",
+            "eager-1F1B, arXiv 2211.05322",
+            eager.build,
+        ),
+        Schedule(
+            zero_bubble.H1,
+            "1F1B with the backward split, W in the drain",
+            "(p−1)(f+i−w)/(m(f+b))",
+            "min(p, m)",
+            "zero bubble, arXiv 2401.10241",
+            zero_bubble.build_h1,
+        ),
+        Schedule(
+            zero_bubble.H2,
+            "more warmup, W in every gap; ranks end staggered",
+            "(p−1)(f+i−2w)/(m(f+b)) within a rank",
+            "min(2p−1, m)",
+            "zero bubble, arXiv 2401.10241",
+            zero_bubble.build_h2,
+        ),
+        Schedule(
+            zb_auto.NAME,
+            "searched for given costs and memory limit",
+            "reported with its lower bound",
+            "the memory limit",
+            "zero bubble, arXiv 2401.10241",
+            zb_auto.build,
+            searches=True,
+        ),
+        Schedule(
+            interleaved_zb.NAME,
+            "interleaved 1F1B with the backward split (ZB1P)",
+            "(p−1)(f+i−w)/(v·m(f+b))",
+            "min((v−1)·N+p, v·m)",
+            "torch ScheduleInterleavedZeroBubble",
+            interleaved_zb.build,
+            default_chunks=2,
+        ),
+        Schedule(
+            zbv.NAME,
+            "two chunks on a V, backward split; ranks end staggered",
+            "0 within a rank if f = i = w",
+            "min(2p, 2m)",
+            "arXiv 2401.10241, torch ScheduleZBVZeroBubble",
+            zbv.build,
+            default_chunks=2,
+        ),
+        Schedule(
+            controllable.HALF,
+            "a V in about half the memory of 1F1B, for f = i = w",
+            "half of 1F1B's if f = i = w",
+            "2(⌊p/2⌋+1)",
+            "controllable memory, arXiv 2405.15362",
+            controllable.build_half,
+            default_chunks=2,
+        ),
+        Schedule(
+            controllable.MIN,
+            "a V in about a third of the memory of 1F1B, for f = i = w",
+            "two thirds of 1F1B's if f = i = w",
+            "2(⌊(p+1)/3⌋+1)",
+            "controllable memory, arXiv 2405.15362",
+            controllable.build_min,
+            default_chunks=2,
+        ),
+        Schedule(
+            dualpipe_v.NAME,
+            "half of DualPipe on a V: F and B overlap as one action",
+            "(p−1)(F&B+b−3w)/(2m(f+b))",
+            "2p+1",
+            "DeepSeek, torch ScheduleDualPipeV",
+            dualpipe_v.build,
+            default_chunks=2,
+        ),
+        Schedule(
+            dualpipe.NAME,
+            "fed from both ends, F and B overlap; every stage on two ranks",
+            "(p/2−1)(F&B+b−3w)/(m(f+b))",
+            "p+1",
+            "DeepSeek-V3, arXiv 2412.19437",
+            dualpipe.build,
+            default_chunks=2,
+        ),
     )
 }
 
@@ -75,13 +189,37 @@ def build(
     num_chunks: int | None = None,
     group_size: int | None = None,
     lean: bool = False,
+    memory_limit: int | None = None,
+    costs: OpCosts | None = None,
 ) -> Plan:
-    """The plan of a named schedule; ``num_chunks`` None means the schedule's own default.
+    """The plan of a named schedule, as :func:`shape_for` takes its size.
 
     Raises:
         UsageError: no schedule has that name.
         ShapeError: the shape is illegal for it; the message says what is legal.
     """
+    return get(name).build(shape_for(name, pp, num_microbatches, num_chunks, group_size, lean, memory_limit, costs))
+
+
+def shape_for(
+    name: str,
+    pp: int,
+    num_microbatches: int,
+    num_chunks: int | None = None,
+    group_size: int | None = None,
+    lean: bool = False,
+    memory_limit: int | None = None,
+    costs: OpCosts | None = None,
+) -> Shape:
+    """The shape that a named schedule is asked for; ``num_chunks`` None means the schedule's own default.
+
+    Raises:
+        UsageError: no schedule has that name.
+        ShapeError: a size below 1, or a memory limit for a schedule that is not searched.
+    """
     entry = get(name)
+    if memory_limit is not None and not entry.searches:
+        searched = ", ".join(other.name for other in SCHEDULES.values() if other.searches)
+        raise ShapeError(f"{name}: its memory is fixed; a memory limit belongs to {searched}")
     chunks = entry.default_chunks if num_chunks is None else num_chunks
-    return entry.build(Shape(pp, num_microbatches, chunks, group_size, lean))
+    return Shape(pp, num_microbatches, chunks, group_size, lean, memory_limit, costs or OpCosts())

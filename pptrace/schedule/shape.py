@@ -6,13 +6,31 @@ from dataclasses import dataclass
 
 from pptrace.errors import ShapeError
 
+_MOST_FORWARDS = 10_000_000
+"""Larger plans would take minutes and gigabytes; no cluster has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCosts:
+    """What one F, I and W of a chunk and one message cost, in any unit: for schedules that are searched, not written down."""
+
+    forward: int = 1
+    input_grad: int = 1
+    weight_grad: int = 1
+    p2p: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.forward, self.input_grad, self.weight_grad, self.p2p) < 0:
+            raise ShapeError(f"{self} has a negative cost; expected at least 0")
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The size of a schedule: p = ``pp`` ranks, m = ``num_microbatches``, v = ``num_chunks`` per rank.
 
     ``group_size`` is N, the microbatch group size per virtual-pipeline stage of interleaved schedules (None: p). ``lean``
-    asks the interleaved schedule for its variant with fewer warmup forwards.
+    asks the interleaved schedule for its variant with fewer warmup forwards. ``memory_limit`` is the number of activations (of
+    one chunk and one microbatch) that a rank may hold, and ``costs`` what its ops take; only searched schedules read them.
     """
 
     pp: int
@@ -20,6 +38,8 @@ class Shape:
     num_chunks: int = 1
     group_size: int | None = None
     lean: bool = False
+    memory_limit: int | None = None
+    costs: OpCosts = OpCosts()
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -27,14 +47,32 @@ class Shape:
             ("num_microbatches", self.num_microbatches),
             ("num_chunks", self.num_chunks),
             ("group_size", self.group_size),
+            ("memory_limit", self.memory_limit),
         ):
             if value is not None and value < 1:
                 raise ShapeError(f"{name} is {value}; expected at least 1")
+        size = self.pp * self.num_microbatches * self.num_chunks
+        if size > _MOST_FORWARDS:
+            raise ShapeError(
+                f"{self.pp} ranks × {self.num_microbatches} microbatches × {self.num_chunks} chunks are {size:,} forwards; "
+                f"expected at most {_MOST_FORWARDS:,}"
+            )
+
+
+def require_two_chunks(name: str, shape: Shape) -> None:
+    """Refuse anything but the two chunks per rank of a V, and the options of interleaved schedules."""
+    if shape.num_chunks != 2:
+        raise ShapeError(f"{name}: {shape.num_chunks} chunks per rank; this schedule has 2, stage r and stage 2p−1−r")
+    _require_no_groups(name, shape)
+
+
+def _require_no_groups(name: str, shape: Shape) -> None:
+    if shape.group_size is not None or shape.lean:
+        raise ShapeError(f"{name}: microbatch groups and the lean warmup belong to interleaved schedules")
 
 
 def require_one_chunk(name: str, shape: Shape) -> None:
     """Refuse virtual stages and their options for a schedule that has none."""
     if shape.num_chunks != 1:
         raise ShapeError(f"{name}: {shape.num_chunks} chunks per rank; this schedule has 1 (try interleaved-1f1b)")
-    if shape.group_size is not None or shape.lean:
-        raise ShapeError(f"{name}: microbatch groups and the lean warmup belong to interleaved schedules")
+    _require_no_groups(name, shape)

@@ -48,8 +48,10 @@ def _require_places(plan: Plan) -> None:
                 problem = (
                     f"rank {rank} has {action}, but stage {action.stage} belongs to rank {plan.placement[action.stage]}"
                 )
-            elif action.microbatch is not None and not 0 <= action.microbatch < plan.num_microbatches:
-                problem = f"rank {rank} has {action}; expected a microbatch from 0 to {plan.num_microbatches - 1}"
+            elif action.microbatch is not None and action.microbatch not in (
+                passing := plan.microbatches_of(action.stage)
+            ):
+                problem = f"rank {rank} has {action}; expected a microbatch from {passing[0]} to {passing[-1]}"
             else:
                 continue
             raise _error(plan, problem, [(rank, index)])
@@ -67,10 +69,10 @@ def _require_unique(plan: Plan) -> None:
 
 
 def _require_complete(plan: Plan) -> None:
-    """Each stage runs each microbatch forward, and backward once: as B, or as I and W."""
+    """Each stage runs each microbatch of its chain forward, and backward once: as B, or as I and W."""
     present = plan.by_key
     for stage in range(plan.num_stages):
-        for mb in range(plan.num_microbatches):
+        for mb in plan.microbatches_of(stage):
             has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
             if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
                 found = ", ".join(sorted(has)) or "nothing"

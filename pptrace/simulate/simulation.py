@@ -25,6 +25,11 @@ class SimulatedRank:
     peak_inflight_microbatches: int
     timeline: tuple[Timed, ...]
 
+    @property
+    def inner_bubble_ns(self) -> int:
+        """The bubble between the rank's own first and last action: what is left of it when steps follow without a barrier."""
+        return self.timeline[-1].end - self.timeline[0].start - self.compute_ns if self.timeline else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Simulation:

@@ -18,25 +18,35 @@ class Lane:
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops minus the communication
     nested in them. ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute.
+    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
     """
 
     compute: Int64
     transfer: Int64
     exposed: Int64
+    unknown: Int64
 
     def within(self, start_ns: int, end_ns: int) -> Lane:
-        return Lane(*(clip(part, start_ns, end_ns) for part in (self.compute, self.transfer, self.exposed)))
+        parts = (self.compute, self.transfer, self.exposed, self.unknown)
+        return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
-    def bubble_ns(self, start_ns: int, end_ns: int) -> int:
-        """What of [start, end) is neither compute nor exposed communication."""
+    def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
+        """Exposed communication in [start, end); None where a part of it cannot be told from waiting."""
         part = self.within(start_ns, end_ns)
-        return end_ns - start_ns - length(part.compute) - length(part.exposed)
+        return None if len(part.unknown) else length(part.exposed)
+
+    def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
+        """What of [start, end) is neither compute nor exposed communication; None where that cannot be told."""
+        part = self.within(start_ns, end_ns)
+        return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
 
 def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], offset_ns: int) -> Lane:
     """The lane of a rank, from aligned ops and comms and from its device work, which is still ``offset_ns`` early."""
     mine = comms[comms["rank"] == rank]
-    transfer = union(mine["transfer_start_ns"], mine["transfer_end_ns"])
+    told = (mine["match"] >= 0) | (mine["group_size"] == 1)
+    transfer = union(mine.loc[told, "transfer_start_ns"], mine.loc[told, "transfer_end_ns"])
+    unmatched = union(mine.loc[~told, "start_ns"], mine.loc[~told, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
         compute = device.compute + offset_ns
@@ -44,4 +54,5 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         nested = union(mine["start_ns"], mine["end_ns"]) if len(own) else EMPTY
         compute = subtract(union(own["start_ns"], own["end_ns"]), nested)
-    return Lane(compute, transfer, subtract(transfer, compute))
+    exposed = subtract(transfer, compute)
+    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))

@@ -35,7 +35,10 @@ RECORDINGS = {
     "uneven 1f1b": record(build("1f1b", 4, 7), uneven, latency=90),
     "one rank": record(build("1f1b", 1, 3)),
     "interleaved": record(build("interleaved-1f1b", 2, 4, 2), latency=70),
-    "split backward": record(from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]], "custom"), latency=70),
+    "split backward": record(
+        from_rows([["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]], "custom"),
+        latency=70,
+    ),
     "two steps": record(build("1f1b", 2, 4), uneven, latency=70, steps=2),
     "replicas": record(build("1f1b", 2, 4), uneven, latency=70, dp=3, steps=2),
     "gpipe on devices": record(build("gpipe", 3, 4), latency=70, device=True),
@@ -299,14 +302,23 @@ def test_a_report_can_be_of_one_step() -> None:
 def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     recording = RECORDINGS["1f1b with latency"]
     report = analyse(without(recording.traces(), 2)).report
-    assert "no trace of rank 2 (of 4): windows, waits and bubbles are without it" in report.warnings
+    assert (
+        "no trace of rank 2 (of 4): windows and waits are without it, and bubbles that depend on it are null"
+        in report.warnings
+    )
     assert "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan" in report.warnings
     (step,) = report.steps
     assert [rank.rank for rank in step.ranks] == [0, 1, 3]
     assert step.bubble.waterfall_ns is None
+    assert (step.bubble.ratio, step.bubble.share) == (None, None)
     for rank in step.ranks:
-        assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns
         assert rank.compute_ns == 8 * 300
+        if rank.rank == 0:  # it speaks with rank 1 alone
+            assert rank.exposed_comm_ns is not None
+            assert rank.bubble_ns is not None
+            assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns
+        else:
+            assert (rank.exposed_comm_ns, rank.bubble_ns) == (None, None)
     by_rank = {rank.rank: rank.comms for rank in step.ranks}
     assert all(comm.wait_ns is None and comm.algbw_gbps is None for comm in by_rank[3])
     assert report.schedule.mismatches == ()
@@ -315,7 +327,10 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
 def test_a_missing_rank_of_another_run_is_counted_from_its_size() -> None:
     traces = RECORDINGS["gpipe"].traces(with_metadata=False)
     report = analyse(without(traces, 1), num_ranks=3).report
-    assert "no trace of rank 1 (of 3): windows, waits and bubbles are without it" in report.warnings
+    assert (
+        "no trace of rank 1 (of 3): windows and waits are without it, and bubbles that depend on it are null"
+        in report.warnings
+    )
 
 
 def test_a_trace_without_marks_says_what_cannot_be_given_and_why() -> None:
@@ -369,7 +384,7 @@ def test_a_schedule_asked_for_is_compared_and_its_mismatches_told() -> None:
     assert (report.schedule.name, report.schedule.source) == ("gpipe", "option")
     assert report.schedule.mismatches[0] == "rank 0: op 5 is 0B0 where gpipe has 0F4"
     assert len(report.schedule.mismatches) == 4
-    assert report.findings[0].detail.startswith("4 places differ from gpipe; the first: rank 0: op 5 is 0B0")
+    assert report.findings[0].detail.startswith("4 of its orders differ from gpipe; the first: rank 0: op 5 is 0B0")
 
 
 def test_a_plan_of_ones_own_is_called_custom() -> None:

@@ -197,7 +197,45 @@ class TestBadInput:
         (run / "rank2.json.gz").unlink()
         report = report_of(run)
         assert any("rank 2" in line for line in report["warnings"])
-        assert {rank["rank"] for step in report["steps"] for rank in step["ranks"]} == {0, 1, 3}
+        for step in report["steps"]:
+            assert step["bubble"]["ratio"] is None
+            known = {rank["rank"] for rank in step["ranks"] if rank["bubble_ns"] is not None}
+            assert (known, {rank["rank"] for rank in step["ranks"]}) == ({0}, {0, 1, 3})
+
+    def test_a_rank_whose_trace_has_no_marks_is_named(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        file = run / "rank1.json.gz"
+        file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b'"pp1:', b'"xx1:')))
+        report = report_of(run)
+        assert any("rank 1: its trace has no ops of step 3, 4" in line for line in report["warnings"])
+        assert all(step["bubble"]["ratio"] is None for step in report["steps"])
+
+    def test_traces_of_two_runs_are_refused(self) -> None:
+        line = one_line(pptrace("analyze", P4, SAMPLES / "1f1b_p2"), 1)
+        assert "is of another run" in line
+
+    def test_a_second_trace_of_a_rank_does_not_stand_in_for_another_rank(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        shutil.copy(run / "rank1.json.gz", run / "rank0.json.gz")
+        report = report_of(run)
+        assert any(line.startswith("no trace of rank 0") for line in report["warnings"])
+        assert {rank["rank"] for step in report["steps"] for rank in step["ranks"]} == {1, 2, 3}
+
+    def test_a_run_whose_launcher_was_killed_is_read_from_its_traces(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        (run / "run.json").write_text(json.dumps(facts | {"status": "running", "ranks": []}), encoding="utf-8")
+        report = report_of(run)
+        assert len(report["inputs"]) == 4
+        assert any("names no rank" in line for line in report["warnings"])
+
+    def test_the_ranks_of_all_nodes_of_a_run_are_read(self, tmp_path: Path) -> None:
+        run = shutil.copytree(P4, tmp_path / "run")
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        first, second = facts["ranks"][:2], facts["ranks"][2:]
+        (run / "run.json").write_text(json.dumps(facts | {"ranks": first}), encoding="utf-8")
+        (run / "run.node1.json").write_text(json.dumps(facts | {"ranks": second}), encoding="utf-8")
+        assert [info["rank"] for info in report_of(run)["inputs"]] == [0, 1, 2, 3]
 
     def test_a_trace_without_marks_still_gets_its_device_breakdown(self, tmp_path: Path) -> None:
         kernels = [

@@ -76,6 +76,10 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
         (("simulate", "missing.csv"), 1, "missing.csv"),
         (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--forward", "-1"), 2, "expected at least 0"),
         (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--wgrad", "9"), 2, "cannot be larger"),
+        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--forward", "nan"), 2, "--forward nan"),
+        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--wgrad", "inf"), 2, "--wgrad inf"),
+        (("simulate", "1f1b", "--pp", "2", "--microbatches", "2", "--p2p", "1e300"), 2, "--p2p 1e+300"),
+        (("schedule", "show", "1f1b", "--pp", "4", "--microbatches", "2000000000"), 2, "expected at most 10,000,000"),
         (("nope",), 2, "nope"),
     ],
 )

@@ -353,3 +353,10 @@ def test_cutting_a_trace_anywhere_keeps_all_events_before_the_cut(write: Write) 
         assert trace is not None
         begun = text[:cut].split(b"\n  {\n")[1:]
         assert len(trace.events) == sum(b'"ph": "X"' in event and b"\n  }" in event for event in begun)
+
+
+def test_a_peer_that_fits_no_integer_is_no_peer(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "c10d::send", "pid": 1, "tid": 1, "ts": 1, "dur": 1}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event | {"args": {"Concrete Inputs": ["", "", str(2**63)]}}]}))
+    assert read_kineto(path).events.comm_args["dst"].tolist() == [-1]

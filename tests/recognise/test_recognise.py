@@ -20,13 +20,14 @@ from pptrace.schedule.text import from_rows
 from pptrace.tables import COMMS, OPS, Category
 from tests.synthetic import LEAD, MAIN_THREAD, START, Event, Recording, make_trace, marked, record, renamed, without
 
+SPLIT_BACKWARD = [["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]]
 RECORDINGS = {
     "gpipe": record(build("gpipe", 3, 4), latency=70),
     "1f1b": record(build("1f1b", 4, 6), latency=70, steps=2),
     "one rank": record(build("gpipe", 1, 2)),
     "interleaved": record(build("interleaved-1f1b", 2, 4, 2), latency=70),
     "replicas": record(build("1f1b", 2, 3), latency=70, dp=2),
-    "split backward": record(from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]], "custom"), latency=70),
+    "split backward": record(from_rows(SPLIT_BACKWARD, "custom"), latency=70),
     "devices": record(build("1f1b", 4, 6), latency=70, device=True),
     "devices, interleaved, replicas": record(build("interleaved-1f1b", 2, 4, 2), latency=70, device=True, dp=2),
 }
@@ -225,7 +226,7 @@ def test_missing_ops_and_ranks_are_told() -> None:
     traces = recording.traces()
     gone = [event for event in recording.events_of(1) if not event.name.startswith("pp1:1B3")]
     traces[1] = make_trace(gone, 1, traces[1].metadata)
-    assert recognise(traces).schedule.mismatches == ("rank 1: 7 ops where gpipe has 8",)
+    assert recognise(traces).schedule.mismatches == ()  # nor does a trace that was cut off
     assert recognise(without(traces, 1)).schedule.mismatches == ()  # what is not there differs from nothing
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import SCHEDULES, build
 
 MAX_PP, MAX_CHUNKS = 8, 4
 
@@ -28,14 +28,38 @@ def interleaved_shapes() -> Iterator[tuple[int, int, int, int]]:
     )
 
 
+ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
+SPLIT = ("zb-h1", "zb-h2", "zb-auto", "interleaved-zb", "zbv", "v-half", "v-min")
+V_SHAPED = ("zbv", "v-half", "v-min", "dualpipe-v", "dualpipe")
+
+
+def whole_rounds(p: int, m: int) -> bool:
+    """What torch's interleaved schedules ask of m: that max(1, m // p) divides it."""
+    return m % max(1, m // p) == 0
+
+
+def legal_shapes(name: str, max_pp: int = 6, rounds: int = 3) -> Iterator[tuple[int, int, int]]:
+    """Every (p, m, v) with p ≤ ``max_pp`` and m ≤ ``rounds`` · p + 1 that a schedule takes; N is its default."""
+    for p in range(1, max_pp + 1):
+        for m in range(1, rounds * p + 2):
+            if name in ONE_CHUNK:
+                yield (p, m, 1)
+            elif name in V_SHAPED:
+                overlaps = name.startswith("dualpipe")
+                if (not overlaps or m >= 2 * p) and (name != "dualpipe" or p % 2 == m % 2 == 0):
+                    yield (p, m, 2)
+            elif name in ("looped-bfs", "interleaved-zb", "interleaved-1f1b"):
+                legal = {"looped-bfs": True, "interleaved-zb": whole_rounds(p, m), "interleaved-1f1b": m % p == 0}
+                yield from ((p, m, v) for v in (2, 3) if legal[name])
+
+
 @st.composite
 def plans(draw: st.DrawFn, max_pp: int = 5) -> Plan:
     """A small legal plan of any schedule, without sends and receives."""
-    p = draw(st.integers(1, max_pp))
-    name = draw(st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+    name = draw(st.sampled_from(list(SCHEDULES)))
     if name != "interleaved-1f1b":
-        return build(name, p, draw(st.integers(1, 2 * p + 1)))
-    v = draw(st.integers(2, 3))
+        return build(name, *draw(st.sampled_from(list(legal_shapes(name, max_pp, rounds=2)))))
+    p, v = draw(st.integers(1, max_pp)), draw(st.integers(2, 3))
     n = draw(st.integers(p, p + 2))
     m = draw(st.integers(n, 2 * n + 2).filter(lambda m: m % n == 0 or m % n >= p))
     lean = n == p and draw(st.booleans())

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.recognise.schedule import identify
 from pptrace.schedule import interleaved, one_f_one_b
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
 from pptrace.schedule.lower import lower
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
@@ -17,8 +25,18 @@ from pptrace.schedule.registry import SCHEDULES, build, get
 from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import from_rows, to_rows
 from pptrace.schedule.validate import validate
-from tests.schedule import megatron, torch_tables
-from tests.schedule.shapes import MAX_CHUNKS, interleaved_shapes, one_chunk_shapes, plans
+from tests.schedule import deepseek, megatron, torch_tables
+from tests.schedule.shapes import (
+    MAX_CHUNKS,
+    ONE_CHUNK,
+    SPLIT,
+    V_SHAPED,
+    interleaved_shapes,
+    legal_shapes,
+    one_chunk_shapes,
+    plans,
+    whole_rounds,
+)
 
 
 def single_stage_table(schedule_class: type, p: int, m: int) -> list[list[str]]:
@@ -48,6 +66,97 @@ def test_interleaved_has_the_table_of_torch_for_every_shape_that_both_take() -> 
             compared += 1
     torch_takes = [(p, m) for p, m in one_chunk_shapes() if m >= p and m % (m // p) == 0]
     assert compared == len(torch_takes) * (MAX_CHUNKS - 1)
+
+
+MULTI = {
+    "looped-bfs": ScheduleLoopedBFS,
+    "interleaved-zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
+}
+
+
+@pytest.mark.parametrize(("name", "theirs"), MULTI.items(), ids=list(MULTI))
+def test_a_schedule_has_the_table_of_torch_for_every_shape_that_both_take(name: str, theirs: type) -> None:
+    """And torch refuses what we refuse, but for one chunk per rank, where ours are called gpipe and zb-h1."""
+    compared = 0
+    for p, m in one_chunk_shapes():
+        for v in (2,) if name in V_SHAPED else (2, 3, 4):
+            try:
+                expected = torch_tables.multi_rows(theirs, p, m, v)
+            except ValueError:
+                with pytest.raises(ScheduleError):
+                    build(name, p, m, v)
+                continue
+            assert to_rows(build(name, p, m, v)) == expected, (p, m, v)
+            compared += 1
+    whole = sum(whole_rounds(p, m) for p, m in one_chunk_shapes())
+    assert compared == {"looped-bfs": 3 * 144, "interleaved-zb": 3 * whole, "zbv": 144, "dualpipe-v": 80}[name]
+
+
+@pytest.mark.parametrize(("name", "theirs"), MULTI.items(), ids=list(MULTI))
+def test_the_table_of_torch_is_that_of_its_complete_schedule(name: str, theirs: type) -> None:
+    for p, m in [(2, 6), (4, 8), (3, 6)]:
+        rows = torch_tables.compute_rows(torch_tables.multi(theirs, p, m, 2).pipeline_order)
+        assert rows == torch_tables.multi_rows(theirs, p, m, 2)
+
+
+def test_one_chunk_of_interleaved_zero_bubble_is_zb_h1() -> None:
+    for p, m in one_chunk_shapes():
+        if whole_rounds(p, m):
+            assert to_rows(build("zb-h1", p, m)) == torch_tables.multi_rows(ScheduleInterleavedZeroBubble, p, m, 1)
+
+
+def test_breadth_first_takes_the_backward_microbatches_in_reverse() -> None:
+    assert to_rows(build("looped-bfs", 1, 2, 2)) == [["0F0", "0F1", "1F0", "1F1", "1B1", "1B0", "0B1", "0B0"]]
+
+
+def test_eager_1f1b_has_twice_the_warmup() -> None:
+    for p, m in one_chunk_shapes():
+        plan = build("eager-1f1b", p, m)
+        for rank in range(p):
+            assert forwards_before_the_pairs(plan, rank) == min(2 * (p - rank - 1), m), (p, m, rank)
+
+
+def test_dualpipe_runs_the_calls_of_its_authors() -> None:
+    for p in (2, 4, 6, 8):
+        for m in range(2 * p, 4 * p + 1, 2):
+            assert to_rows(build("dualpipe", p, m)) == [deepseek.dualpipe_row(p, rank, m) for rank in range(p)], (p, m)
+
+
+def test_dualpipe_feeds_half_of_the_microbatches_from_each_end() -> None:
+    plan = build("dualpipe", 4, 8)
+    assert plan.placement == (0, 1, 2, 3, 3, 2, 1, 0)
+    assert (plan.num_chains, plan.chain_length) == (2, 4)
+    assert [plan.microbatches_of(stage) for stage in (0, 3, 4, 7)] == [range(4), range(4), range(4, 8), range(4, 8)]
+    assert [plan.previous_stage(stage) for stage in (0, 1, 4, 5)] == [None, 0, None, 4]
+    assert [plan.next_stage(stage) for stage in (2, 3, 6, 7)] == [3, None, 7, None]
+
+
+def test_a_plan_has_two_chains_only_where_halves_of_the_microbatches_stay_apart() -> None:
+    apart = [["0F0", "3F1", "0B0", "3B1"], ["1F0", "2F1", "1B0", "2B1"]]
+    assert make_plan("x", [[parse_action(cell) for cell in row] for row in apart]).num_chains == 2
+    assert build("zbv", 2, 2).num_chains == 1
+    looped = [["0F0", "2F1", "0B0", "2B1"], ["1F0", "3F1", "1B0", "3B1"]]
+    with pytest.raises(ScheduleError, match="stage 0, microbatch 1 has nothing"):
+        validate(make_plan("x", [[parse_action(cell) for cell in row] for row in looped]))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_plan_survives_csv_with_and_without_its_messages(name: str) -> None:
+    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
+        plan = build(name, p, m, v)
+        for written in (plan, lower(plan)):
+            read = from_rows(to_rows(written), name)
+            assert to_rows(read) == to_rows(written)
+            assert (read.placement, read.num_chains) == (plan.placement, plan.num_chains)
+            validate(read)
+
+
+def test_zb_h2_starts_with_2_p_minus_r_minus_1_forwards() -> None:
+    for p, m in one_chunk_shapes():
+        for rank, row in enumerate(build("zb-h2", p, m).ranks):
+            assert [action.kind for action in row].index(Kind.I) == min(2 * (p - rank) - 1, m)
 
 
 def test_interleaved_tables_are_those_of_the_complete_schedule_of_torch() -> None:
@@ -135,17 +244,55 @@ def test_the_lean_warmup_is_shorter_and_still_legal() -> None:
             assert forwards_before_the_pairs(lean, rank) == min(m * v, (p - rank - 1) + (v - 1) * p)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_legal_shape_makes_a_valid_plan_of_that_shape(name: str) -> None:
+    for p, m, v in legal_shapes(name, max_pp=4):
+        plan = build(name, p, m, v)
+        validate(plan)
+        assert (plan.name, plan.pp, plan.num_microbatches, plan.num_chunks) == (name, p, m, v)
+
+
 @given(plans())
 def test_every_plan_is_whole(plan: Plan) -> None:
-    m, expected = plan.num_microbatches, set()
+    expected, found = set(), [half.key for row in plan.ranks for half in iter_halves(row)]
     for stage in range(plan.num_stages):
-        expected |= {(kind, stage, mb) for kind in (Kind.F, Kind.B) for mb in range(m)}
-    found = [action.key for row in plan.ranks for action in row]
+        for mb in plan.microbatches_of(stage):
+            split = (Kind.W, stage, mb) in plan.by_key
+            kinds = (Kind.F, Kind.I, Kind.W) if split else (Kind.F, Kind.B)
+            expected |= {(kind, stage, mb) for kind in kinds}
     assert len(found) == len(expected)
     assert set(found) == expected
-    assert plan.placement == tuple(stage % plan.pp for stage in range(plan.num_stages))
+
+
+@given(plans())
+def test_chunks_are_placed_on_a_loop_or_on_a_v(plan: Plan) -> None:
+    p = plan.pp
+    if plan.name in V_SHAPED:
+        assert plan.placement == (*range(p), *reversed(range(p)))
+    else:
+        assert plan.placement == tuple(stage % p for stage in range(plan.num_stages))
     for row in plan.ranks:
-        assert all(action.chunk == action.stage // plan.pp for action in row)
+        for action in row:
+            for half in (action, *action.parts):
+                assert half.chunk == half.stage // p
+
+
+@given(plans())
+def test_phases_follow_one_another(plan: Plan) -> None:
+    order = [Phase.WARMUP, Phase.STEADY, Phase.COOLDOWN]
+    for row in plan.ranks:
+        places = [order.index(action.phase) for action in row]
+        assert places == sorted(places)
+        assert all(part.phase is action.phase for action in row for part in action.parts)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_weight_gradient_follows_its_input_gradient_on_the_same_rank(name: str) -> None:
+    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
+        for row in build(name, p, m, v).ranks:
+            place = {action.key: index for index, action in enumerate(row)}
+            assert not any(action.kind is Kind.B for action in row)
+            assert all(place[Kind.I, a.stage, a.microbatch] < place[a.key] for a in row if a.kind is Kind.W)
 
 
 def test_phases_are_those_of_the_builder_rule() -> None:
@@ -177,7 +324,7 @@ def test_phases_found_by_order_are_those_of_the_builders() -> None:
 def test_identify_finds_the_name_and_the_phases_of_every_plan() -> None:
     shapes: list[tuple[str, int, int, int, int | None, bool]] = []
     for p, m in [(1, 1), (1, 4), (2, 1), (2, 3), (4, 4), (4, 9), (8, 3)]:
-        shapes += [(name, p, m, 1, None, False) for name in ("gpipe", "1f1b")]
+        shapes += [(name, p, m, 1, None, False) for name in ONE_CHUNK]
     for p, m, v, n in [
         (1, 3, 2, 2),
         (2, 2, 2, 2),
@@ -188,6 +335,8 @@ def test_identify_finds_the_name_and_the_phases_of_every_plan() -> None:
         (3, 8, 4, 5),
     ]:
         shapes.append(("interleaved-1f1b", p, m, v, n, False))
+    for p, m, v in [(1, 3, 2), (2, 1, 2), (2, 4, 3), (4, 8, 2), (3, 6, 4)]:
+        shapes += [(name, p, m, v, None, False) for name in ("looped-bfs", "interleaved-zb")]
     shapes += [("interleaved-1f1b", 4, 8, 2, None, True), ("interleaved-1f1b", 3, 6, 3, None, True)]
     for shape in shapes:
         plan = build(*shape)
@@ -196,8 +345,25 @@ def test_identify_finds_the_name_and_the_phases_of_every_plan() -> None:
 
 
 def test_identify_needs_no_name_where_there_are_two_microbatches() -> None:
-    for name, chunks in [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2)]:
-        assert identify(from_rows(to_rows(build(name, 2, 4, chunks)), "custom")).name == name
+    fixed = ["gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "interleaved-1f1b", "looped-bfs", "interleaved-zb"]
+    for name in fixed:
+        assert identify(from_rows(to_rows(build(name, 2, 4)), "custom")).name == name
+        assert identify(from_rows(to_rows(build(name, 4, 9 if name in ONE_CHUNK else 8)), "custom")).name == name
+
+
+def test_a_searched_plan_that_is_also_a_fixed_one_keeps_its_own_name() -> None:
+    plan = build("zb-auto", 2, 1)
+    assert to_rows(plan) == to_rows(build("zb-h1", 2, 1))
+    assert identify(from_rows(to_rows(plan), "zb-auto")) == plan
+    assert identify(from_rows(to_rows(plan), "custom")).name == "zb-h1"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_identify_leaves_every_plan_its_own_name(name: str) -> None:
+    """From two ranks on: on a single one a V is a loop, and the plan is that of interleaved-zb as well."""
+    for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
+        if p > 1 or name not in V_SHAPED:
+            assert identify(from_rows(to_rows(build(name, p, m, v)), name)).name == name, (p, m, v)
 
 
 def test_identify_leaves_a_plan_of_ones_own_alone() -> None:
@@ -224,6 +390,25 @@ def test_identify_is_quick_for_a_long_unknown_plan() -> None:
         (("interleaved-1f1b", 4, 8, 2, 3), "group size 3 with p=4, m=8; expected p ≤ group size ≤ m"),
         (("interleaved-1f1b", 4, 8, 2, 0), "group_size is 0; expected at least 1"),
         (("interleaved-1f1b", 4, 10, 2), "leave a last group of 2; expected 0 or at least p=4: try m=8 or 12"),
+        (("looped-bfs", 4, 8, 1), "1 chunk per rank; expected at least 2 (or use gpipe)"),
+        (("looped-bfs", 4, 8, 2, 4), "group size 4 with m=8; breadth-first has one group of all m=8"),
+        (("looped-bfs", 4, 8, 2, None, True), "the lean warmup belongs to interleaved-1f1b"),
+        (("eager-1f1b", 4, 8, 2), "2 chunks per rank; this schedule has 1"),
+        (("interleaved-zb", 4, 8, 1), "expected at least 2 (or use zb-h1)"),
+        (("interleaved-zb", 4, 13, 2), "do not divide into m // p = 3 equal groups; try m=12 or 16"),
+        (("interleaved-zb", 4, 8, 2, 8), "group size 8 with p=4, m=8; expected 4, which is m / max(1, m // p)"),
+        (("interleaved-zb", 4, 8, 2, None, True), "the lean warmup belongs to interleaved-1f1b"),
+        (("zbv", 4, 8, 3), "3 chunks per rank; this schedule has 2, stage r and stage 2p−1−r"),
+        (("zbv", 4, 8, 2, 4), "microbatch groups and the lean warmup belong to interleaved schedules"),
+        (("dualpipe-v", 4, 7), "7 microbatches over p=4; expected at least 2p = 8"),
+        (("dualpipe", 3, 8), "p=3; expected an even number of ranks: try p=4 (or dualpipe-v)"),
+        (("dualpipe", 4, 9), "9 microbatches over p=4; expected an even number, at least 2p=8: try m=10"),
+        (("dualpipe", 4, 6), "expected an even number, at least 2p=8: try m=8"),
+        (("v-half", 4, 8, 1), "1 chunks per rank; this schedule has 2, stage r and stage 2p−1−r"),
+        (("v-min", 4, 8, 2, None, True), "microbatch groups and the lean warmup belong to interleaved schedules"),
+        (("zb-auto", 4, 8, 2), "2 chunks per rank; this schedule has 1"),
+        (("zb-auto", 4, 8, 1, None, False, 0), "memory_limit is 0; expected at least 1"),
+        (("zb-h1", 4, 8, 1, None, False, 4), "zb-h1: its memory is fixed; a memory limit belongs to zb-auto"),
         (("interleaved-1f1b", 4, 10, 2, 5, True), "the lean warmup is defined for group size p=4, found 5"),
     ],
 )
@@ -244,6 +429,11 @@ def test_every_shape_that_megatron_refuses_is_refused() -> None:
 
 
 def test_a_suggested_number_of_microbatches_is_legal() -> None:
+    for m in (5, 7, 13, 17, 30):
+        with pytest.raises(ScheduleError) as caught:
+            build("interleaved-zb", 2 if m < 13 else 4, m)
+        for suggestion in map(int, str(caught.value).split("try m=")[1].split(" or ")):
+            assert build("interleaved-zb", 2 if m < 13 else 4, suggestion).num_microbatches == suggestion
     for p, m, n in [(4, 10, 4), (4, 9, 6), (3, 7, 3), (8, 17, 8), (2, 5, 4)]:
         with pytest.raises(ScheduleError) as caught:
             build("interleaved-1f1b", p, m, 2, n)

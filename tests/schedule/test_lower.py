@@ -9,7 +9,7 @@ from hypothesis import given
 from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Action, Kind, Phase, iter_halves
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -21,6 +21,18 @@ SOME_SHAPES = [
     *(("gpipe", p, m, 1, None) for p in (1, 2, 3, 8) for m in (1, 4, 9)),
     *(("1f1b", p, m, 1, None) for p in (1, 2, 5, 8) for m in (1, 3, 8, 17)),
     *(("interleaved-1f1b", p, m, v, n) for p, m, n in [(1, 3, 2), (2, 5, 3), (4, 8, 4), (8, 24, 8)] for v in (2, 4)),
+    *(
+        (name, p, m, 1, None)
+        for name in ("eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
+        for p, m in [(1, 3), (4, 3), (5, 12)]
+    ),
+    *(
+        (name, p, m, 2, None)
+        for name in ("looped-bfs", "interleaved-zb", "zbv", "v-half", "v-min")
+        for p, m in [(1, 3), (4, 3), (8, 24)]
+    ),
+    *(("dualpipe", p, m, 2, None) for p, m in [(2, 4), (4, 8), (4, 14), (8, 20)]),
+    *(("dualpipe-v", p, m, 2, None) for p, m in [(1, 2), (2, 4), (3, 7), (8, 20)]),
 ]
 
 
@@ -83,13 +95,13 @@ def test_a_group_holds_all_neighbouring_transfers_and_computes_stand_alone() -> 
 @given(plans())
 def test_every_message_is_sent_once_and_received_once(plan: Plan) -> None:
     cells = Counter(cell for row in to_rows(lower(plan)) for cell in row if is_p2p(cell))
-    last = plan.num_stages - 1
     expected: Counter[str] = Counter()
-    for mb in range(plan.num_microbatches):
-        for stage in range(last):
-            if plan.placement[stage] != plan.placement[stage + 1]:
-                expected.update((f"{stage}SEND_F{mb}", f"{stage + 1}RECV_F{mb}"))
-                expected.update((f"{stage + 1}SEND_B{mb}", f"{stage}RECV_B{mb}"))
+    for stage in range(plan.num_stages):
+        following = plan.next_stage(stage)
+        if following is not None and plan.placement[stage] != plan.placement[following]:
+            for mb in plan.microbatches_of(stage):
+                expected.update((f"{stage}SEND_F{mb}", f"{following}RECV_F{mb}"))
+                expected.update((f"{following}SEND_B{mb}", f"{stage}RECV_B{mb}"))
     assert cells == expected
 
 
@@ -102,12 +114,12 @@ def test_lowering_changes_no_compute_action_and_lowers_once(plan: Plan) -> None:
 
 @given(plans())
 def test_a_transfer_has_the_phase_and_the_chunk_of_the_action_it_serves(plan: Plan) -> None:
-    serves = {Kind.SEND_F: Kind.F, Kind.RECV_F: Kind.F, Kind.SEND_B: Kind.B, Kind.RECV_B: Kind.B}
     for row in lower(plan).ranks:
-        by_key = {action.key: action for action in row}
+        by_key = {half.key: half for half in iter_halves(row)}
         for action in row:
             if action.kind.is_p2p:
-                served = by_key[serves[action.kind], action.stage, action.microbatch]
+                kinds = (Kind.F,) if action.kind in (Kind.SEND_F, Kind.RECV_F) else (Kind.B, Kind.I)
+                (served,) = (by_key[key] for kind in kinds if (key := (kind, *action.key[1:])) in by_key)
                 assert (action.phase, action.chunk) == (served.phase, served.chunk)
 
 
@@ -118,7 +130,8 @@ def test_no_lowered_plan_deadlocks_when_messages_block(
 ) -> None:
     plan = build(*shape)
     crossing = sum(a != b for a, b in zip(plan.placement, plan.placement[1:], strict=False))
-    assert rendezvous.run(to_rows(lower(plan)), one_at_a_time) == 2 * crossing * plan.num_microbatches
+    expected = 2 * crossing * plan.num_microbatches // plan.num_chains
+    assert rendezvous.run(to_rows(lower(plan)), one_at_a_time) == expected
 
 
 @given(plans(max_pp=6))
@@ -159,6 +172,20 @@ def test_an_overlapped_pair_sends_both_of_its_outputs() -> None:
     lowered = to_rows(lower(from_rows(rows, "overlapped")))
     assert lowered[1] == ["1RECV_F0", "1F0", "1RECV_F1", "(1F1;1B0)OVERLAP_F_B", "1SEND_B0", "1B1", "1SEND_B1"]
     assert rendezvous.run(lowered, one_at_a_time=True) == 4
+
+
+def test_the_two_stages_at_the_turn_of_a_v_hand_over_without_a_message() -> None:
+    for name in ("zbv", "v-half", "v-min", "dualpipe-v"):
+        cells = to_rows(lower(build(name, 3, 6)))[2]
+        assert not {"2SEND_F0", "3RECV_F0", "3SEND_B0", "2RECV_B0"} & set(cells)
+        assert {"2RECV_F0", "3SEND_F0", "3RECV_B0", "2SEND_B0"} <= set(cells)
+
+
+def test_the_ends_of_both_chains_of_dualpipe_exchange_no_messages() -> None:
+    rows = to_rows(lower(build("dualpipe", 4, 8)))
+    transfers = {cell for row in rows for cell in row if is_p2p(cell)}
+    assert not any(cell.startswith(("0RECV_F", "3SEND_F", "4RECV_F", "7SEND_F")) for cell in transfers)
+    assert {"3SEND_B0", "4SEND_F4", "7SEND_B4", "0SEND_F0"} <= transfers
 
 
 def test_stages_on_one_rank_exchange_no_messages() -> None:

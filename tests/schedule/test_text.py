@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path) -> 
     for path in (tmp_path / "absent.csv", tmp_path, tmp_path / "binary.csv"):
         with pytest.raises(ScheduleError) as caught:
             read_csv(path)
-        assert str(caught.value).startswith(f"{path}: cannot be read as a CSV of actions")
+        assert str(caught.value).startswith(f"{path}: cannot be read")
 
 
 @given(st.text(alphabet='0123456789FBIW_SEND;()",\r\n \x00x', max_size=60))

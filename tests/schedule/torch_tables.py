@@ -56,25 +56,26 @@ class RecordingStage(StubStage):
 
 def multi(schedule_class: type, pp: int, num_microbatches: int, num_chunks: int, **options: Any) -> Any:
     """One of torch's multi-stage schedules as rank 0 builds it; its tables hold all ranks."""
-    v_shaped = schedule_class.__name__ in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+    v_shaped = issubclass(schedule_class, (torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV))
     owned = (0, 2 * pp - 1) if v_shaped else range(0, pp * num_chunks, pp)
     return schedule_class([StubStage(stage, pp, pp * num_chunks) for stage in owned], num_microbatches, **options)
 
 
-class _TableOnly(torch_schedules.ScheduleInterleaved1F1B):
-    """Without the lowering that the constructor ends with, which takes most of its time."""
-
-    def _prepare_schedule_with_comms(self, *_: Any, **__: Any) -> None:
-        return None
-
-
 def interleaved_rows(pp: int, num_microbatches: int, num_chunks: int) -> list[list[str]]:
-    """The compute actions of torch's ScheduleInterleaved1F1B, rank by rank, its idle slots left out.
+    """The compute actions of torch's ScheduleInterleaved1F1B, as :func:`multi_rows`."""
+    return multi_rows(torch_schedules.ScheduleInterleaved1F1B, pp, num_microbatches, num_chunks)
+
+
+def multi_rows(schedule_class: type, pp: int, num_microbatches: int, num_chunks: int) -> list[list[str]]:
+    """The compute actions of one of torch's multi-stage schedules, rank by rank, its idle slots left out.
+
+    Built without the lowering that the constructor ends with, which takes most of its time.
 
     Raises:
         ValueError: torch does not take the shape.
     """
-    return compute_rows(multi(_TableOnly, pp, num_microbatches, num_chunks).pipeline_order)
+    table_only = type("TableOnly", (schedule_class,), {"_prepare_schedule_with_comms": lambda *_, **__: None})
+    return compute_rows(multi(table_only, pp, num_microbatches, num_chunks).pipeline_order)
 
 
 def compute_rows(table: dict[int, list[torch_schedules._Action | None]]) -> list[list[str]]:

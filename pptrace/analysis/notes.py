@@ -1,0 +1,81 @@
+"""What a report cannot tell, and why: a line for everything that is null or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pptrace.analysis.result import StepReport
+from pptrace.recognise.recognise import Recognised
+from pptrace.recognise.schedule import COMPUTE_KINDS
+
+_SHOWN = 8
+
+
+def notes(found: Recognised, steps: Sequence[StepReport]) -> tuple[str, ...]:
+    """The lines, those about missing data first."""
+    return (*_absent_ranks(found), *_ranks_outside_steps(found, steps), *_unknown_bubbles(steps), *_nulls(found, steps))
+
+
+def _absent_ranks(found: Recognised) -> Iterator[str]:
+    present = set(found.facts)
+    absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
+    if not absent and found.mesh.num_ranks > len(present):
+        absent = sorted(set(range(found.mesh.num_ranks)) - present)
+    if absent:
+        yield (
+            f"no trace of rank {_listed(absent)} (of {found.mesh.num_ranks}): windows and waits are without it, and bubbles "
+            "that depend on it are null"
+        )
+
+
+def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    """Ranks whose trace has no op of a step, or fewer than the others: cut off, or without marks."""
+    compute = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+    counts = compute.groupby(["step", "rank"]).size().to_dict()
+    short: dict[str, list[int]] = {}
+    for step in steps:
+        for pipeline in found.mesh.pipelines:
+            most = max((counts.get((step.step, rank), 0) for rank in pipeline), default=0)
+            for rank in pipeline:
+                count = counts.get((step.step, rank), 0)
+                if rank in found.facts and count < most:
+                    held = f"{count} of {most}" if count else "no"
+                    short.setdefault(f"rank {rank}: its trace has {held} ops", []).append(step.step)
+    for what, numbers in short.items():
+        yield f"{what} of step {_listed(numbers)}: the numbers of that step are without them"
+
+
+def _unknown_bubbles(steps: Sequence[StepReport]) -> Iterator[str]:
+    ranks = sorted({rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None})
+    if ranks:
+        yield (
+            f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: the other side of their messages is not in the "
+            "traces, so that waiting cannot be told from transfer"
+        )
+
+
+def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    has_device = any(len(work) for work in found.work.values())
+    if not has_device:
+        yield "no device events in these traces: times are host ranges, and the device breakdown is null"
+    if not steps:
+        marked = (
+            "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
+        )
+        yield (
+            f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "
+            "given; see the README for the runtimes that are recognised"
+        )
+        return
+    if any(step.bubble.waterfall_ns is None for step in steps):
+        yield "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan"
+    nulls = ["waterfall_ns.host (launching is not told apart)"]
+    if found.memory.empty:
+        nulls.append("peak_memory_bytes (no memory events)")
+    nulls.append("stragglers (not computed by this version)")
+    yield f"null in this report: {', '.join(nulls)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return shown if len(numbers) <= _SHOWN else f"{shown} and {len(numbers) - _SHOWN} more"

@@ -1,0 +1,134 @@
+"""The searched schedule: legal within its memory, and near the bound that no order can beat."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.errors import ShapeError
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build, shape_for
+from pptrace.schedule.shape import OpCosts, Shape
+from pptrace.schedule.validate import validate
+from pptrace.schedule.zb_auto import NAME, lower_bound, optimality
+from pptrace.simulate import Costs, peak_inflight, simulate
+
+COSTS = [
+    OpCosts(),
+    OpCosts(3, 3, 2),
+    OpCosts(5, 7, 4),
+    OpCosts(10, 10, 10, 1),
+    OpCosts(2, 1, 4),
+    OpCosts(10, 10, 10, 15),
+]
+
+shapes = st.builds(
+    Shape,
+    pp=st.integers(1, 6),
+    num_microbatches=st.integers(1, 14),
+    memory_limit=st.none() | st.integers(1, 14),
+    costs=st.builds(OpCosts, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 12)),
+)
+
+
+def searched(shape: Shape) -> Plan:
+    return build(NAME, shape.pp, shape.num_microbatches, memory_limit=shape.memory_limit, costs=shape.costs)
+
+
+def makespan(plan: Plan, costs: OpCosts) -> int:
+    kinds = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
+    return simulate(plan, Costs(kinds, p2p_latency_ns=costs.p2p)).makespan_ns
+
+
+@given(shapes)
+def test_any_costs_and_any_memory_make_a_valid_plan_within_that_memory(shape: Shape) -> None:
+    plan = searched(shape)
+    validate(plan)
+    assert plan.name == NAME
+    assert max(map(peak_inflight, plan.ranks)) <= (shape.memory_limit or shape.num_microbatches)
+
+
+@given(shapes)
+def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shape: Shape) -> None:
+    plan = searched(shape)
+    found = optimality(plan, shape)
+    assert found.makespan == makespan(plan, shape.costs)
+    assert found.lower_bound == lower_bound(shape) <= found.makespan
+    assert found.excess == pytest.approx(found.makespan / found.lower_bound - 1)
+
+
+@given(shapes)
+def test_no_schedule_of_the_same_memory_is_below_the_bound(shape: Shape) -> None:
+    p, m = shape.pp, shape.num_microbatches
+    for name, held in (("zb-h1", p), ("zb-h2", 2 * p - 1)):
+        if min(held, m) <= (shape.memory_limit or m):
+            assert makespan(build(name, p, m), shape.costs) >= lower_bound(shape)
+
+
+@given(shapes)
+def test_it_is_never_longer_than_a_fixed_schedule_that_fits(shape: Shape) -> None:
+    p, m, limit = shape.pp, shape.num_microbatches, shape.memory_limit or shape.num_microbatches
+    plan = searched(shape)
+    for name, held in (("zb-h1", p), ("zb-h2", 2 * p - 1)):
+        if min(held, m) <= limit:
+            assert makespan(plan, shape.costs) <= makespan(build(name, p, m), shape.costs)
+
+
+def test_with_equal_costs_and_the_memory_of_1f1b_or_more_it_reaches_the_bound() -> None:
+    for p in range(1, 7):
+        for m in range(p, 4 * p + 1):
+            for limit in (p, 2 * p - 1, None):
+                shape = Shape(p, m, memory_limit=limit)
+                assert optimality(searched(shape), shape).excess == 0, shape
+                assert lower_bound(shape) == 3 * m + p - 1
+
+
+def test_with_equal_costs_and_the_memory_of_h2_no_rank_waits_between_its_actions() -> None:
+    for p, m in [(2, 4), (3, 6), (4, 8), (4, 20), (8, 24)]:
+        plan = build(NAME, p, m, memory_limit=2 * p - 1)
+        kinds = {Kind.F: 1, Kind.I: 1, Kind.W: 1}
+        assert [rank.inner_bubble_ns for rank in simulate(plan, Costs(kinds)).ranks] == [0] * p
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+def test_more_memory_is_hardly_ever_used_for_a_longer_step(costs: OpCosts) -> None:
+    """A heuristic: more memory may cost it a little, never more than 5 % here."""
+    lengths = [
+        optimality(searched(shape), shape).makespan
+        for limit in (4, 5, 7, 8, 16)
+        if (shape := Shape(4, 16, memory_limit=limit, costs=costs))
+    ]
+    assert all(after <= 1.05 * before for before, after in pairwise(lengths))
+
+
+def test_one_activation_at_a_time_runs_the_microbatches_one_by_one() -> None:
+    shape = Shape(3, 4, memory_limit=1, costs=OpCosts(2, 3, 1))
+    plan = searched(shape)
+    assert [str(a) for a in plan.ranks[0][:6]] == ["0F0", "0I0", "0W0", "0F1", "0I1", "0W1"]
+    assert max(map(peak_inflight, plan.ranks)) == 1
+
+
+def test_the_lower_bound_by_hand() -> None:
+    """p=2, m=2, F=3, I=2, W=1, message 1.
+
+    Rank 1 starts at 4 and has 12 to do: 16. Rank 0: two F's until 6, the first I not before 3+1+3+2+1 = 10, then I I W W: 16.
+    Rank 1's last I at the earliest at 4 + 6 + 4 = 14, a message, an I and a W on rank 0: 18.
+    """
+    assert lower_bound(Shape(2, 2, costs=OpCosts(3, 2, 1, 1))) == 18
+    one_held = Shape(2, 2, costs=OpCosts(3, 2, 1, 1), memory_limit=1)
+    assert lower_bound(one_held) == 19, "rank 0 runs one F only before the first I at 10: then F, 2 I, 2 W"
+
+
+def test_negative_costs_are_refused() -> None:
+    with pytest.raises(ShapeError, match="negative cost"):
+        OpCosts(1, -1, 1)
+
+
+def test_a_memory_limit_is_for_searched_schedules() -> None:
+    assert shape_for(NAME, 2, 4, memory_limit=3).memory_limit == 3
+    with pytest.raises(ShapeError, match="its memory is fixed; a memory limit belongs to zb-auto"):
+        shape_for("1f1b", 2, 4, memory_limit=3)
