@@ -35,7 +35,7 @@ def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> Comm
     total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
     num_bytes = int(rows["bytes"].sum())
     hidden, whole = length(intersect(transfer, compute)), length(transfer)
-    matched = bool((rows["match"] >= 0).all())
+    matched = bool(((rows["match"] >= 0) | (rows["group_size"] == 1)).all())
     algorithm = num_bytes / transfer_ns if transfer_ns and matched else None
     factor = BUS_FACTORS[kind](int(rows["group_size"].max())) if kind in BUS_FACTORS else 1.0
     return CommSummary(
@@ -45,9 +45,9 @@ def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> Comm
         bytes=num_bytes,
         total_ns=total_ns,
         wait_ns=total_ns - transfer_ns if matched else None,
-        hidden_ns=hidden,
-        exposed_ns=whole - hidden,
-        overlap_ratio=hidden / whole if whole else None,
+        hidden_ns=hidden if matched else None,
+        exposed_ns=whole - hidden if matched else None,
+        overlap_ratio=hidden / whole if whole and matched else None,
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None else algorithm * factor,
     )

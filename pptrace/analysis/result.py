@@ -83,7 +83,10 @@ class PhaseSummary:
 
 @dataclass(frozen=True, slots=True)
 class CommSummary:
-    """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes)."""
+    """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes).
+
+    What depends on telling waiting from transfer is None where the other side is not in the traces.
+    """
 
     axis: str
     kind: str
@@ -91,8 +94,8 @@ class CommSummary:
     bytes: int
     total_ns: int
     wait_ns: int | None
-    hidden_ns: int
-    exposed_ns: int
+    hidden_ns: int | None
+    exposed_ns: int | None
     overlap_ratio: float | None
     algbw_gbps: float | None
     busbw_gbps: float | None

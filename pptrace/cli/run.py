@@ -96,7 +96,10 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
     result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
-    _finish(result, analyze=analyze, profiled=options.profiler != "none")
+    # A node sees the end of its own ranks alone; the run is analysed when all have written their traces.
+    _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none")
+    if options.nnodes > 1:
+        click.echo(f"when all nodes have ended: {_program()} analyze {shlex.quote(str(result.run_dir))}")
     return result.end.exit_code
 
 

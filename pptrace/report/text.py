@@ -67,7 +67,10 @@ def _header(report: Report) -> RenderableType:
         )
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
-    return Group(line, Text(f"clock: {clock.method} ({error})", style="dim"))
+    lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
+    if any(step.bubble.ratio is None for step in report.steps) or any(info.warnings for info in report.inputs):
+        lines.append(Text("parts of the run are missing or damaged: see the warnings at the end", style="yellow"))
+    return Group(*lines)
 
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:

@@ -70,7 +70,7 @@ def read_csv(path: Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError:
-        raise ScheduleError(f"{path}: is no text; expected a CSV of actions such as 0F0") from None
+        raise ScheduleError(f"{path}: cannot be read (it is no text); expected a CSV of actions") from None
     except OSError as err:
         raise ScheduleError(f"{path}: cannot be read ({err.strerror}); expected a CSV of actions") from None
     return from_csv(text, path.stem, str(path))

@@ -53,7 +53,7 @@ def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -
 def test_what_is_not_matched_has_no_wait_and_no_bandwidth() -> None:
     (found,) = summarise_comms(comms_of(times(0, 0, 100, 100), times(200, 200, 300, 300) | {"match": -1}), EMPTY)
     assert (found.wait_ns, found.algbw_gbps, found.busbw_gbps) == (None, None, None)
-    assert (found.total_ns, found.exposed_ns) == (200, 200)
+    assert (found.total_ns, found.exposed_ns, found.hidden_ns, found.overlap_ratio) == (200, None, None, None)
 
 
 def test_there_is_a_summary_per_axis_and_kind() -> None:
