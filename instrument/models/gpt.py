@@ -7,16 +7,27 @@ seeded by its place in the model, so that any cut gives the same parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from instrument.pipeline import split
 from pptrace.errors import UsageError
 
 VOCABULARY = 256  # bytes
+
+
+class Recompute(StrEnum):
+    """What a block's forward keeps for its backward (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
+
+    NONE = "none"  # every activation
+    SELECTIVE = "selective"  # all but the attention's between qkv and its output, which run again
+    FULL = "full"  # the block's input, from which all of it runs again
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,7 @@ class GptConfig:
     tied: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    recompute: Recompute = Recompute.NONE
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence"):
@@ -44,8 +56,8 @@ class Embedding(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, config.hidden, dtype=config.dtype)
-        self.positions = nn.Embedding(config.sequence, config.hidden, dtype=config.dtype)
+        self.tokens = split.Embedding(VOCABULARY, config.hidden, dtype=config.dtype)
+        self.positions = split.Embedding(config.sequence, config.hidden, dtype=config.dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -60,15 +72,21 @@ class Block(nn.Module):
         super().__init__()
         hidden, dtype = config.hidden, config.dtype
         self.heads = config.heads
+        self.recompute = config.recompute
         self.attention_norm = nn.LayerNorm(hidden, dtype=dtype)
-        self.qkv = nn.Linear(hidden, 3 * hidden, dtype=dtype)
-        self.attention_out = nn.Linear(hidden, hidden, dtype=dtype)
+        self.qkv = split.Linear(hidden, 3 * hidden, dtype=dtype)
+        self.attention_out = split.Linear(hidden, hidden, dtype=dtype)
         self.mlp_norm = nn.LayerNorm(hidden, dtype=dtype)
-        self.mlp_in = nn.Linear(hidden, 4 * hidden, dtype=dtype)
-        self.mlp_out = nn.Linear(4 * hidden, hidden, dtype=dtype)
+        self.mlp_in = split.Linear(hidden, 4 * hidden, dtype=dtype)
+        self.mlp_out = split.Linear(4 * hidden, hidden, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention_out(self._attend(self.qkv(self.attention_norm(x))))
+        return _again(self._compute, x) if self.recompute is Recompute.FULL else self._compute(x)
+
+    def _compute(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.attention_norm(x))
+        attended = _again(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
+        x = x + self.attention_out(attended)
         hidden: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
         return hidden
 
@@ -85,7 +103,7 @@ class Head(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
-        self.projection = nn.Linear(config.hidden, VOCABULARY, bias=False, dtype=config.dtype)
+        self.projection = split.Linear(config.hidden, VOCABULARY, bias=False, dtype=config.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.projection(self.norm(x))
@@ -150,6 +168,12 @@ def tied_weight(stages: dict[int, GptStage]) -> nn.Parameter | None:
         if name in ("embedding.tokens.weight", "head.projection.weight")
     ]
     return ends[0] if len(ends) == 1 else None
+
+
+def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``function(x)``, of which only x is kept: backward runs it again. Nothing in a block draws random numbers."""
+    output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -6,26 +6,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from instrument.mesh import Mesh
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.pipeline.gradients import GradientSync
+from instrument.pipeline.order import Posting
 from instrument.pipeline.p2p import Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.transport import Mode, Route, make_transport
 from instrument.recorder import Recorder
+from pptrace.errors import UsageError
+from pptrace.marks import Axis
 from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How stages talk to each other. With ``negotiated``, every message is preceded by its shape."""
+    """How stages talk to each other.
+
+    With ``negotiated``, every message is preceded by its shape. ``ahead`` is the prefetch depth
+    (:class:`instrument.pipeline.order.Posting`).
+    """
 
     device: torch.device
     mode: Mode = Mode.BATCHED
     route: Route = Route.DIRECT
     negotiated: bool = False
+    ahead: int = 0
 
 
 def make_gpt_runtime(
@@ -49,16 +58,28 @@ def make_gpt_runtime(
         wiring: device and transport.
         recorder: writes the ranges.
         wrap: put around each stage's module, to add to what it does.
+
+    Raises:
+        UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last.
     """
+    ends = {plan.placement[0], plan.placement[-1]}
+    if config.tied and len(ends) == 2 and ends != {0, plan.pp - 1}:
+        raise UsageError(
+            f"{plan.name}: the embedding is on pipeline rank {plan.placement[0]} and the head on {plan.placement[-1]}; "
+            f"a tied weight needs both on one rank, or on ranks 0 and {plan.pp - 1}"
+        )
     stages = {
         stage: module.to(wiring.device)
         for stage, module in make_stages(config, cut, plan.stages_of(mesh.pp_rank)).items()
     }
     shape = None if wiring.negotiated else (microbatch_size, config.sequence, config.hidden)
     spec = TensorSpec(shape, config.dtype, wiring.device)
-    communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder)
+    tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
+    posting = Posting(wiring.ahead, wiring.mode is Mode.BLOCKING, tagged)
+    transport = make_transport(mesh, wiring.mode, wiring.route)
+    communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     parameters = list(nn.ModuleList(stages.values()).parameters())
     tied = tied_weight(stages) if config.tied else None
     gradients = GradientSync(mesh, parameters, tied, recorder, wiring.route)
     modules = {stage: wrap(module) for stage, module in stages.items()}
-    return PipelineRuntime(plan, mesh.pp_rank, modules, cross_entropy, communicator, gradients, recorder)
+    return PipelineRuntime(plan, mesh.pp_rank, modules, cross_entropy, communicator, gradients, recorder, posting)

@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from instrument.pipeline.split import Splittable, WeightQueue
 
 
 class _Sleep(torch.autograd.Function):
     """Identity in both directions; sleeps in each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
-        ctx.backward_s = backward_s
-        _sleep(x, forward_s)
+    def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
+        ctx.stage = stage
+        _sleep(x.device, stage.forward_s)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        _sleep(gradients[0], ctx.backward_s)
-        return gradients[0], None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        stage, queue, device = ctx.stage, ctx.stage.queue, gradients[0].device
+        if _collects(queue):
+            queue.put(_SleepWork(device, stage.weight_s))
+            _sleep(device, stage.backward_s - stage.weight_s)
+        else:
+            _sleep(device, stage.backward_s)
+        return gradients[0], None
 
 
-class SleepingStage(nn.Module):
-    """A stage that computes as before and then sleeps: on the host for a CPU stage, in the stream for a GPU's."""
+@dataclass(frozen=True, slots=True)
+class _SleepWork:
+    """The part of a sleeping backward that belongs to the weights."""
 
-    def __init__(self, stage: nn.Module, forward_s: float, backward_s: float) -> None:
+    device: torch.device
+    seconds: float
+
+    def run(self) -> None:
+        _sleep(self.device, self.seconds)
+
+
+class SleepingStage(Splittable, nn.Module):
+    """A stage that computes as before and then sleeps: on the host for a CPU stage, in the stream for a GPU's.
+
+    ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; left out, half of it.
+    """
+
+    def __init__(self, stage: nn.Module, forward_s: float, backward_s: float, weight_s: float | None = None) -> None:
         super().__init__()
         self.stage = stage
         self.forward_s = forward_s
         self.backward_s = backward_s
+        self.weight_s = backward_s / 2 if weight_s is None else weight_s
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = _Sleep.apply(self.stage(x), self.forward_s, self.backward_s)  # type: ignore[no-untyped-call]
+        output: Tensor = _Sleep.apply(self.stage(x), self)  # type: ignore[no-untyped-call]
         return output
 
 
-def _sleep(where: Tensor, seconds: float) -> None:
-    if not where.is_cuda:
+def _collects(queue: WeightQueue | None) -> bool:
+    return queue is not None and queue.collects
+
+
+def _sleep(device: torch.device, seconds: float) -> None:
+    if device.type != "cuda":
         time.sleep(seconds)
         return
-    kilohertz = torch.cuda.get_device_properties(where.device).clock_rate
+    kilohertz = torch.cuda.get_device_properties(device).clock_rate
     torch.cuda._sleep(int(seconds * kilohertz * 1000))  # type: ignore[no-untyped-call]

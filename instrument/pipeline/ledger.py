@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from instrument.pipeline.p2p import Cell
+from instrument.pipeline.split import WeightWork
 from pptrace.errors import ScheduleError
 
 T = TypeVar("T")
@@ -35,7 +37,9 @@ class Ledger:
         self._flights: dict[Cell, Flight] = {}
         self._output_gradients: dict[Cell, Tensor] = {}
         self._input_gradients: dict[Cell, Tensor] = {}
+        self._weights: dict[Cell, Sequence[WeightWork]] = {}
         self.peak_in_flight = 0
+        self.peak_put_aside = 0
 
     def put_input(self, cell: Cell, received: Tensor) -> None:
         """What a stage will read: a leaf of its graph."""
@@ -70,10 +74,25 @@ class Ledger:
     def take_input_gradient(self, cell: Cell) -> Tensor:
         return _take(self._input_gradients, cell, "gradient of the input")
 
+    def put_aside(self, cell: Cell, work: Sequence[WeightWork]) -> None:
+        """An I has run; what its W needs lives until :meth:`take_weights`."""
+        self._weights[cell] = work
+        self.peak_put_aside = max(self.peak_put_aside, len(self._weights))
+
+    def take_weights(self, cell: Cell) -> Sequence[WeightWork]:
+        return _take(self._weights, cell, "input gradient")
+
     @property
     def is_empty(self) -> bool:
         """Whether everything has been taken, as at the end of a complete step."""
-        return not (self._inputs or self._outputs or self._flights or self._output_gradients or self._input_gradients)
+        return not (
+            self._inputs
+            or self._outputs
+            or self._flights
+            or self._output_gradients
+            or self._input_gradients
+            or self._weights
+        )
 
 
 def _take(store: dict[Cell, T], cell: Cell, what: str) -> T:

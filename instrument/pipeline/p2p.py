@@ -1,11 +1,13 @@
 """Point-to-point communication between the stages of a pipeline, with the operations of Megatron-LM.
 
 Every operation is one call of :meth:`Communicator.exchange`, which posts its transfers together and returns when all
-are complete. Source of the operations: Megatron-LM ``core/pipeline_parallel/p2p_communication.py``.
+are complete. :meth:`Communicator.post` only posts. Source of the operations: Megatron-LM
+``core/pipeline_parallel/p2p_communication.py``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 
 from instrument.mesh import Mesh
+from instrument.pipeline.order import Posting
 from instrument.pipeline.transport import Parcel, Pending, Transport
 from instrument.recorder import Recorder
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, UsageError
 from pptrace.marks import Axis, Transfer
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
@@ -61,6 +64,10 @@ class _Routed:
     tag: int
     tensor: Tensor | None
 
+    @property
+    def is_recv(self) -> bool:
+        return self.action.kind.is_recv
+
     def transfer(self) -> Transfer:
         return Transfer(self.action, self.peer, 0 if self.tensor is None else self.tensor.nbytes)
 
@@ -80,6 +87,20 @@ class _Announced:
         return self.tensor.wait()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A receive that has been posted and not been awaited."""
+
+    _item: _Routed
+    _pending: Pending
+    _recorder: Recorder
+
+    def wait(self, step: int) -> Tensor:
+        """What was received, waited for in a range of its own."""
+        with self._recorder.wait(self._item, step):
+            return self._pending.wait()
+
+
 class Communicator:
     """Sends and receives activations and their gradients along one pipeline.
 
@@ -87,12 +108,24 @@ class Communicator:
     receives no backward and sends no forward.
     """
 
-    def __init__(self, mesh: Mesh, plan: Plan, spec: TensorSpec, transport: Transport, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        plan: Plan,
+        spec: TensorSpec,
+        transport: Transport,
+        recorder: Recorder,
+        posting: Posting = Posting(),  # noqa: B008
+    ) -> None:
+        if posting.ahead and spec.shape is None:
+            raise UsageError("messages of negotiated shape cannot be posted ahead; use a prefetch depth of 0")
         self._mesh = mesh
         self._plan = plan
         self._spec = spec
         self._transport = transport
         self._recorder = recorder
+        self._posting = posting
+        self._sending: deque[list[tuple[_Routed, Pending]]] = deque()
 
     def exchange(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
         """Post all transfers together and wait for all.
@@ -103,6 +136,8 @@ class Communicator:
         With negotiated shapes, the sizes of receives stand as 0 in the call's range, which opens before they are known;
         the ranges of the waits inside it have them.
         """
+        if self._posting.blocking and len(messages) > 1:
+            return self._one_at_a_time(messages, step)
         if not messages:
             return []
         routed = [self._route(message) for message in messages]
@@ -117,6 +152,50 @@ class Communicator:
                 if not item.action.kind.is_send:
                     received[item.action] = tensor
         return [received.get(message.action) for message in messages]
+
+    def post(self, messages: Sequence[Message], step: int) -> list[tuple[Action, Arrival]]:
+        """Post all transfers together and wait for none of them; the call's range ends with the posting.
+
+        Sends are awaited later, in ranges of their own: when so many more groups with sends have been posted as the
+        prefetch depth says, or by :meth:`complete_sends`.
+
+        Returns:
+            The receives, to be awaited by whoever reads them.
+        """
+        routed = [self._route(message) for message in messages]
+        with self._recorder.p2p(routed, Axis.PP, step):
+            posted = self._post(routed)
+        sends = [entry for entry in posted if _is_send(entry)]
+        if sends:
+            self._sending.append(sends)
+            if len(self._sending) > self._posting.ahead:
+                self._complete_oldest(step)
+        return [(item.action, Arrival(item, pending, self._recorder)) for item, pending in posted if item.is_recv]
+
+    def complete_sends(self, step: int) -> None:
+        """Wait for every send that has been posted."""
+        while self._sending:
+            self._complete_oldest(step)
+
+    def _complete_oldest(self, step: int) -> None:
+        for item, pending in self._sending.popleft():
+            with self._recorder.wait(item, step):
+                pending.wait()
+
+    def _one_at_a_time(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
+        """A call of several transfers as several calls, in the order in which neighbours' calls meet.
+
+        Even stages send first and odd ones receive first, activations before gradients, so nobody waits in a ring.
+        """
+
+        def turn(index: int) -> tuple[bool, bool]:
+            kind = messages[index].action.kind
+            return (kind is Kind.SEND_B or kind is Kind.RECV_B, kind.is_send == bool(self._mesh.pp_rank % 2))
+
+        answers: dict[int, Tensor | None] = {}
+        for index in sorted(range(len(messages)), key=turn):
+            (answers[index],) = self.exchange([messages[index]], step)
+        return [answers[index] for index in range(len(messages))]
 
     def recv_forward(self, cell: Cell, step: int) -> Tensor | None:
         return self._call([self._receive(Kind.RECV_F, cell)], step)[0]

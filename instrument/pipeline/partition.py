@@ -3,8 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pptrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How layers are shared out over stages, in the words of Megatron-LM's options.
+
+    ``split`` says it all: the layers of each stage. Or ``first`` and ``last`` fix those of the two end stages
+    (``--decoder-first-pipeline-num-layers``), or ``counts_embedding`` and ``counts_loss`` count the embedding and the
+    loss as a layer of theirs (``--account-for-embedding-in-pipeline-split``); what is left is shared out evenly.
+    """
+
+    split: tuple[int, ...] | None = None
+    counts_embedding: bool = False
+    counts_loss: bool = False
+    first: int | None = None
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.split is not None and (self.counts_embedding or self.counts_loss or self.first or self.last):
+            raise UsageError("an explicit split leaves nothing to share out; give the split alone")
+        if (self.counts_embedding and self.first is not None) or (self.counts_loss and self.last is not None):
+            raise UsageError("a stage whose layers are given has nothing to count; give one of the two")
+
+    def layers(self, num_layers: int, num_stages: int) -> tuple[int, ...]:
+        """Layers of every stage; the first stages take one more where they do not divide.
+
+        Raises:
+            UsageError: a stage would have no layer.
+        """
+        if self.split is not None:
+            return self.split
+        fixed = {place: count for place, count in ((0, self.first), (num_stages - 1, self.last)) if count is not None}
+        free = [stage for stage in range(num_stages) if stage not in fixed]
+        left = num_layers - sum(fixed.values()) + self.counts_embedding + self.counts_loss
+        if (left < len(free)) if free else left:
+            raise UsageError(
+                f"{num_layers} layers on {num_stages} stages with {self} leave {left} for {len(free)} stages; "
+                "expected at least 1 for each, and none for none"
+            )
+        share, rest = divmod(left, len(free)) if free else (0, 0)
+        counts = fixed | {stage: share + (place < rest) for place, stage in enumerate(free)}
+        counts[0] -= self.counts_embedding
+        counts[num_stages - 1] -= self.counts_loss
+        return tuple(counts[stage] for stage in range(num_stages))
+
+    def __str__(self) -> str:
+        words = [
+            f"{self.first} in the first" if self.first is not None else "",
+            f"{self.last} in the last" if self.last is not None else "",
+            "the embedding counted" if self.counts_embedding else "",
+            "the loss counted" if self.counts_loss else "",
+        ]
+        return ", ".join(word for word in words if word) or "even shares"
 
 
 def partition(num_layers: int, num_stages: int, split: Sequence[int] | None = None) -> tuple[range, ...]:

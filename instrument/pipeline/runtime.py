@@ -1,29 +1,31 @@
 """Executes a lowered plan: walks this rank's instructions through a table kind → handler.
 
-An instruction is one compute action, or a group of sends and receives that are posted and awaited together
-(:meth:`pptrace.schedule.plan.Plan.instructions`). New kinds of action are new entries of the table.
+An instruction is one compute action, or a group of sends and receives that are posted together
+(:meth:`pptrace.schedule.plan.Plan.instructions`, and :mod:`instrument.pipeline.order` for other groups than the plan's).
+New kinds of action are new entries of the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from instrument.data.text import Batch
 from instrument.pipeline.gradients import GradientSync
+from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS, Handler, StepRun
 from instrument.pipeline.ledger import Ledger
-from instrument.pipeline.p2p import Cell, Communicator, Message
+from instrument.pipeline.order import Posting, arrange
+from instrument.pipeline.p2p import Communicator
+from instrument.pipeline.split import attach
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
-from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.plan import Plan
 
-Instruction = tuple[Action, ...]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(output of the last stage, targets) of one microbatch → scalar."""
 
@@ -33,25 +35,13 @@ class StepResult:
     """What a step gives back.
 
     ``loss`` is the mean over the microbatches of all pipelines, on ranks that hold the last stage, else None; it stays
-    on its device. ``peak_in_flight`` counts forwards whose backward had not run yet, all chunks together, at most.
+    on its device. ``peak_in_flight`` counts forwards whose backward (B or I) had not run yet, all chunks together, at
+    most; ``peak_put_aside`` input gradients whose weight gradients had not.
     """
 
     loss: Tensor | None
     peak_in_flight: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepRun:
-    """One step under way: what handlers work with. ``losses`` grows by one scalar per microbatch of the last stage."""
-
-    runtime: PipelineRuntime
-    step: int
-    batch: Batch
-    ledger: Ledger
-    losses: list[Tensor]
-
-
-Handler = Callable[[StepRun, Instruction], None]
+    peak_put_aside: int
 
 
 class PipelineRuntime:
@@ -64,10 +54,12 @@ class PipelineRuntime:
         loss_function: of the last stage.
         communicator: sends and receives for this rank.
         gradients: sums between ranks after the last microbatch.
-        handlers: kind → handler.
+        posting: when transfers are posted and awaited.
+        handlers: kind → handler; left out, those that fit ``posting``.
 
     Raises:
-        ScheduleError: the plan has a kind without a handler, or stages that are not given; before anything runs.
+        ScheduleError: the plan has a kind without a handler, or stages that are not given, or transfers that cannot be
+            posted so; before anything runs.
     """
 
     def __init__(
@@ -79,6 +71,7 @@ class PipelineRuntime:
         communicator: Communicator,
         gradients: GradientSync,
         recorder: Recorder,
+        posting: Posting = Posting(),  # noqa: B008
         handlers: Mapping[Kind, Handler] | None = None,
     ) -> None:
         self.plan = plan
@@ -88,13 +81,15 @@ class PipelineRuntime:
         self.communicator = communicator
         self.gradients = gradients
         self.recorder = recorder
-        self._handlers = HANDLERS if handlers is None else handlers
-        self._instructions = tuple(plan.instructions(pp_rank))
+        self._handlers = handlers or (POSTING_HANDLERS if posting.ahead else HANDLERS)
         _require_runnable(plan, self._handlers)
+        self._instructions = arrange(plan, pp_rank, posting)
         if set(self.stages) != set(plan.stages_of(pp_rank)):
             raise ScheduleError(
                 f"{plan.name}: rank {pp_rank} runs stages {plan.stages_of(pp_rank)} and was given {tuple(self.stages)}"
             )
+        # Layers without a queue are torch's own: plans that never split the backward keep the fused one.
+        self.queues = {stage: attach(module) for stage, module in self.stages.items()} if plan.splits_backward else {}
 
     def run(self, batch: Batch, step: int) -> StepResult:
         """All microbatches forward and backward, then the gradient sums. Gradients add to what ``.grad`` holds.
@@ -106,11 +101,12 @@ class PipelineRuntime:
         run = StepRun(self, step, batch, Ledger(), [])
         for instruction in self._instructions:
             self._handlers[instruction[0].kind](run, instruction)
+        self.communicator.complete_sends(step)
         self.gradients.run(step)
         loss = None
         if run.losses:
             loss = self.gradients.mean_loss(torch.stack(run.losses).mean(), step)
-        return StepResult(loss, run.ledger.peak_in_flight)
+        return StepResult(loss, run.ledger.peak_in_flight, run.ledger.peak_put_aside)
 
     def optimize(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """One optimizer step, and gradients cleared for the next."""
@@ -127,89 +123,21 @@ class PipelineRuntime:
         return nn.ModuleList(self.stages.values()).parameters()
 
 
-def forward(run: StepRun, instruction: Instruction) -> None:
-    """F: the stage's forward, and the loss in the last stage. Keeps the graph for the backward."""
-    (action,) = instruction
-    runtime, cell = run.runtime, _cell(action)
-    following = runtime.plan.next_stage(cell.stage)
-    with runtime.recorder.op(action, run.step):
-        read = None if cell.stage == 0 else run.ledger.take_input(cell)
-        output = runtime.stages[cell.stage](run.batch.tokens[cell.microbatch] if read is None else read)
-        if following is None:
-            output = runtime.loss_function(output, run.batch.targets[cell.microbatch])
-            run.losses.append(output.detach())
-        run.ledger.open(cell, read, output)
-    if following is None:
-        return
-    if runtime.is_local(following):
-        run.ledger.put_input(Cell(following, cell.microbatch), output)
-    else:
-        run.ledger.put_output(cell, output)
+def require_one_direction(plan: Plan) -> None:
+    """Refuse a plan that feeds the pipeline from both ends.
 
-
-def backward(run: StepRun, instruction: Instruction) -> None:
-    """B: gradients of the stage's parameters and of its input. Frees the graph."""
-    (action,) = instruction
-    runtime, cell = run.runtime, _cell(action)
-    with runtime.recorder.op(action, run.step):
-        flight = run.ledger.close(cell)
-        if runtime.plan.next_stage(cell.stage) is None:
-            # The loss of a step is the mean over its microbatches.
-            gradient = run.losses[-1].new_full((), 1 / runtime.plan.num_microbatches)
-        else:
-            gradient = run.ledger.take_output_gradient(cell)
-        torch.autograd.backward(flight.edge, gradient)
-    preceding = runtime.plan.previous_stage(cell.stage)
-    if preceding is None:
-        return
-    if flight.input is None or flight.input.grad is None:
-        raise ScheduleError(f"{action}: the stage's output does not depend on its input, so nothing can be sent back")
-    if runtime.is_local(preceding):
-        run.ledger.put_output_gradient(Cell(preceding, cell.microbatch), flight.input.grad)
-    else:
-        run.ledger.put_input_gradient(cell, flight.input.grad)
-
-
-def exchange(run: StepRun, instruction: Instruction) -> None:
-    """A group of sends and receives. What was sent is let go of when the call is complete."""
-    ledger = run.ledger
-    messages = [
-        Message(action, ledger.take_output(_cell(action)))
-        if action.kind is Kind.SEND_F
-        else Message(action, ledger.take_input_gradient(_cell(action)))
-        if action.kind is Kind.SEND_B
-        else Message(action)
-        for action in instruction
-    ]
-    for action, tensor in zip(instruction, run.runtime.communicator.exchange(messages, run.step), strict=True):
-        if tensor is None:
-            continue
-        if action.kind is Kind.RECV_F:
-            ledger.put_input(_cell(action), tensor)
-        else:
-            ledger.put_output_gradient(_cell(action), tensor)
-
-
-HANDLERS: Mapping[Kind, Handler] = MappingProxyType(
-    {
-        Kind.F: forward,
-        Kind.B: backward,
-        Kind.SEND_F: exchange,
-        Kind.RECV_F: exchange,
-        Kind.SEND_B: exchange,
-        Kind.RECV_B: exchange,
-    }
-)
-"""What the runtime can do. A runtime given another table can do other things."""
-
-
-def _cell(action: Action) -> Cell:
-    if action.microbatch is None:
-        raise ScheduleError(f"{action} needs a microbatch")
-    return Cell(action.stage, action.microbatch)
+    Raises:
+        ScheduleError: it has more than one chain of stages.
+    """
+    if plan.num_chains > 1:
+        raise ScheduleError(
+            f"{plan.name}: feeds the pipeline from both ends with a copy of every stage for each; this runtime keeps one "
+            "copy (dualpipe-v is its half that does)"
+        )
 
 
 def _require_runnable(plan: Plan, handlers: Mapping[Kind, Handler]) -> None:
+    require_one_direction(plan)
     for rank, actions in enumerate(plan.ranks):
         for action in actions:
             if action.kind not in handlers:

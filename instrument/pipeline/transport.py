@@ -20,6 +20,7 @@ class Mode(StrEnum):
 
     BATCHED = "batched"  # one batch_isend_irecv
     EVEN_ODD = "even-odd"  # one isend or irecv each; even ranks serve the next rank first, odd ranks the previous
+    BLOCKING = "blocking"  # one isend or irecv at a time, each awaited before the next
 
 
 class Route(StrEnum):
@@ -91,8 +92,10 @@ class Wire:
 
     def post(self, parcels: Sequence[Parcel]) -> list[_Posted]:
         """Start all transfers; the answers stand in the order of the parcels."""
-        if self._mode is Mode.BATCHED:
-            return self._post_coalesced(parcels) if self._coalesces else [self._post_one(item) for item in parcels]
+        if self._mode is Mode.BATCHED and self._coalesces:
+            return self._post_coalesced(parcels)
+        if self._mode is not Mode.EVEN_ODD:
+            return [self._post_one(item) for item in parcels]
         posted: dict[int, _Posted] = {}
         for index in sorted(range(len(parcels)), key=lambda index: self._turn(parcels[index])):
             parcel = parcels[index]

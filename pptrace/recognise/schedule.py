@@ -127,7 +127,8 @@ def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
     for pp_rank, rank, actual in zip(step.pp_ranks, step.ranks, step.rows, strict=True):
         if pp_rank >= plan.pp:
             continue
-        planned = [str(action) for action in plan.compute_actions(pp_rank)]
+        # An overlapped pair goes by its forward half, as in the ops table.
+        planned = [f"{action.stage}{action.kind}{action.microbatch}" for action in plan.compute_actions(pp_rank)]
         pairs = zip(planned, actual, strict=False)
         wrong = next((place for place, (want, have) in enumerate(pairs) if want != have), None)
         if wrong is not None:

@@ -1,6 +1,6 @@
-"""Step time of our 1F1B against torch.distributed.pipelining's Schedule1F1B: same model, batch, processes and backend.
+"""Step time of our runtime against torch.distributed.pipelining: same schedule, model, batch, processes and backend.
 
-    python tests/bench/bench_runtime.py [--pp 2 4] [--launches 4] [--rounds 8]
+    python tests/bench/bench_runtime.py [--schedule 1f1b zbv …] [--pp 2 4] [--launches 4] [--rounds 8] [--prefetch 1]
 
 Both live in the same processes and take turns, a few steps each, in changing order; a round's ratio compares neighbours
 in time. Which of the two is made first changes its speed by about 2 % (where its memory lies), so every other launch
@@ -16,12 +16,23 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.queues import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 
 from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
@@ -32,13 +43,24 @@ from instrument.pipeline.transport import Mode
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
 from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 
 CPU = torch.device("cpu")
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTI = {
+    "interleaved-1f1b": ScheduleInterleaved1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
+    "interleaved-zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
+    schedule: str
+    prefetch: int
     pp: int
     microbatches: int
     microbatch_size: int
@@ -53,6 +75,10 @@ class Setting:
     def config(self) -> GptConfig:
         return GptConfig(self.layers, self.hidden, 4, self.sequence)
 
+    @property
+    def plan(self) -> Plan:
+        return lower(build(self.schedule, self.pp, self.microbatches))
+
 
 Step = Callable[[], None]
 Seconds = dict[str, list[float]]
@@ -60,11 +86,10 @@ Seconds = dict[str, list[float]]
 
 
 def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:
-    plan = lower(build("1f1b", setting.pp, setting.microbatches, 1))
-    cut = partition(setting.layers, setting.pp)
-    runtime = make_gpt_runtime(
-        mesh, plan, setting.config, cut, setting.microbatch_size, Wiring(CPU, Mode.BATCHED), Recorder()
-    )
+    plan = setting.plan
+    cut = partition(setting.layers, plan.num_stages)
+    wiring = Wiring(CPU, Mode.BATCHED, ahead=setting.prefetch)
+    runtime = make_gpt_runtime(mesh, plan, setting.config, cut, setting.microbatch_size, wiring, Recorder())
 
     def step() -> None:
         runtime.run(batch, 0)
@@ -73,22 +98,24 @@ def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.n
 
 
 def theirs(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:
-    rank = mesh.pp_rank
-    module = make_stages(setting.config, partition(setting.layers, setting.pp), (rank,))[rank]
-    stage = PipelineStage(module, rank, setting.pp, CPU, group=mesh.groups[Axis.PP])
-    schedule = Schedule1F1B(stage, setting.microbatches, loss_fn=cross_entropy)
-    tokens, targets = batch.tokens.flatten(0, 1), batch.targets.flatten(0, 1)
+    plan = setting.plan
+    mine = plan.stages_of(mesh.pp_rank)
+    modules = make_stages(setting.config, partition(setting.layers, plan.num_stages), mine)
+    group = mesh.groups[Axis.PP]
+    stages = [PipelineStage(modules[stage], stage, plan.num_stages, CPU, group=group) for stage in mine]
+    schedule: Any
+    if setting.schedule in SINGLE:
+        schedule = SINGLE[setting.schedule](stages[0], setting.microbatches, loss_fn=cross_entropy)
+    else:
+        schedule = MULTI[setting.schedule](stages, setting.microbatches, loss_fn=cross_entropy)
+    inputs = (batch.tokens.flatten(0, 1),) if 0 in mine else ()
+    targets = batch.targets.flatten(0, 1) if plan.num_stages - 1 in mine else None
 
     def step() -> None:
-        losses: list[torch.Tensor] = []
-        if rank == 0:
-            schedule.step(tokens, return_outputs=False)
-        elif rank == setting.pp - 1:
-            schedule.step(target=targets, losses=losses, return_outputs=False)
-        else:
-            schedule.step(return_outputs=False)
+        losses: list[torch.Tensor] | None = None if targets is None else []
+        schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
 
-    return step, list(module.parameters())
+    return step, list(torch.nn.ModuleList(modules.values()).parameters())
 
 
 def measure(step: Step, parameters: list[torch.nn.Parameter], steps: int) -> float:
@@ -140,14 +167,16 @@ def report(setting: Setting, mine: list[float], others: list[float]) -> None:
     ratio = statistics.median(ratios)
     spread = f"{ratios[len(ratios) // 4]:.3f}–{ratios[-1 - len(ratios) // 4]:.3f}"
     print(
-        f"p={setting.pp} m={setting.microbatches}: ours {statistics.median(mine) * 1e3:7.1f} ms   "
+        f"{setting.schedule:16} p={setting.pp} m={setting.microbatches}: ours {statistics.median(mine) * 1e3:7.1f} ms   "
         f"torch {statistics.median(others) * 1e3:7.1f} ms   ratio {ratio:.3f} (middle half {spread}; target ≤ 1.0): "
         f"{'met' if ratio <= 1 else 'MISSED'}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="our 1F1B against torch's", formatter_class=argparse.HelpFormatter)
+    parser = argparse.ArgumentParser(description="our runtime against torch's", formatter_class=argparse.HelpFormatter)
+    parser.add_argument("--schedule", choices=[*SINGLE, *MULTI], nargs="+", default=["1f1b"])
+    parser.add_argument("--prefetch", type=int, default=0, help="prefetch depth of ours")
     parser.add_argument("--pp", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--microbatch-size", type=int, default=2)
@@ -159,8 +188,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps in a row in each turn")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for pp in options.pp:
+    for schedule, pp in product(options.schedule, options.pp):
         setting = Setting(
+            schedule,
+            options.prefetch,
             pp,
             options.microbatches,
             options.microbatch_size,

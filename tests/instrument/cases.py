@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
-from instrument.models.gpt import GptConfig, GptStage, cross_entropy
+from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
 from instrument.pipeline.partition import partition
@@ -26,6 +26,7 @@ from pptrace.marks import SpanKind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
 
 MICROBATCH_SIZE = 2
 SEQUENCE = 4
@@ -47,6 +48,9 @@ class Case:
     mode: Mode = Mode.BATCHED
     negotiated: bool = False
     backend: str = "gloo"  # or "nccl", or "host-staged"
+    ahead: int = 0
+    recompute: Recompute = Recompute.NONE
+    rows: tuple[str, ...] = ()  # a plan's cells, rank by rank, in place of the schedule's
 
     @property
     def wiring(self) -> Wiring:
@@ -54,20 +58,24 @@ class Case:
         if self.backend != "gloo" and torch.cuda.is_available():
             device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
         route = Route.HOST_STAGED if self.backend == "host-staged" else Route.DIRECT
-        return Wiring(device, self.mode, route, self.negotiated)
+        return Wiring(device, self.mode, route, self.negotiated, self.ahead)
 
     @property
     def config(self) -> GptConfig:
-        layers = self.layers or self.pp * self.chunks
-        return GptConfig(layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64)
+        layers = self.layers or self.plan.num_stages
+        return GptConfig(
+            layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64, recompute=self.recompute
+        )
 
     @property
     def plan(self) -> Plan:
+        if self.rows:
+            return lower(from_rows((row.split() for row in self.rows), self.schedule))
         return lower(build(self.schedule, self.pp, self.microbatches, self.chunks))
 
     @property
     def cut(self) -> tuple[range, ...]:
-        return partition(self.config.layers, self.pp * self.chunks, self.split)
+        return partition(self.config.layers, self.plan.num_stages, self.split)
 
     def batch(self, dp_rank: int, step: int = 0) -> Batch:
         return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE).batch(step, dp_rank)
@@ -82,6 +90,7 @@ class Outcome:
     parameters: frozenset[str]
     num_gradients: int
     peak_in_flight: int
+    peak_put_aside: int
 
 
 def compare_with_one_process(cases: Sequence[Case]) -> list[Outcome]:
@@ -116,12 +125,19 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
     ]
     loss_error = 0.0 if result.loss is None else float((result.loss.cpu() - loss).abs())
     names = {name for stage in runtime.stages.values() for name, _ in stage.named_parameters()}
-    return Outcome(loss_error, float(torch.tensor(errors).max()), frozenset(names), len(errors), result.peak_in_flight)
+    return Outcome(
+        loss_error,
+        float(torch.tensor(errors).max()),
+        frozenset(names),
+        len(errors),
+        result.peak_in_flight,
+        result.peak_put_aside,
+    )
 
 
 def reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of the same model and batch in one process, without any pipeline."""
-    model = GptStage(case.config, range(case.config.layers))
+    model = GptStage(replace(case.config, recompute=Recompute.NONE), range(case.config.layers))
     if case.tied:
         assert model.embedding is not None
         assert model.head is not None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from instrument.pipeline.order import Posting, arrange
+from instrument.pipeline.transport import Mode
 from pptrace.marks import (
     Axis,
     Collective,
@@ -25,6 +27,7 @@ from pptrace.marks import (
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.plan import Plan
 from tests.instrument.cases import MICROBATCH_SIZE, SEQUENCE, Case, train_profiled
+from tests.instrument.plans import overlapped, split_1f1b, v_shaped
 from tests.instrument.pool import Pool
 
 STEPS = 2
@@ -53,8 +56,12 @@ def read_events(path: Path) -> list[Event]:
         Case("1f1b", 2, 3, dp=2, tied=True),
         Case("interleaved-1f1b", 2, 4, chunks=2),
         Case("gpipe", 2, 3),
+        Case("split", 2, 3, rows=split_1f1b(2, 3, 1)),
+        Case("v", 4, 3, rows=v_shaped(4, 3), mode=Mode.BLOCKING),
+        Case("overlapped", 2, 4, rows=overlapped(2, 4, "I"), ahead=1),
+        Case("1f1b", 4, 5, ahead=2),
     ],
-    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}",
+    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}-ahead{case.ahead}",
 )
 def run(
     request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
@@ -82,7 +89,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
         expected: list[object] = []
         for step in range(STEPS):
             expected += [SpanMark(kind, step) for kind in (SpanKind.STEP, SpanKind.DATA, SpanKind.OPTIMIZER)]
-            for instruction in plan.instructions(pp_rank):
+            for instruction in arrange(plan, pp_rank, Posting(case.ahead, case.mode is Mode.BLOCKING)):
                 if not instruction[0].kind.is_p2p:
                     expected.append(OpMark(instruction[0], step))
                     continue
@@ -100,11 +107,15 @@ def untagged(action: Action) -> Action:
     return parse_action(str(action))
 
 
+def transfers_of(mark: P2PMark) -> list[tuple[Transfer, int]]:
+    return [(transfer, mark.step) for transfer in mark.transfers]
+
+
 def is_sync(mark: object) -> bool:
     return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
 
 
-def test_every_gloo_message_lies_inside_exactly_one_p2p_mark(run: tuple[Case, Plan, Path]) -> None:
+def test_every_gloo_message_begins_inside_exactly_one_p2p_mark(run: tuple[Case, Plan, Path]) -> None:
     case, plan, folder = run
     for rank, pp_rank, _ in ranks_of(case):
         events = read_events(folder / f"rank{rank}.json")
@@ -112,7 +123,11 @@ def test_every_gloo_message_lies_inside_exactly_one_p2p_mark(run: tuple[Case, Pl
         messages = [event for event in events if event.name in ("gloo:send", "gloo:recv")]
         assert len(messages) == STEPS * sum(action.kind.is_p2p for action in plan.ranks[pp_rank])
         for message in messages:
-            assert sum(call.holds(message) for call in calls) == 1
+            around = [call for call in calls if call.start <= message.start <= call.end]
+            assert len(around) == 1
+            # Posted ahead, a message outlives the call: it ends while somebody waits for it.
+            ends = [event for event in events if isinstance(parse_mark(event.name), WaitMark)] if case.ahead else around
+            assert any(event.start <= message.end <= event.end for event in ends)
 
 
 def test_every_gloo_collective_lies_inside_exactly_one_collective_mark(run: tuple[Case, Plan, Path]) -> None:
@@ -137,8 +152,12 @@ def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> No
         steps = {mark.step: e for e, mark in events if isinstance(mark, SpanMark) and mark.kind is SpanKind.STEP}
         for event, mark in events:
             if isinstance(mark, WaitMark):
-                around = [call for call, inside in calls if call.holds(event) and mark.transfer in inside.transfers]
+                around = [call for call, inside in calls if (mark.transfer, mark.step) in transfers_of(inside)]
                 assert len(around) == 1
+                assert around[0].end <= event.start if case.ahead else around[0].holds(event)
             if isinstance(mark, OpMark):
                 assert steps[mark.step].holds(event)
-                assert not any(call.start < event.end and event.start < call.end for call, _ in calls)
+                waits = [wait for wait, inside in events if isinstance(inside, WaitMark)]
+                assert not any(
+                    other.start < event.end and event.start < other.end for other in (*waits, *(c for c, _ in calls))
+                )

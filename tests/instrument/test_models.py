@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+from torch import nn
 
 from instrument.data.text import TextData
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
-from instrument.pipeline.partition import partition
+from instrument.models.sleeping import SleepingStage
+from instrument.pipeline.partition import Layout, partition
+from instrument.pipeline.split import attach
 from pptrace.errors import UsageError
 
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)
@@ -35,6 +40,59 @@ def test_a_cut_that_does_not_fit_is_one_line(
         partition(layers, stages, split)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers", "stages", "counts"),
+    [
+        (Layout(), 7, 3, (3, 2, 2)),
+        (Layout(counts_embedding=True), 7, 4, (1, 2, 2, 2)),
+        (Layout(counts_loss=True), 7, 4, (2, 2, 2, 1)),
+        (Layout(counts_embedding=True, counts_loss=True), 6, 4, (1, 2, 2, 1)),
+        (Layout(counts_embedding=True, counts_loss=True), 6, 1, (6,)),
+        (Layout(first=1), 7, 4, (1, 2, 2, 2)),
+        (Layout(first=1, last=2), 9, 4, (1, 3, 3, 2)),
+        (Layout(first=3, last=1), 4, 2, (3, 1)),
+        (Layout(last=1, counts_embedding=True), 6, 3, (2, 3, 1)),
+        (Layout(split=(4, 1, 2)), 7, 3, (4, 1, 2)),
+    ],
+)
+def test_layouts_share_out_all_layers(layout: Layout, layers: int, stages: int, counts: tuple[int, ...]) -> None:
+    assert layout.layers(layers, stages) == counts
+    assert [len(part) for part in partition(layers, stages, layout.layers(layers, stages))] == list(counts)
+
+
+def test_layouts_that_do_not_fit_are_one_line() -> None:
+    with pytest.raises(UsageError, match="4 layers on 4 stages with 2 in the first leave 2 for 3 stages"):
+        Layout(first=2).layers(4, 4)
+    with pytest.raises(
+        UsageError, match="5 layers on 2 stages with 3 in the first, 1 in the last leave 1 for 0 stages"
+    ):
+        Layout(first=3, last=1).layers(5, 2)
+    with pytest.raises(UsageError, match="give the split alone"):
+        Layout(split=(1, 2), counts_loss=True)
+    with pytest.raises(UsageError, match="give one of the two"):
+        Layout(first=1, counts_embedding=True)
+    with pytest.raises(UsageError, match="split 1,2,0 has 3 layers; expected at least 1 per stage"):
+        partition(3, 3, Layout(counts_embedding=True, counts_loss=True).layers(3, 3))
+
+
+def test_a_sleeping_stage_sleeps_its_weight_part_when_the_weights_are_due() -> None:
+    stage = SleepingStage(nn.Identity(), 0.0, 0.05, 0.04)
+    queue = attach(stage)
+
+    def backward() -> float:
+        output = stage(torch.ones(1, requires_grad=True))
+        started = time.perf_counter()
+        output.backward()
+        return time.perf_counter() - started
+
+    assert backward() >= 0.05
+    with queue.collecting() as work:
+        assert 0.01 <= backward() < 0.04
+    started = time.perf_counter()
+    work[0].run()
+    assert time.perf_counter() - started >= 0.04
 
 
 @pytest.mark.parametrize("split", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
 from instrument.pipeline.ledger import Ledger
 from instrument.pipeline.p2p import Cell
-from instrument.pipeline.runtime import HANDLERS, PipelineRuntime
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.split import Linear
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Kind, parse_action
+from pptrace.schedule.actions import Kind, parse_action
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build
 from tests.instrument.cases import Case, outputs_alive
@@ -23,7 +25,7 @@ ANYTHING: Any = None  # a part of the runtime that a refused plan never reaches
 
 
 def runtime(plan: Plan, stages: dict[int, nn.Module], handlers: Any = None) -> PipelineRuntime:
-    return PipelineRuntime(plan, 0, stages, ANYTHING, ANYTHING, ANYTHING, Recorder(), handlers)
+    return PipelineRuntime(plan, 0, stages, ANYTHING, ANYTHING, ANYTHING, Recorder(), handlers=handlers)
 
 
 def plan_of(*rows: str) -> Plan:
@@ -41,10 +43,10 @@ def test_the_output_of_a_forward_is_freed_once_sent(pool: Pool, schedule: str) -
 
 def test_a_kind_without_a_handler_is_refused_before_anything_runs() -> None:
     plan = plan_of("0F0 0I0 0W0")
+    whole = {kind: HANDLERS[kind] for kind in (Kind.F, Kind.B, Kind.SEND_F)}
     with pytest.raises(ScheduleError, match=r"rank 0 has 0I0 and this runtime cannot execute I; it runs F, B, SEND_F"):
-        runtime(plan, {0: nn.Identity()})
-    extended = {**HANDLERS, Kind.I: HANDLERS[Kind.B], Kind.W: HANDLERS[Kind.B]}
-    assert runtime(plan, {0: nn.Identity()}, extended).plan is plan
+        runtime(plan, {0: nn.Identity()}, whole)
+    assert runtime(plan, {0: nn.Identity()}).plan is plan
 
 
 def test_a_plan_that_was_not_lowered_is_refused() -> None:
@@ -74,6 +76,21 @@ def test_the_ledger_keeps_the_graph_and_not_the_output() -> None:
     assert ledger.is_empty
 
 
-def test_every_p2p_kind_has_a_handler() -> None:
-    assert {kind for kind in Kind if kind.is_p2p} <= set(HANDLERS)
-    assert str(Action(Kind.SEND_F, 0, 0)) == "0SEND_F0"
+def test_every_kind_has_a_handler() -> None:
+    assert set(HANDLERS) == set(POSTING_HANDLERS) == set(Kind)
+
+
+def test_layers_are_torchs_own_in_a_plan_that_does_not_split_the_backward() -> None:
+    stage = nn.Sequential(Linear(2, 2))
+    runtime(plan_of("0F0 0B0"), {0: stage})
+    assert stage[0].queue is None
+    runtime(plan_of("0F0 0I0 0W0"), {0: stage})
+    assert stage[0].queue is not None
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_outputs_that_wait_for_their_send_are_as_many_as_the_prefetch_depth(pool: Pool, ahead: int) -> None:
+    for rank, (alive, after) in enumerate(pool.run(outputs_alive, Case("gpipe", 4, 6, ahead=ahead))):
+        assert after == 0, rank
+        if rank < 3:
+            assert max(alive) <= ahead, rank

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from instrument.examples.train_gpt import main
+from pptrace.schedule.lower import lower
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import to_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--layers", "4", "--hidden", "16", "--heads", "2", "--seq", "16", "--microbatches", "4"]
@@ -43,6 +46,45 @@ def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None
     assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
 
 
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_two_ranks_train_a_plan_from_a_file(
+    is_lowered: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = build("zbv", 2, 4)
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(lower(plan) if is_lowered else plan))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["instrument/examples/train_gpt.py", *SMALL[:-2], "--schedule", str(path), "--steps", "2", "--tied"]
+    command += ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert main([*SMALL, "--steps", "2", "--tied"]) == 0
+    assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pp", "4"], "has 2 where ranks of each pipeline is 4; leave it out or choose 2"),
+        (["--pp", "2", "--microbatches", "5"], "has 4 where --microbatches is 5"),
+        (["--pp", "2", "--chunks", "1"], "has 2 where --chunks is 1"),
+    ],
+)
+def test_arguments_that_contradict_a_plan_file_are_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(build("zbv", 2, 4)))
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 4)):
+        monkeypatch.setenv(name, str(value))
+    assert main(["--schedule", str(path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "world", "message"),
     [
@@ -53,6 +95,12 @@ def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None
         (["--split", "3,x"], 2, "--split is '3,x'; expected layers per stage, such as 3,2,2,1"),
         (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
         (["--steps", "0"], 1, "--steps is 0"),
+        (["--schedule", "nosuch.csv"], 2, "nosuch.csv: "),
+        (["--split", "4,4", "--count-loss"], 2, "give the split alone"),
+        (["--first-layers", "7"], 4, "8 layers on 4 stages with 7 in the first leave 1 for 3 stages"),
+        (["--prefetch", "1", "--p2p-mode", "blocking"], 2, "nothing to post ahead"),
+        (["--prefetch", "1", "--negotiate"], 2, "use --prefetch 0"),
+        (["--sleep-weight", "1"], 1, "--sleep-weight is a part of --sleep-backward"),
         (["--microbatches", "0"], 1, "0"),
         (["--sleep-forward", "-1"], 1, "--sleep-forward and --sleep-backward take milliseconds from 0 up"),
         (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),

@@ -1,0 +1,191 @@
+"""The arguments of the GPT example, checked against each other and the machine before any process group is made."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from instrument.data.text import TextData
+from instrument.mesh import MeshShape, fit_shape
+from instrument.models.gpt import GptConfig, Recompute
+from instrument.models.gpt_pipeline import Wiring
+from instrument.pipeline.order import Posting, require_total_order
+from instrument.pipeline.partition import Layout, partition
+from instrument.pipeline.runtime import require_one_direction
+from instrument.pipeline.transport import Mode, Route
+from pptrace.errors import UsageError
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import read_csv
+from pptrace.schedule.validate import validate
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+BACKENDS = ("auto", "gloo", "nccl", "host-staged")
+DEFAULT_MICROBATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the launcher says about this process (torchrun's environment variables)."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in os.environ:
+            return cls(0, 1, 0, 1)
+        missing = [name for name in names if name not in os.environ]
+        if missing:
+            raise UsageError(f"RANK is set and {missing[0]} is not; start with `pptrace run` or torchrun")
+        return cls(*(int(os.environ[name]) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A run whose parts fit together."""
+
+    shape: MeshShape
+    plan: Plan
+    model: GptConfig
+    cut: tuple[range, ...]
+    data: TextData
+    backend: str
+    wiring: Wiring
+
+
+def settle(options: argparse.Namespace, place: Place) -> Settings:
+    """Check all arguments against each other and against the machine. Makes no process group."""
+    if options.steps < 1:
+        raise UsageError(f"--steps is {options.steps}; expected at least 1")
+    if min(options.sleep_forward, options.sleep_backward) < 0:
+        raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
+    if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
+        raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
+    shape = fit_shape(place.world, options.pp, options.dp)
+    plan = lower(_read_plan(options, shape.pp))
+    validate(plan)
+    require_one_direction(plan)
+    layout = Layout(
+        _read_split(options.split),
+        options.count_embedding,
+        options.count_loss,
+        options.first_layers,
+        options.last_layers,
+    )
+    cut = _cut(options.layers, plan.num_stages, layout)
+    model = GptConfig(
+        options.layers,
+        options.hidden,
+        options.heads,
+        options.seq,
+        options.tied,
+        DTYPES[options.dtype],
+        options.seed,
+        Recompute(options.recompute),
+    )
+    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
+    backend = _choose_backend(options.backend, place)
+    device = torch.device("cpu")
+    if backend != "gloo":
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
+    wiring = Wiring(device, Mode(options.p2p_mode), route, options.negotiate, options.prefetch)
+    if wiring.negotiated and wiring.ahead:
+        raise UsageError("--negotiate tells a shape only when its message comes; use --prefetch 0")
+    if wiring.mode is Mode.BLOCKING:
+        require_total_order(plan)
+    Posting(wiring.ahead, wiring.mode is Mode.BLOCKING)
+    return Settings(shape, plan, model, cut, data, backend, wiring)
+
+
+def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
+    """The plan of a schedule's name, or of a file in torch's CSV, which says its own ranks, chunks and microbatches."""
+    if not options.schedule.endswith(".csv"):
+        microbatches = DEFAULT_MICROBATCHES if options.microbatches is None else options.microbatches
+        return build(options.schedule, pp=pp, num_microbatches=microbatches, num_chunks=options.chunks)
+    plan = read_csv(Path(options.schedule))
+    for option, given, found in (
+        ("--pp", pp, plan.pp),
+        ("--chunks", options.chunks, plan.num_chunks),
+        ("--microbatches", options.microbatches, plan.num_microbatches),
+    ):
+        if given is not None and given != found:
+            what = "ranks of each pipeline" if option == "--pp" else option
+            raise UsageError(f"{options.schedule} has {found} where {what} is {given}; leave it out or choose {found}")
+    return plan
+
+
+def _cut(layers: int, stages: int, layout: Layout) -> tuple[range, ...]:
+    if stages > layers:
+        raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
+    return partition(layers, stages, layout.layers(layers, stages))
+
+
+def _choose_backend(wanted: str, place: Place) -> str:
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        return "gloo" if devices == 0 else "nccl" if devices >= place.local_world else "host-staged"
+    if wanted != "gloo" and devices == 0:
+        raise UsageError(f"--backend {wanted} needs a GPU and this machine has none; use --backend gloo")
+    if wanted == "nccl" and devices < place.local_world:
+        raise UsageError(
+            f"--backend nccl needs a GPU for each of {place.local_world} ranks and this machine has {devices}; "
+            "use --backend host-staged"
+        )
+    return wanted
+
+
+def _read_split(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--split is {text!r}; expected layers per stage, such as 3,2,2,1") from None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train_gpt.py",
+        description="Train a small byte-level GPT on a pipeline of processes.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--pp", type=int, help="pipeline ranks; left out: all ranks that --dp leaves")
+    add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
+    add("--schedule", default="1f1b", help="name of a schedule (pptrace schedule list), or a .csv of torch's actions")
+    add("--chunks", type=int, help="stages per rank; left out: the schedule's own")
+    add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's own, or {DEFAULT_MICROBATCHES}")
+    add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
+    add("--seq", type=int, default=64, help="bytes per sequence")
+    add("--layers", type=int, default=8, help="transformer layers")
+    add("--hidden", type=int, default=96, help="hidden size")
+    add("--heads", type=int, default=4, help="attention heads")
+    add("--steps", type=int, default=10, help="training steps")
+    add("--lr", type=float, default=3e-3, help="learning rate of AdamW")
+    add("--tied", action="store_true", help="one weight for embedding and head")
+    add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
+    add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
+    add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
+    add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
+    add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
+    add("--dtype", choices=DTYPES, default="float32", help="of parameters and activations")
+    add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward runs again")
+    add("--seed", type=int, default=0, help="of parameters and data")
+    add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
+    add("--prefetch", type=int, default=0, help="compute actions that a receive is posted ahead; 0: with its wait")
+    add("--negotiate", action="store_true", help="send the shape before every message")
+    add("--backend", choices=BACKENDS, default="auto", help="auto: by the GPUs that are there")
+    add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")
+    add("--sleep-backward", type=float, default=0.0, metavar="MS", help="sleep in every backward besides computing")
+    add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
+    return parser

@@ -1,0 +1,136 @@
+"""In which order a rank posts its transfers, and which of them together.
+
+Why no order made here can deadlock: a lowered plan has one total order of all computes and transfers, of which every
+rank's list is a part (:mod:`pptrace.schedule.lower`). Posting never blocks, a receive is never posted later than its
+place in that order, and a rank waits for a transfer at its place or after it. So whatever waits, waits for something
+earlier in the total order, and the earliest unfinished entry can always run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pptrace.errors import ScheduleError, UsageError
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+Instruction = tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """When transfers are posted and awaited.
+
+    ``ahead`` is the prefetch depth: a receive is posted this many compute actions before its place in the plan and
+    awaited by the action that reads it, and a send is awaited when so many more groups with sends have been posted
+    (Megatron-LM's ``overlap_p2p_comm``). 0: each group is posted at its place and awaited there. ``blocking``: one
+    transfer at a time, in the plan's total order. ``tagged``: messages of two ranks may overtake each other (gloo);
+    without tags (NCCL) every rank keeps the plan's order of transfers.
+    """
+
+    ahead: int = 0
+    blocking: bool = False
+    tagged: bool = True
+
+    def __post_init__(self) -> None:
+        if self.ahead < 0:
+            raise UsageError(f"receives are posted {self.ahead} compute actions ahead; expected 0 or more")
+        if self.ahead and self.blocking:
+            raise UsageError("one blocking call at a time leaves nothing to post ahead; use a prefetch depth of 0")
+
+
+def arrange(plan: Plan, rank: int, posting: Posting) -> tuple[Instruction, ...]:
+    """The rank's instructions, posted as ``posting`` says; the compute actions keep their order.
+
+    Raises:
+        ScheduleError: the plan's transfers cannot be made one at a time.
+    """
+    instructions = tuple(plan.instructions(rank))
+    if posting.blocking:
+        require_total_order(plan)
+        return tuple((action,) for instruction in instructions for action in instruction)
+    return post_ahead(instructions, posting.ahead, posting.tagged) if posting.ahead else instructions
+
+
+def post_ahead(instructions: tuple[Instruction, ...], depth: int, tagged: bool) -> tuple[Instruction, ...]:
+    """Move every receive before the ``depth`` compute actions that precede it; sends stay.
+
+    Without tags a receive moves only where it stands in a group of receives, and past no other transfer.
+    """
+    arranged: list[list[Action]] = []
+    for instruction in instructions:
+        if not instruction[0].kind.is_p2p:
+            arranged.append(list(instruction))
+            continue
+        moving = [action for action in instruction if action.kind.is_recv]
+        staying = [action for action in instruction if not action.kind.is_recv]
+        if not moving or (staying and not tagged):
+            arranged.append(list(instruction))
+            continue
+        if staying:
+            arranged.append(staying)
+        place = _place_before(arranged, depth, tagged)
+        if tagged and place > 0 and arranged[place - 1][0].kind.is_p2p:
+            arranged[place - 1].extend(moving)
+        else:
+            arranged.insert(place, moving)
+    return tuple(map(tuple, arranged))
+
+
+def _place_before(arranged: list[list[Action]], depth: int, tagged: bool) -> int:
+    """Where to insert so that ``depth`` compute actions (or all there are) follow."""
+    place = len(arranged)
+    while place > 0:
+        kind = arranged[place - 1][0].kind
+        if kind.is_p2p:
+            if not tagged:
+                break
+        elif depth == 0:
+            break
+        else:
+            depth -= kind.is_compute
+        place -= 1
+    return _after_transfers(arranged, place)
+
+
+def _after_transfers(arranged: list[list[Action]], place: int) -> int:
+    """After the group that stands at a place, if one does: its sends have been waiting for longer."""
+    return place + 1 if place < len(arranged) and arranged[place][0].kind.is_p2p else place
+
+
+def require_total_order(plan: Plan) -> None:
+    """Refuse a plan whose transfers, one blocking call at a time in the order of each rank's list, would deadlock.
+
+    Raises:
+        ScheduleError: naming the call in which a rank stays.
+    """
+    rows = [[action for action in row if action.kind.is_p2p] for row in plan.ranks]
+    position = [0] * plan.pp
+    ready = list(range(plan.pp))
+    while ready:
+        rank = ready.pop()
+        if position[rank] == len(rows[rank]):
+            continue
+        mine = rows[rank][position[rank]]
+        peer = plan.peer_of(mine)
+        if position[peer] < len(rows[peer]) and _are_ends(plan, mine, rows[peer][position[peer]]):
+            position[rank] += 1
+            position[peer] += 1
+            ready += [rank, peer]
+    for rank, row in enumerate(rows):
+        if position[rank] < len(row):
+            raise ScheduleError(
+                f"{plan.name}: deadlock with one blocking call at a time: rank {rank} stays in {row[position[rank]]}; "
+                "use another P2P mode, or lower the plan's compute actions anew"
+            )
+
+
+def _are_ends(plan: Plan, one: Action, other: Action) -> bool:
+    """Whether two actions are the send and the receive of one message."""
+    send, receive = (one, other) if one.kind.is_send else (other, one)
+    if not send.kind.is_send:
+        return False
+    forward = send.kind is Kind.SEND_F
+    reader = plan.next_stage(send.stage) if forward else plan.previous_stage(send.stage)
+    wanted = Kind.RECV_F if forward else Kind.RECV_B
+    return (receive.kind, receive.stage, receive.microbatch) == (wanted, reader, send.microbatch)
