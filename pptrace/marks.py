@@ -13,8 +13,9 @@ Grammar, version 1:
 The digits after "pp" are the version of the grammar. A name with another version is :class:`UnknownMark`: it is counted and
 reported, never guessed at. A name that does not begin with "pp<digits>:" is no mark.
 
-A ``p2p`` range lasts from the posting of its transfers until all are complete. Inside it each transfer has a ``wait`` range,
-whose end says when that transfer was seen complete.
+A ``p2p`` range begins when its transfers are posted and lasts until all are complete; inside it each transfer has a ``wait``
+range, whose end says when that transfer was seen complete. Where transfers are posted ahead of the compute that reads them,
+the ``p2p`` range ends with the posting and the ``wait`` ranges follow later, one for each transfer all the same.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from pptrace.intervals import EMPTY, Int64, clip, length, subtract, union
@@ -52,7 +53,17 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
         compute = device.compute + offset_ns
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        nested = union(mine["start_ns"], mine["end_ns"]) if len(own) else EMPTY
-        compute = subtract(union(own["start_ns"], own["end_ns"]), nested)
+        compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
     exposed = subtract(transfer, compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
+
+
+def _nested(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
+    """The communication that lies wholly inside one op: the op waits for it. A transfer that began before runs beside it."""
+    if ops.empty or comms.empty:
+        return EMPTY
+    ordered = ops.sort_values("start_ns", kind="stable")
+    place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
+    latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
+    inside = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
+    return union(comms["start_ns"].to_numpy()[inside], comms["end_ns"].to_numpy()[inside])
