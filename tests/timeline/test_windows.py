@@ -84,7 +84,7 @@ def comms_of(transfers: list[tuple[int, int]], waits: list[int]) -> pd.DataFrame
 def test_a_host_lane_splits_every_nanosecond_of_its_window(
     ops: list[tuple[int, int]], transfers: list[tuple[int, int]], waits: list[int], start: int, duration: int
 ) -> None:
-    """Compute is in ops and not in calls wholly inside one, waits included; transfers beside it are exposed; the rest is bubble."""
+    """Compute is in ops, not in calls wholly inside one; transfers beside it are exposed; the rest is bubble."""
     waits = waits[: len(transfers)]
     table = ops_of(*((0, 0, "F", begin, begin + length) for begin, length in ops), (1, 0, "F", 0, 99))
     comms = comms_of(transfers, waits)
