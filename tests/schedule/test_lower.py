@@ -136,7 +136,9 @@ def test_no_lowered_plan_deadlocks_when_messages_block(
 
 @given(plans(max_pp=6))
 def test_no_random_plan_deadlocks_one_blocking_call_at_a_time(plan: Plan) -> None:
-    rendezvous.run(to_rows(lower(plan)), one_at_a_time=True)
+    lowered = lower(plan)
+    num_messages = sum(action.kind.is_send for row in lowered.ranks for action in row)
+    assert rendezvous.run(to_rows(lowered), one_at_a_time=True) == num_messages
 
 
 def test_the_order_of_megatron_would_deadlock_without_its_fused_calls() -> None:
