@@ -16,9 +16,12 @@ import torch
 
 from pptrace.marks import (
     DOMAIN,
+    AwaitMark,
     Axis,
     Collective,
     CollectiveMark,
+    ExchangeMark,
+    Link,
     Mark,
     OpMark,
     P2PMark,
@@ -130,11 +133,28 @@ class Recorder:
             return _NULL
         return self.mark(WaitMark(carried.transfer(), step))
 
-    def collective(self, kind: Collective, axis: Axis, size: int, num_bytes: int, step: int) -> Range:
-        """The range of a collective over ``size`` ranks; ``num_bytes`` is this rank's message."""
+    def collective(
+        self, kind: Collective, axis: Axis, size: int, num_bytes: int, step: int, handle: int | None = None
+    ) -> Range:
+        """The range of a collective over ``size`` ranks; ``num_bytes`` is this rank's message.
+
+        With a ``handle`` the range ends with the posting, and one of :meth:`awaiting` follows.
+        """
         if self._domain is None and not _profiler_enabled():
             return _NULL
-        return self.mark(CollectiveMark(kind, axis, size, num_bytes, step))
+        return self.mark(CollectiveMark(kind, axis, size, num_bytes, step, handle))
+
+    def exchange(self, links: Sequence[Link], axis: Axis, step: int, handle: int | None = None) -> Range:
+        """The range of point-to-point messages that carry no microbatch, posted together; ``handle`` as above."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(ExchangeMark(tuple(links), axis, step, handle))
+
+    def awaiting(self, axis: Axis, step: int, handle: int) -> Range:
+        """The range of the wait for a collective or an exchange that was posted before."""
+        if self._domain is None and not _profiler_enabled():
+            return _NULL
+        return self.mark(AwaitMark(axis, step, handle))
 
     def span(self, kind: SpanKind, step: int) -> Range:
         """The range of a step, an optimizer step, a gradient synchronisation or the making of a batch."""

@@ -2,13 +2,16 @@
 
 Grammar, version 1:
 
-    name   = "pp1:" (op | p2p | wait | collective | span) { " " key "=" value }
+    name   = "pp1:" (op | p2p | wait | collective | exchange | await | span) { " " key "=" value }
     op     = action                                  e.g.  pp1:2F3 chunk=0 phase=steady step=7
     p2p    = "p2p" … ops=transfer{","transfer}       e.g.  pp1:p2p step=7 axis=pp ops=2SEND_F3>5@4096,2RECV_B0<5@4096
     wait   = "wait" … op=transfer                    e.g.  pp1:wait step=7 op=2RECV_B0<5@4096
     collective = "all_reduce" | "all_gather" | …     e.g.  pp1:all_reduce step=7 axis=dp size=4 bytes=1048576
+    exchange = "exchange" … ops=link{","link}        e.g.  pp1:exchange step=7 axis=cp ops=>5@4096,<3@4096
+    await  = "await" …                               e.g.  pp1:await step=7 axis=cp handle=12
     span   = "STEP" | "OPTIMIZER" | "GRAD_SYNC" | …  e.g.  pp1:STEP step=7
-    transfer = action (">" | "<") peer "@" bytes     ">" to, "<" from; peer is a global rank
+    transfer = action link
+    link   = (">" | "<") peer "@" bytes              ">" to, "<" from; peer is a global rank
 
 The digits after "pp" are the version of the grammar. A name with another version is :class:`UnknownMark`: it is counted and
 reported, never guessed at. A name that does not begin with "pp<digits>:" is no mark.
@@ -16,6 +19,10 @@ reported, never guessed at. A name that does not begin with "pp<digits>:" is no 
 A ``p2p`` range begins when its transfers are posted and lasts until all are complete; inside it each transfer has a ``wait``
 range, whose end says when that transfer was seen complete. Where transfers are posted ahead of the compute that reads them,
 the ``p2p`` range ends with the posting and the ``wait`` ranges follow later, one for each transfer all the same.
+
+An ``exchange`` is point-to-point too, but its messages carry no microbatch: the steps of a ring, or control messages. A
+collective or an exchange whose range ends with the posting has a ``handle``, a number that its rank uses once; an ``await``
+range with the same handle follows, and its end says when the call was seen complete.
 """
 
 from __future__ import annotations
@@ -108,6 +115,35 @@ class CollectiveMark:
     size: int
     bytes: int
     step: int
+    handle: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One message to (``sends``) or from a peer, a global rank."""
+
+    sends: bool
+    peer: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMark:
+    """Point-to-point messages without a microbatch, posted together."""
+
+    links: tuple[Link, ...]
+    axis: Axis
+    step: int
+    handle: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMark:
+    """The wait for a collective or an exchange that was posted before."""
+
+    axis: Axis
+    step: int
+    handle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +163,7 @@ class UnknownMark:
 _COLLECTIVES = frozenset(Collective)
 _SPANS = frozenset(SpanKind)
 
-Mark = OpMark | P2PMark | WaitMark | CollectiveMark | SpanMark
+Mark = OpMark | P2PMark | WaitMark | CollectiveMark | ExchangeMark | AwaitMark | SpanMark
 
 
 def format_mark(mark: Mark) -> str:
@@ -139,15 +175,21 @@ def format_mark(mark: Mark) -> str:
             return f"{PREFIX}p2p step={step} axis={axis} ops={','.join(map(_format_transfer, transfers))}"
         case WaitMark(transfer, step):
             return f"{PREFIX}wait step={step} op={_format_transfer(transfer)}"
-        case CollectiveMark(kind, axis, size, num_bytes, step):
-            return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}"
+        case CollectiveMark(kind, axis, size, num_bytes, step, handle):
+            return f"{PREFIX}{kind} step={step} axis={axis} size={size} bytes={num_bytes}{_format_handle(handle)}"
+        case ExchangeMark(links, axis, step, handle):
+            ops = ",".join(map(_format_link, links))
+            return f"{PREFIX}exchange step={step} axis={axis} ops={ops}{_format_handle(handle)}"
+        case AwaitMark(axis, step, handle):
+            return f"{PREFIX}await step={step} axis={axis}{_format_handle(handle)}"
         case SpanMark(kind, step):
             return f"{PREFIX}{kind} step={step}"
 
 
 _PREFIXED = re.compile(r"pp\d+:", re.ASCII)
 _MARK = re.compile(r"pp(\d+):(\S+)((?: [a-z_]+=\S+)*)", re.ASCII)
-_TRANSFER = re.compile(r"([0-9A-Z_]+)([<>])(\d+)@(\d+)", re.ASCII)
+_TRANSFER = re.compile(r"([0-9A-Z_]+)([<>]\d+@\d+)", re.ASCII)
+_LINK = re.compile(r"([<>])(\d+)@(\d+)", re.ASCII)
 _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # added by torch's emit_nvtx
 
 
@@ -175,8 +217,18 @@ def _parse_body(head: str, values: dict[str, str]) -> Mark:
         return WaitMark(_parse_transfer(values["op"]), step)
     if head in _COLLECTIVES:
         return CollectiveMark(
-            Collective(head), Axis(values["axis"]), _number(values["size"]), _number(values["bytes"]), step
+            Collective(head),
+            Axis(values["axis"]),
+            _number(values["size"]),
+            _number(values["bytes"]),
+            step,
+            _parse_handle(values),
         )
+    if head == "exchange":
+        links = tuple(_parse_link(item) for item in values["ops"].split(","))
+        return ExchangeMark(links, Axis(values["axis"]), step, _parse_handle(values))
+    if head == "await":
+        return AwaitMark(Axis(values["axis"]), step, _number(values["handle"]))
     if head in _SPANS:
         return SpanMark(SpanKind(head), step)
     return OpMark(_tag(parse_action(head), _number(values["chunk"]), Phase(values["phase"])), step)
@@ -195,9 +247,20 @@ def _tag(action: Action, chunk: int, phase: Phase) -> Action:
     return Action(action.kind, action.stage, action.microbatch, chunk, phase, action.parts)
 
 
+def _format_handle(handle: int | None) -> str:
+    return "" if handle is None else f" handle={handle}"
+
+
+def _parse_handle(values: dict[str, str]) -> int | None:
+    return _number(values["handle"]) if "handle" in values else None
+
+
 def _format_transfer(transfer: Transfer) -> str:
-    arrow = ">" if transfer.action.kind.is_send else "<"
-    return f"{transfer.action}{arrow}{transfer.peer}@{transfer.bytes}"
+    return f"{transfer.action}{_format_link(Link(transfer.action.kind.is_send, transfer.peer, transfer.bytes))}"
+
+
+def _format_link(link: Link) -> str:
+    return f"{'>' if link.sends else '<'}{link.peer}@{link.bytes}"
 
 
 def _parse_transfer(text: str) -> Transfer:
@@ -205,6 +268,14 @@ def _parse_transfer(text: str) -> Transfer:
     if match is None:
         raise ValueError(f"{text!r} is not a transfer such as 2SEND_F3>5@4096")
     action = parse_action(match[1])
-    if not action.kind.is_p2p or (match[2] == ">") != action.kind.is_send:
+    link = _parse_link(match[2])
+    if not action.kind.is_p2p or link.sends != action.kind.is_send:
         raise ValueError(f"{text!r}: the arrow does not fit the action")
-    return Transfer(action, _number(match[3]), _number(match[4]))
+    return Transfer(action, link.peer, link.bytes)
+
+
+def _parse_link(text: str) -> Link:
+    match = _LINK.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a message such as >5@4096")
+    return Link(match[1] == ">", _number(match[2]), _number(match[3]))

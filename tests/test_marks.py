@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from pptrace.marks import (
     PREFIX,
     VERSION,
+    AwaitMark,
     Axis,
     Collective,
     CollectiveMark,
+    ExchangeMark,
+    Link,
     Mark,
     OpMark,
     P2PMark,
@@ -41,11 +44,15 @@ overlapped = st.builds(
 )
 p2p_kinds = st.sampled_from([kind for kind in Kind if kind.is_p2p])
 transfers = st.builds(Transfer, st.builds(Action, p2p_kinds, small, small), small, large)
+links = st.builds(Link, st.booleans(), small, large)
+handles = st.none() | large
 marks: st.SearchStrategy[Mark] = st.one_of(
     st.builds(OpMark, st.one_of(compute, overlapped), large),
     st.builds(P2PMark, st.lists(transfers, min_size=1, max_size=4).map(tuple), st.sampled_from(Axis), large),
     st.builds(WaitMark, transfers, large),
-    st.builds(CollectiveMark, st.sampled_from(Collective), st.sampled_from(Axis), small, large, large),
+    st.builds(CollectiveMark, st.sampled_from(Collective), st.sampled_from(Axis), small, large, large, handles),
+    st.builds(ExchangeMark, st.lists(links, min_size=1, max_size=4).map(tuple), st.sampled_from(Axis), large, handles),
+    st.builds(AwaitMark, st.sampled_from(Axis), large, large),
     st.builds(SpanMark, st.sampled_from(SpanKind), large),
 )
 
@@ -70,6 +77,10 @@ def test_names_are_those_of_the_grammar() -> None:
         "pp1:all_reduce step=7 axis=dp size=4 bytes=1048576": CollectiveMark(
             Collective.ALL_REDUCE, Axis.DP, 4, 1048576, 7
         ),
+        "pp1:exchange step=7 axis=cp ops=>5@4096,<3@4096 handle=12": ExchangeMark(
+            (Link(True, 5, 4096), Link(False, 3, 4096)), Axis.CP, 7, 12
+        ),
+        "pp1:await step=7 axis=cp handle=12": AwaitMark(Axis.CP, 7, 12),
         "pp1:STEP step=7": SpanMark(SpanKind.STEP, 7),
     }
     for name, mark in named.items():

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import (
+    AwaitMark,
     CollectiveMark,
+    ExchangeMark,
     Mark,
     OpMark,
     P2PMark,
@@ -54,18 +56,21 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
+    seen_done: dict[int, int] = {}
     for entry in ranges:
         if isinstance(entry.mark, WaitMark):
             waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = (entry.mark, entry.end_ns)
+        elif isinstance(entry.mark, AwaitMark):
+            seen_done[entry.mark.handle] = entry.end_ns
     for entry in ranges:
         match entry.mark:
             case OpMark() | SpanMark():
                 ops.append(_op_row(rank, entry, owner))
             case P2PMark():
                 comms += _p2p_rows(rank, entry, waits, owner)
-            case CollectiveMark():
-                comms.append(_collective_row(rank, entry, owner))
-            case WaitMark():
+            case CollectiveMark() | ExchangeMark():
+                comms += _axis_rows(rank, entry, seen_done, owner)
+            case WaitMark() | AwaitMark():
                 pass
     return RankTables(_frame(OPS, ops), _frame(COMMS, comms), warnings)
 
@@ -181,23 +186,21 @@ def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: _Owner) -> list[d
     return rows
 
 
-def _collective_row(rank: int, entry: _Marked, owner: _Owner) -> dict[str, Any]:
+def _axis_rows(rank: int, entry: _Marked, seen_done: dict[int, int], owner: _Owner) -> list[dict[str, Any]]:
+    """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
-    assert isinstance(mark, CollectiveMark)
-    start, end, stream = owner.span(entry.start_ns, entry.end_ns, communication=True) or (
-        entry.start_ns,
-        entry.end_ns,
-        -1,
-    )
-    return _comm_row(rank, mark.step, mark.axis.value, start, end, stream) | {
-        "kind": mark.kind.value,
-        "peer": -1,
-        "group_size": mark.size,
-        "bytes": mark.bytes,
-        "direction": "",
-        "stage": -1,
-        "microbatch": -1,
-    }
+    assert isinstance(mark, CollectiveMark | ExchangeMark)
+    done = entry.end_ns if mark.handle is None else seen_done.get(mark.handle, entry.end_ns)
+    span = owner.span(entry.start_ns, entry.end_ns, communication=True)
+    start, end, stream = span or (entry.start_ns, done, -1)
+    shared = _comm_row(rank, mark.step, mark.axis.value, start, end, stream)
+    shared |= {"direction": "", "stage": -1, "microbatch": -1}
+    if isinstance(mark, CollectiveMark):
+        return [shared | {"kind": mark.kind.value, "peer": -1, "group_size": mark.size, "bytes": mark.bytes}]
+    return [
+        shared | {"kind": "send" if link.sends else "recv", "peer": link.peer, "group_size": 2, "bytes": link.bytes}
+        for link in mark.links
+    ]
 
 
 def _comm_row(rank: int, step: int, axis: str, start: int, end: int, stream: int) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from pptrace.recognise.mesh import MeshInfo
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     """The comms table with ``match`` filled: one number for the two ends of a transfer or the members of a collective.
 
-    A send of stage s and microbatch b forward meets the receive of stage s+1; backward, that of s−1. Collectives of a group are
-    matched in order of their start. What has no counterpart keeps -1.
+    A send of stage s and microbatch b forward meets the receive of stage s+1; backward, that of s−1. Messages without a
+    microbatch meet in the order in which their two ends post them, and so do collectives of a group. What has no counterpart
+    keeps -1.
     """
     matched = comms.copy()
     matched["match"] = np.int64(-1)
@@ -31,12 +32,15 @@ def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     """Match numbers of sends and receives that have exactly one counterpart."""
     forward = p2p["direction"] == "F"
     is_send = p2p["kind"] == "send"
-    key = p2p[["step", "direction", "microbatch"]].copy()
-    key["edge"] = p2p["stage"] - np.where(is_send, 0, np.where(forward, 1, -1))
+    key = p2p[["step", "axis", "direction", "microbatch"]].copy()
+    key["edge"] = p2p["stage"] - np.where(is_send | (p2p["direction"] == ""), 0, np.where(forward, 1, -1))
     key["source"] = np.where(is_send, p2p["rank"], p2p["peer"])
     key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
-    groups = key.groupby(list(key.columns), sort=False)
-    number = groups.ngroup()
+    key["nth"] = 0
+    unnamed = p2p[p2p["microbatch"] < 0].sort_values("start_ns", kind="stable").index
+    ends = key.loc[unnamed].assign(is_send=is_send[unnamed])
+    key.loc[unnamed, "nth"] = ends.groupby(["step", "axis", "source", "target", "is_send"]).cumcount()
+    number = key.groupby(list(key.columns), sort=False).ngroup()
     sends = is_send.groupby(number).transform("sum")
     total = is_send.groupby(number).transform("size")
     return number[(sends == 1) & (total == 2)]

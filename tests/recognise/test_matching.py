@@ -36,6 +36,25 @@ def transfers(comms: pd.DataFrame) -> list[tuple[int, int]]:
     return list(zip(filled["transfer_start_ns"].tolist(), filled["transfer_end_ns"].tolist(), strict=True))
 
 
+def test_messages_without_a_microbatch_meet_in_the_order_of_their_posting() -> None:
+    def ring(rank: int, times: tuple[int, ...]) -> list[dict[str, object]]:
+        links = (("send", (rank + 1) % 3), ("recv", (rank - 1) % 3))
+        shared = {"rank": rank, "axis": "cp"}
+        return [
+            shared | {"kind": kind, "peer": peer, "start_ns": at, "end_ns": at + 5}
+            for at in times
+            for kind, peer in links
+        ]
+
+    rows = [*ring(0, (10, 20)), *ring(1, (40, 50)), *ring(2, (12, 90))]
+    matched = match_comms(comms_of(*rows[::-1]), None)
+    sends, receives = (matched[matched["kind"] == kind].set_index("match") for kind in ("send", "recv"))
+    pairs = sends.merge(receives, left_index=True, right_index=True, suffixes=("_send", "_recv"))
+    assert sorted(zip(pairs["rank_send"], pairs["start_ns_send"], pairs["rank_recv"], pairs["start_ns_recv"], strict=True)) == [
+        (0, 10, 1, 40), (0, 20, 1, 50), (1, 40, 2, 12), (1, 50, 2, 90), (2, 12, 0, 10), (2, 90, 0, 20),
+    ]  # fmt: skip
+
+
 RECORDINGS = {
     "gpipe": record(build("gpipe", 3, 4), latency=70),
     "1f1b": record(build("1f1b", 4, 6), latency=70, steps=2),

@@ -10,7 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.errors import PptraceError, ScheduleError, UsageError
-from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, SpanMark, Transfer, WaitMark
+from pptrace.marks import (
+    AwaitMark,
+    Axis,
+    Collective,
+    CollectiveMark,
+    ExchangeMark,
+    Link,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    WaitMark,
+)
 from pptrace.recognise.mesh import MeshInfo, mesh_from_stages
 from pptrace.recognise.recognise import recognise
 from pptrace.recognise.schedule import PlanSource
@@ -154,6 +167,23 @@ def test_transfers_without_waits_last_as_long_as_their_call() -> None:
     mark = P2PMark((Transfer(Action(Kind.SEND_F, 0, 0), 1, 64),), Axis.PP, 0)
     (row,) = recognise([make_trace([marked(mark, 10, 90)])]).comms.itertuples()
     assert (row.start_ns, row.end_ns, row.stage, row.microbatch, row.direction, row.peer) == (10, 90, 0, 0, "F", 1)
+
+
+def test_a_call_with_a_handle_lasts_until_it_was_awaited() -> None:
+    events = [
+        marked(CollectiveMark(Collective.ALL_REDUCE, Axis.DP, 4, 64, 0, handle=1), 10, 20),
+        marked(ExchangeMark((Link(True, 1, 32), Link(False, 3, 48)), Axis.CP, 0, handle=2), 20, 30),
+        marked(ExchangeMark((Link(True, 1, 16),), Axis.CP, 0), 30, 40),
+        marked(AwaitMark(Axis.CP, 0, 2), 50, 70),
+        marked(AwaitMark(Axis.DP, 0, 1), 80, 90),
+    ]
+    rows = recognise([make_trace(events)]).comms.itertuples()
+    assert [(row.kind, row.axis, row.peer, row.group_size, row.bytes, row.start_ns, row.end_ns) for row in rows] == [
+        ("all_reduce", "dp", -1, 4, 64, 10, 90),
+        ("send", "cp", 1, 2, 32, 20, 70),
+        ("recv", "cp", 3, 2, 48, 20, 70),
+        ("send", "cp", 1, 2, 16, 30, 40),
+    ]
 
 
 def test_a_trace_without_marks_gives_no_ops() -> None:
