@@ -70,6 +70,7 @@ class Axis(StrEnum):
     EP = "ep"
     WORLD = "world"
     EMBEDDING = "embd"  # first and last stage, for tied embeddings
+    MIRROR = "mirror"  # pipeline ranks r and p−1−r, which hold copies of the same stages (DualPipe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from pptrace.analysis.result import StepReport
 from pptrace.recognise.recognise import Recognised
-from pptrace.recognise.schedule import COMPUTE_KINDS
 
 _SHOWN = 8
 
@@ -28,10 +27,18 @@ def _absent_ranks(found: Recognised) -> Iterator[str]:
         )
 
 
+_HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
+
+
 def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
-    """Ranks whose trace has no op of a step, or fewer than the others: cut off, or without marks."""
-    compute = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
-    counts = compute.groupby(["step", "rank"]).size().to_dict()
+    """Ranks whose trace has no op of a step, or fewer than the others: cut off, or without marks.
+
+    Forwards and backwards are counted, of which every rank of a pipeline has the same number: a pair run as one op is two,
+    and a weight gradient of its own is none.
+    """
+    compute = found.ops[found.ops["kind"].isin(_HALVES)]
+    halves = compute["kind"].map(_HALVES)
+    counts = halves.groupby([compute["step"], compute["rank"]]).sum().to_dict()
     short: dict[str, list[int]] = {}
     for step in steps:
         for pipeline in found.mesh.pipelines:

@@ -39,6 +39,9 @@ class MeshInfo:
             return pipeline or None
         if axis == "embd":
             return (pipeline[0], pipeline[-1]) if pipeline and rank in (pipeline[0], pipeline[-1]) else None
+        if axis == "mirror" and pipeline:
+            place = pipeline.index(rank)
+            return tuple(pipeline[index] for index in sorted((place, len(pipeline) - 1 - place)))
         sizes = {"tp": self.tp or 1, "cp": self.cp or 1, "dp": self.dp or 1, "pp": self.pp or 1}
         if axis not in sizes:
             return None

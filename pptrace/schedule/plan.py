@@ -65,6 +65,10 @@ class Plan:
         """Stages from one that reads no other's output to one whose output nobody reads: those of the model."""
         return self.num_stages // self.num_chains
 
+    def model_stage(self, stage: int) -> int:
+        """The stage of the model that a stage holds (a copy of): its place in its chain."""
+        return stage % self.chain_length
+
     def microbatches_of(self, stage: int) -> range:
         """The microbatches that pass through a stage."""
         share = self.num_microbatches // self.num_chains

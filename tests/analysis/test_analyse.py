@@ -13,10 +13,10 @@ from pptrace.analysis.result import RankStep, Report
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
-from pptrace.schedule.registry import build
+from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
 from pptrace.simulate import Costs, simulate
-from pptrace.tables import MEMORY, Category, make_table
+from pptrace.tables import MEMORY, Category, Trace, make_table
 from tests.synthetic import BYTES, START, Done, Event, PaperRun, Recording, make_trace, marked, record, renamed, without
 
 
@@ -322,6 +322,19 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
     by_rank = {rank.rank: rank.comms for rank in step.ranks}
     assert all(comm.wait_ns is None and comm.algbw_gbps is None for comm in by_rank[3])
     assert report.schedule.mismatches == ()
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_rank_is_called_short_only_when_an_op_is_missing(name: str) -> None:
+    def told(traces: list[Trace]) -> list[str]:
+        return [line for line in analyse(traces).report.warnings if "its trace has" in line]
+
+    plan = build(name, 4, 8, SCHEDULES[name].default_chunks)
+    traces = record(plan).traces()
+    assert told(traces) == []
+    lost = next(action for action in reversed(plan.ranks[2]) if action.kind in (Kind.B, Kind.I))
+    traces[2] = renamed(traces[2], lambda mark: mark.replace(f"pp1:{lost} ", "lost "))
+    assert len(told(traces)) == 1
 
 
 def test_a_missing_rank_of_another_run_is_counted_from_its_size() -> None:

@@ -335,6 +335,11 @@ def test_tied_embeddings_join_the_ends_of_a_pipeline_only() -> None:
     assert [mesh.group_of(rank, "embd") for rank in range(4)] == [(0, 3), None, None, (0, 3)]
 
 
+def test_mirrored_ranks_are_as_far_from_the_two_ends_of_their_pipeline() -> None:
+    mesh = MeshInfo(8, pp=4, vpp=2, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2, 4, 6), (1, 3, 5, 7)))
+    assert [mesh.group_of(rank, "mirror") for rank in (0, 3, 5, 6)] == [(0, 6), (3, 5), (3, 5), (0, 6)]
+
+
 def test_ranks_with_the_same_stages_are_replicas() -> None:
     mesh = mesh_from_stages({0: frozenset({0, 2}), 1: frozenset({1, 3}), 2: frozenset({0, 2}), 3: frozenset({1, 3})}, 4)
     assert mesh.pipelines == ((0, 1), (2, 3))
