@@ -68,6 +68,7 @@ class Axis(StrEnum):
     CP = "cp"
     DP = "dp"
     EP = "ep"
+    DP_CP = "dp-cp"  # both together: the ranks that hold equal parameters and different tokens
     WORLD = "world"
     EMBEDDING = "embd"  # first and last stage, for tied embeddings
     MIRROR = "mirror"  # pipeline ranks r and p−1−r, which hold copies of the same stages (DualPipe)

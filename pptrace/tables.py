@@ -142,6 +142,8 @@ COMMS: Schema = {
     "stage": "int64",
     "microbatch": "int64",
     "start_ns": "int64",  # this side is ready
+    "posted_ns": "int64",  # where it was posted ahead: the call let go of the host; otherwise start_ns
+    "asked_ns": "int64",  # from here to end_ns this side waits for it; start_ns where it was not posted ahead
     "end_ns": "int64",  # this side is done
     "transfer_start_ns": "int64",  # both sides are ready; equals start_ns until the two sides are matched
     "transfer_end_ns": "int64",  # this transfer is over; before end_ns where this side still waited for others of its group

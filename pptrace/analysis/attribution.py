@@ -45,7 +45,9 @@ def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame) -> MeasuredCosts:
     }
     received = comms[(comms["kind"] == "recv") & (comms["match"] >= 0)]
     transfers: dict[Key, int] = {}
-    durations = received["transfer_end_ns"] - received["transfer_start_ns"]
+    # A transfer posted ahead is seen complete when its reader asks for it: it has cost what the reader still waited.
+    begins = received[["transfer_start_ns", "asked_ns"]].max(axis=1)
+    durations = (received["transfer_end_ns"] - begins).clip(lower=0)
     for direction, stage, mb, duration in zip(
         received["direction"], received["stage"], received["microbatch"], durations, strict=True
     ):

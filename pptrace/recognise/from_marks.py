@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +53,19 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
     )
     if not ranges and not warnings:
         return None
+    ranges, given_up = _last_runs(ranges)
+    if given_up:
+        warnings += (_given_up_warning(rank, given_up),)
     owner = _Owner(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
-    seen_done: dict[int, int] = {}
+    awaits: dict[int, _Marked] = {}
     for entry in ranges:
         if isinstance(entry.mark, WaitMark):
-            waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = (entry.mark, entry.end_ns)
+            waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = entry
         elif isinstance(entry.mark, AwaitMark):
-            seen_done[entry.mark.handle] = entry.end_ns
+            awaits[entry.mark.handle] = entry
     for entry in ranges:
         match entry.mark:
             case OpMark() | SpanMark():
@@ -69,7 +73,7 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
             case P2PMark():
                 comms += _p2p_rows(rank, entry, waits, owner)
             case CollectiveMark() | ExchangeMark():
-                comms += _axis_rows(rank, entry, seen_done, owner)
+                comms += _axis_rows(rank, entry, awaits, owner)
             case WaitMark() | AwaitMark():
                 pass
     return RankTables(_frame(OPS, ops), _frame(COMMS, comms), warnings)
@@ -99,12 +103,30 @@ def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
     return found, unknown
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """When a transfer was seen complete, and its size, which a call that negotiates shapes does not know when it begins."""
+def _last_runs(ranges: list[_Marked]) -> tuple[list[_Marked], list[_Marked]]:
+    """The ranges without those that a rank gave up, and the ops it gave up.
 
-    end_ns: int
-    bytes: int
+    A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same
+    ops and transfers occur twice in a step, and the last ones count.
+    """
+    repeatable = OpMark | P2PMark | WaitMark
+    last: dict[Mark, int] = {e.mark: index for index, e in enumerate(ranges) if isinstance(e.mark, repeatable)}
+    kept, given_up = [], []
+    for index, entry in enumerate(ranges):
+        if last.get(entry.mark, index) == index:
+            kept.append(entry)
+        elif isinstance(entry.mark, OpMark):
+            given_up.append(entry)
+    return kept, given_up
+
+
+def _given_up_warning(rank: int, ops: list[_Marked]) -> str:
+    steps = sorted({entry.mark.step for entry in ops})
+    total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
+    return (
+        f"rank {rank}: {len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
+        "as after an optimizer step that was taken back; the last runs are counted"
+    )
 
 
 class _Owner:
@@ -157,27 +179,46 @@ def _op_row(rank: int, entry: _Marked, owner: _Owner) -> dict[str, Any]:
     return row
 
 
-_Waits = dict[tuple[Action, int, int], tuple[WaitMark, int]]
-"""(action, peer, step) → the wait for that transfer, and when it ended."""
+_Waits = dict[tuple[Action, int, int], _Marked]
+"""(action, peer, step) → the wait for that transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When one side of a transfer was ready, had posted, began to wait and was done (schema COMMS)."""
+
+    start_ns: int
+    posted_ns: int
+    asked_ns: int
+    end_ns: int
+    stream: int = -1
+
+
+def _times(call: _Marked, wait: _Marked | None, owner: _Owner) -> _Times:
+    """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
+    if span := owner.span(call.start_ns, call.end_ns, communication=True):
+        start, end, stream = span
+        return _Times(start, start, start, end, stream)
+    if wait is None or wait.end_ns <= call.end_ns:
+        return _Times(call.start_ns, call.start_ns, call.start_ns, wait.end_ns if wait else call.end_ns)
+    return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
 def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: _Owner) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
-    span = owner.span(entry.start_ns, entry.end_ns, communication=True)
     rows = []
     for transfer in mark.transfers:
-        wait, seen_done = waits.get((transfer.action, transfer.peer, mark.step), (None, entry.end_ns))
-        start, end, stream = span or (entry.start_ns, seen_done, -1)
         action = transfer.action
+        wait = waits.get((action, transfer.peer, mark.step))
         rows.append(
-            _comm_row(rank, mark.step, mark.axis.value, start, end, stream)
+            _comm_row(rank, mark.step, mark.axis.value, _times(entry, wait, owner))
             | {
                 "kind": "send" if action.kind.is_send else "recv",
                 "peer": transfer.peer,
                 "group_size": 2,
-                "bytes": transfer.bytes or (wait.transfer.bytes if wait else 0),
+                "bytes": transfer.bytes or _awaited_bytes(wait),
                 "direction": action.kind.value[-1],
                 "stage": action.stage,
                 "microbatch": action.microbatch if action.microbatch is not None else -1,
@@ -186,14 +227,16 @@ def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: _Owner) -> list[d
     return rows
 
 
-def _axis_rows(rank: int, entry: _Marked, seen_done: dict[int, int], owner: _Owner) -> list[dict[str, Any]]:
+def _awaited_bytes(wait: _Marked | None) -> int:
+    return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
+
+
+def _axis_rows(rank: int, entry: _Marked, awaits: Mapping[int, _Marked], owner: _Owner) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)
-    done = entry.end_ns if mark.handle is None else seen_done.get(mark.handle, entry.end_ns)
-    span = owner.span(entry.start_ns, entry.end_ns, communication=True)
-    start, end, stream = span or (entry.start_ns, done, -1)
-    shared = _comm_row(rank, mark.step, mark.axis.value, start, end, stream)
+    awaited = None if mark.handle is None else awaits.get(mark.handle)
+    shared = _comm_row(rank, mark.step, mark.axis.value, _times(entry, awaited, owner))
     shared |= {"direction": "", "stage": -1, "microbatch": -1}
     if isinstance(mark, CollectiveMark):
         return [shared | {"kind": mark.kind.value, "peer": -1, "group_size": mark.size, "bytes": mark.bytes}]
@@ -203,16 +246,18 @@ def _axis_rows(rank: int, entry: _Marked, seen_done: dict[int, int], owner: _Own
     ]
 
 
-def _comm_row(rank: int, step: int, axis: str, start: int, end: int, stream: int) -> dict[str, Any]:
+def _comm_row(rank: int, step: int, axis: str, times: _Times) -> dict[str, Any]:
     return {
         "rank": rank,
         "step": step,
         "axis": axis,
-        "start_ns": start,
-        "end_ns": end,
-        "transfer_start_ns": start,
-        "transfer_end_ns": end,
-        "stream": stream,
+        "start_ns": times.start_ns,
+        "posted_ns": times.posted_ns,
+        "asked_ns": times.asked_ns,
+        "end_ns": times.end_ns,
+        "transfer_start_ns": times.start_ns,
+        "transfer_end_ns": times.end_ns,
+        "stream": times.stream,
         "match": -1,
-        "clock": "device" if stream >= 0 else "host",
+        "clock": "device" if times.stream >= 0 else "host",
     }

@@ -21,6 +21,7 @@ class MeshInfo:
     dp: int | None
     ep: int | None
     pipelines: tuple[tuple[int, ...], ...] = ()
+    order: tuple[str, ...] = AXES
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
         """The global ranks of the pipeline that ``rank`` belongs to, in pipeline order; () when unknown."""
@@ -43,15 +44,16 @@ class MeshInfo:
             place = pipeline.index(rank)
             return tuple(pipeline[index] for index in sorted((place, len(pipeline) - 1 - place)))
         sizes = {"tp": self.tp or 1, "cp": self.cp or 1, "dp": self.dp or 1, "pp": self.pp or 1}
-        if axis not in sizes:
+        axes = axis.split("-")
+        if not set(axes) <= set(sizes):
             return None
-        stride = 1
-        for name in AXES:
-            if name == axis:
-                break
+        members, stride = [rank], 1
+        for name in self.order:
+            if name in axes:
+                own = rank // stride % sizes[name]
+                members = [member + (index - own) * stride for index in range(sizes[name]) for member in members]
             stride *= sizes[name]
-        own = rank // stride % sizes[axis]
-        return tuple(rank + (index - own) * stride for index in range(sizes[axis]))
+        return tuple(sorted(members))
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
@@ -74,10 +76,13 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         if ranks and tuple(ranks) not in pipelines:
             pipelines.append(tuple(ranks))
     world = known[0].get("world_size")
+    order = sizes.get("order")
+    names = tuple(order.split("-")) if isinstance(order, str) else AXES
     return MeshInfo(
         num_ranks=world if isinstance(world, int) else num_ranks,
         **{axis: size(axis) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep")},
         pipelines=tuple(sorted(pipelines)),
+        order=names if sorted(names) == sorted(AXES) else AXES,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pptrace.intervals import EMPTY, Int64, clip, length, subtract, union
+from pptrace.intervals import EMPTY, Int64, clip, length, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.schedule import COMPUTE_KINDS
 
@@ -18,7 +18,9 @@ class Lane:
     """The time of one rank as sets of intervals (see :mod:`pptrace.intervals`), ns.
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops minus the communication
-    nested in them. ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute.
+    nested in them. ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
+    during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
+    asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
     ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
     """
 
@@ -46,7 +48,8 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     """The lane of a rank, from aligned ops and comms and from its device work, which is still ``offset_ns`` early."""
     mine = comms[comms["rank"] == rank]
     told = (mine["match"] >= 0) | (mine["group_size"] == 1)
-    transfer = union(mine.loc[told, "transfer_start_ns"], mine.loc[told, "transfer_end_ns"])
+    known = mine[told]
+    transfer = union(known["transfer_start_ns"], known["transfer_end_ns"])
     unmatched = union(mine.loc[~told, "start_ns"], mine.loc[~told, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
@@ -54,8 +57,16 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
-    exposed = subtract(transfer, compute)
+    exposed = subtract(_blocking(known), compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
+
+
+def _blocking(comms: pd.DataFrame) -> Int64:
+    """Transfers as far as their side was posting them or waiting for them."""
+    starts, ends = comms["transfer_start_ns"], comms["transfer_end_ns"]
+    posting = union(starts, np.minimum(ends, comms["posted_ns"]))
+    waiting = union(np.maximum(starts, comms["asked_ns"]), ends)
+    return merge(posting, waiting)
 
 
 def _nested(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:

@@ -186,6 +186,29 @@ def test_a_call_with_a_handle_lasts_until_it_was_awaited() -> None:
     ]
 
 
+def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
+    """Both ranks run microbatch 0 forward, give it up and run it again."""
+    out, back = Transfer(Action(Kind.SEND_F, 0, 0), 1, 8), Transfer(Action(Kind.RECV_F, 1, 0), 0, 8)
+    traces = []
+    for rank, transfer in enumerate((out, back)):
+        forward = OpMark(Action(Kind.F, rank, 0, 0, Phase.WARMUP), 2)
+        once = [marked(P2PMark((transfer,), Axis.PP, 2), 40, 50), marked(WaitMark(transfer, 2), 41, 50)]
+        again = [marked(P2PMark((transfer,), Axis.PP, 2), 140, 170), marked(WaitMark(transfer, 2), 141, 170)]
+        runs = [marked(forward, 10 + 50 * rank, 30 + 50 * rank), marked(forward, 110 + 70 * rank, 130 + 70 * rank)]
+        backward = OpMark(Action(Kind.B, rank, 0, 0, Phase.COOLDOWN), 2)
+        traces.append(make_trace([*runs, *once, *again, marked(backward, 300, 310)], rank=rank))
+    found = recognise(traces)
+    forwards = found.ops[found.ops["kind"] == "F"]
+    assert forwards["start_ns"].tolist() == [110, 180]
+    assert found.comms["start_ns"].tolist() == [140, 140]
+    assert found.comms["match"].nunique() == 1
+    assert found.comms["match"].min() >= 0
+    assert found.warnings[0] == (
+        "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was taken back; "
+        "the last runs are counted"
+    )
+
+
 def test_a_trace_without_marks_gives_no_ops() -> None:
     trace = make_trace(
         [Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1), Event(Category.ANNOTATION, "Forward 0", 0, 9, thread=1)]

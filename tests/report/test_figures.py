@@ -40,7 +40,7 @@ def bars(figure: Any, name: str) -> list[tuple[float, float, float]]:
 def one_comm(**changes: Any) -> pd.DataFrame:
     row = {
         "rank": 1, "step": 0, "kind": "recv", "axis": "pp", "peer": 0, "group_size": 2, "bytes": 4096, "direction": "F",
-        "stage": 1, "microbatch": 0, "start_ns": 0, "end_ns": 4 * MS, "transfer_start_ns": 2 * MS,
+        "stage": 1, "microbatch": 0, "start_ns": 0, "posted_ns": 0, "asked_ns": 0, "end_ns": 4 * MS, "transfer_start_ns": 2 * MS,
         "transfer_end_ns": 3 * MS, "stream": -1,
         "match": 0, "clock": "host",
     } | changes  # fmt: skip

@@ -203,3 +203,12 @@ def test_lanes_of_a_shifted_rank_are_those_of_the_rank() -> None:
     bent = lane_of(1, shift(late.ops, clock), with_transfers(shift(late.comms, clock)), late.work, -5_000)
     assert bent.compute.tolist() == straight.compute.tolist()
     assert bent.exposed.tolist() == straight.exposed.tolist()
+
+
+def test_a_transfer_posted_ahead_is_exposed_while_it_is_posted_and_while_its_reader_waits() -> None:
+    """It moves from 100 to 400; its posting ends at 110, and its reader asks at 380, or only when it has come."""
+    for asked, exposed in ((380, [[100, 110], [380, 400]]), (400, [[100, 110]])):
+        comms = comms_of([(100, 300)], [0]).assign(posted_ns=110, asked_ns=asked)
+        lane = lane_of(0, empty_table(OPS), comms, {}, 0)
+        assert lane.exposed.tolist() == exposed
+        assert lane.transfer.tolist() == [[100, 400]]
