@@ -1,13 +1,15 @@
 """Where this process stands among all ranks: the axes pp × dp × cp × tp and their process groups.
 
 Ranks are ordered as in Megatron-LM, tp fastest, then cp, dp and pp:
-rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)).
+rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)); any other order of the axes can be asked for.
 Groups carry the description ``mesh_<axis>``, so that traces name the axis.
+
+Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGenerator``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -20,17 +22,28 @@ from pptrace.errors import UsageError
 from pptrace.marks import Axis
 
 AXES = (Axis.PP, Axis.DP, Axis.CP, Axis.TP)
-"""Slowest first: the dimensions of the DeviceMesh."""
+"""In the order of a rank's coordinates."""
+
+MEGATRON_ORDER = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
+"""Fastest-varying axis first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Size of every axis."""
+    """Size of every axis; ``order`` says which varies fastest from rank to rank (first) and which slowest."""
 
     pp: int
     dp: int = 1
     cp: int = 1
     tp: int = 1
+    order: tuple[Axis, ...] = MEGATRON_ORDER
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise UsageError(
+                f"the order of axes is {'-'.join(self.order)}; expected tp, cp, dp and pp once each, fastest first, such as "
+                f"{'-'.join(MEGATRON_ORDER)}"
+            )
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -43,17 +56,56 @@ class MeshShape:
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of a global rank."""
-        rest, tp = divmod(rank, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
-        return (pp, dp, cp, tp)
+        place = {}
+        for axis in self.order:
+            rank, place[axis] = divmod(rank, self.size_of(axis))
+        return (place[Axis.PP], place[Axis.DP], place[Axis.CP], place[Axis.TP])
 
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
         """The global rank at a position; the inverse of :meth:`coordinates_of`."""
-        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
+        place = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
+        rank = 0
+        for axis in reversed(self.order):
+            rank = rank * self.size_of(axis) + place[axis]
+        return rank
+
+    def size_of(self, axis: Axis) -> int:
+        return self.sizes[AXES.index(axis)]
+
+    def groups_of(self, *axes: Axis) -> list[tuple[int, ...]]:
+        """The groups of ranks that differ in ``axes`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world):
+            place = self.coordinates_of(rank)
+            fixed = tuple(index for axis, index in zip(AXES, place, strict=True) if axis not in axes)
+            found.setdefault(fixed, []).append(rank)
+        return sorted(map(tuple, found.values()))
 
 
-def fit_shape(world: int, pp: int | None = None, dp: int | None = None, cp: int = 1, tp: int = 1) -> MeshShape:
+def read_order(text: str) -> tuple[Axis, ...]:
+    """The order of axes as Megatron-LM writes it, fastest first: ``tp-cp-dp-pp``; axes left out vary slowest.
+
+    Raises:
+        UsageError: a word that is no axis, or one that stands twice.
+    """
+    names = {str(axis): axis for axis in AXES}
+    words = text.split("-")
+    if not set(words) <= set(names) or len(set(words)) != len(words):
+        raise UsageError(
+            f"the order of axes is {text!r}; expected tp, cp, dp and pp, fastest first, such as tp-cp-dp-pp"
+        )
+    given = tuple(names[word] for word in words)
+    return given + tuple(axis for axis in MEGATRON_ORDER if axis not in given)
+
+
+def fit_shape(
+    world: int,
+    pp: int | None = None,
+    dp: int | None = None,
+    cp: int = 1,
+    tp: int = 1,
+    order: tuple[Axis, ...] = MEGATRON_ORDER,
+) -> MeshShape:
     """The shape that fills ``world`` ranks. A ``pp`` or ``dp`` left out takes what the others leave (pp first).
 
     Needs no process group, so that a mistake is told before any rank waits for another.
@@ -75,16 +127,18 @@ def fit_shape(world: int, pp: int | None = None, dp: int | None = None, cp: int 
     rest = world // given
     pp, rest = (rest, 1) if pp is None else (pp, rest)
     dp = rest if dp is None else dp
-    return MeshShape(pp, dp, cp, tp)
+    return MeshShape(pp, dp, cp, tp, order)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
     """This rank's place, and the groups it belongs to.
 
-    ``embedding`` joins the first and the last rank of each pipeline, which both hold a tied embedding; None on the
-    ranks between, and where the pipeline has one rank. ``pp_reverse`` is a second group of a pipeline of two ranks:
-    with a group for each direction, messages of both directions overlap in unbatched NCCL calls too.
+    ``groups`` has one of each axis, and of dp × cp where both are larger than 1. ``embedding`` joins the first and the last
+    rank of each pipeline, which both hold a tied embedding; None on the ranks between, and where the pipeline has one rank.
+    ``pp_reverse`` is a second group of a pipeline of two ranks: with a group for each direction, messages of both directions
+    overlap in unbatched NCCL calls too. ``mirror`` joins pipeline ranks r and p−1−r where they hold copies of the same stages
+    (DualPipe).
     """
 
     shape: MeshShape
@@ -93,11 +147,27 @@ class Mesh:
     groups: Mapping[Axis, dist.ProcessGroup]
     pp_reverse: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
+    mirror: dist.ProcessGroup | None = None
 
     @property
     def coordinates(self) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of this rank."""
         return self.shape.coordinates_of(self.rank)
+
+    @property
+    def replicas(self) -> Axis:
+        """The axis whose group holds equal parameters and different tokens: over it gradients and losses are averaged."""
+        if self.shape.cp == 1:
+            return Axis.DP
+        return Axis.CP if self.shape.dp == 1 else Axis.DP_CP
+
+    @property
+    def cp_rank(self) -> int:
+        return self.coordinates[2]
+
+    @property
+    def tp_rank(self) -> int:
+        return self.coordinates[3]
 
     @property
     def pp_rank(self) -> int:
@@ -118,13 +188,14 @@ class Mesh:
         return self.shape.rank_of(pp_rank, dp, cp, tp)
 
 
-def make_mesh(shape: MeshShape, device_type: str, backend: str) -> Mesh:
+def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False) -> Mesh:
     """Make the groups of every axis. Every rank of the world calls this, after ``init_process_group``.
 
     Args:
         shape: sizes of the axes.
         device_type: "cpu" or "cuda": where tensors that go through the groups live.
         backend: "gloo" or "nccl".
+        mirrored: with the ``mirror`` groups, which a plan of two chains needs.
 
     Raises:
         UsageError: the shape does not fill the world.
@@ -132,17 +203,21 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str) -> Mesh:
     world = dist.get_world_size()
     if shape.world != world:
         raise UsageError(f"a mesh of {shape.world} ranks {shape} does not fill the world of {world} ranks")
-    names = tuple(str(axis) for axis in AXES)
+    slowest_first = tuple(reversed(shape.order))
+    names = tuple(str(axis) for axis in slowest_first)
     # Naming a backend makes DeviceMesh open a group of its own for an axis that spans the world, instead of taking
     # the default group, whose description names no axis.
     overrides: dict[int | str, str] = dict.fromkeys(names, backend)
     device_mesh = init_device_mesh(
         device_type,
-        shape.sizes,
+        tuple(shape.size_of(axis) for axis in slowest_first),
         mesh_dim_names=names,
         backend_override=overrides,  # type: ignore[arg-type]
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
+    both = _own_group(shape.groups_of(Axis.DP, Axis.CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
+    if both is not None:
+        groups[Axis.DP_CP] = both
     return Mesh(
         shape,
         dist.get_rank(),
@@ -150,16 +225,33 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str) -> Mesh:
         MappingProxyType(groups),
         _end_to_end_group(shape, backend, "mesh_pp_reverse") if shape.pp == 2 else None,
         _end_to_end_group(shape, backend, "mesh_embd") if shape.pp > 1 else None,
+        _mirror_group(shape, backend) if mirrored else None,
     )
 
 
 def _end_to_end_group(shape: MeshShape, backend: str, description: str) -> dist.ProcessGroup | None:
     """The group of the first and last rank of this rank's pipeline, or None for the ranks between them."""
+    ends = [(pipeline[0], pipeline[-1]) for pipeline in _pipelines(shape)]
+    return _own_group(ends, backend, description)
+
+
+def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
+    """The group of this rank and the rank as far from the pipeline's other end; None for the one in the middle."""
+    pairs = [(line[place], line[-1 - place]) for line in _pipelines(shape) for place in range(shape.pp // 2)]
+    return _own_group(pairs, backend, "mesh_mirror")
+
+
+def _pipelines(shape: MeshShape) -> list[list[int]]:
+    """The global ranks of every pipeline, first stage first."""
+    others = product(range(shape.dp), range(shape.cp), range(shape.tp))
+    return [[shape.rank_of(pp, dp, cp, tp) for pp in range(shape.pp)] for dp, cp, tp in others]
+
+
+def _own_group(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
+    """Make every one of some groups, as all ranks must; this rank's own, or None where it is in none."""
     mine = None
-    rank = dist.get_rank()
-    for dp, cp, tp in product(range(shape.dp), range(shape.cp), range(shape.tp)):
-        ends = [shape.rank_of(0, dp, cp, tp), shape.rank_of(shape.pp - 1, dp, cp, tp)]
-        group = dist.new_group(ends, backend=backend, group_desc=description)
-        if rank in ends:
+    for members in groups:
+        group = dist.new_group(list(members), backend=backend, group_desc=description)
+        if dist.get_rank() in members:
             mine = group
     return mine

@@ -7,6 +7,7 @@ device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -101,11 +102,14 @@ class Recorder:
     """Opens ranges; usable from any thread.
 
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
+    ``step`` is the step that runs now: the runtime sets it, for layers that communicate and do not count steps.
     """
 
-    __slots__ = ("_domain",)
+    __slots__ = ("_domain", "_handles", "step")
 
     def __init__(self) -> None:
+        self.step = 0
+        self._handles = itertools.count()
         # nvtx gives a dummy domain unless a tool has been injected into this process.
         domain = nvtx.get_domain(DOMAIN)
         self._domain: Any = None if type(domain).__name__ == "DummyDomain" else domain
@@ -132,6 +136,10 @@ class Recorder:
         if self._domain is None and not _profiler_enabled():
             return _NULL
         return self.mark(WaitMark(carried.transfer(), step))
+
+    def new_handle(self) -> int:
+        """A number that this rank has not used, for a call that is awaited later."""
+        return next(self._handles)
 
     def collective(
         self, kind: Collective, axis: Axis, size: int, num_bytes: int, step: int, handle: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from instrument.data.text import TextData
 from instrument.mesh import MeshShape, fit_shape
 from instrument.models.gpt import GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring
+from instrument.models.layer_times import read_layer_times
+from instrument.pipeline.balance import LayerTimes, balance
 from instrument.pipeline.order import Posting, require_total_order
 from instrument.pipeline.partition import Layout, partition
-from instrument.pipeline.runtime import require_one_direction
 from instrument.pipeline.transport import Mode, Route
+from instrument.pipeline.validation import OptimizerSync, require_norm
 from pptrace.errors import UsageError
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -70,10 +73,11 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
+    _check_clipping(options)
     shape = fit_shape(place.world, options.pp, options.dp)
-    plan = lower(_read_plan(options, shape.pp))
+    plan = _read_plan(options, shape.pp)
     validate(plan)
-    require_one_direction(plan)
+    plan = lower(plan)
     layout = Layout(
         _read_split(options.split),
         options.count_embedding,
@@ -81,7 +85,8 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         options.first_layers,
         options.last_layers,
     )
-    cut = _cut(options.layers, plan.num_stages, layout)
+    _check_balance(options, layout)
+    cut = _cut(options.layers, plan.chain_length, layout)
     model = GptConfig(
         options.layers,
         options.hidden,
@@ -92,6 +97,11 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         options.seed,
         Recompute(options.recompute),
     )
+    if options.layer_times is not None:
+        cut = balanced_cut(read_layer_times(Path(options.layer_times), model, options.microbatch_size), plan)
+    _check_recompute(options)
+    if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
+        raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
     data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
     backend = _choose_backend(options.backend, place)
     device = torch.device("cpu")
@@ -107,11 +117,56 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     return Settings(shape, plan, model, cut, data, backend, wiring)
 
 
+def balanced_cut(times: LayerTimes, plan: Plan) -> tuple[range, ...]:
+    """The layers of every stage such that the heaviest rank of a plan has least to do."""
+    return partition(len(times.layers_ns), plan.chain_length, balance(times, plan))
+
+
+def _check_balance(options: argparse.Namespace, layout: Layout) -> None:
+    if options.balance and options.layer_times is not None:
+        raise UsageError("--balance measures what --layer-times reads from a file; give one of the two")
+    if (options.balance or options.layer_times is not None) and layout != Layout():
+        raise UsageError("--balance and --layer-times share out the layers by time; leave out --split, counts and ends")
+    if options.save_layer_times is not None and not options.balance:
+        raise UsageError("--save-layer-times keeps what --balance measures; give both")
+    if options.save_layer_times is not None and not Path(options.save_layer_times).resolve().parent.is_dir():
+        raise UsageError(f"--save-layer-times is {options.save_layer_times}, whose folder does not exist; make it")
+
+
+def _check_recompute(options: argparse.Namespace) -> None:
+    keep = options.recompute_microbatches_beyond
+    if keep is None:
+        return
+    if keep < 0:
+        raise UsageError(f"--recompute-microbatches-beyond is {keep}; expected 0 or more outstanding microbatches")
+    if options.recompute == Recompute.FULL:
+        raise UsageError("--recompute full leaves no microbatch to spare; give none or selective for those within")
+
+
+def _check_clipping(options: argparse.Namespace) -> None:
+    post_validated = options.optimizer_sync == OptimizerSync.POST_VALIDATION
+    if options.clip_grad:
+        require_norm(options.clip_grad)
+    elif post_validated:
+        raise UsageError("--optimizer-sync post-validation validates the gradient norm; give it one with --clip-grad")
+    if post_validated and options.dtype == "bfloat16":
+        raise UsageError(
+            "--optimizer-sync post-validation takes updates back, which rounding to bfloat16 does not allow; "
+            "use --dtype float32"
+        )
+
+
 def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
     """The plan of a schedule's name, or of a file in torch's CSV, which says its own ranks, chunks and microbatches."""
     if not options.schedule.endswith(".csv"):
         microbatches = DEFAULT_MICROBATCHES if options.microbatches is None else options.microbatches
-        return build(options.schedule, pp=pp, num_microbatches=microbatches, num_chunks=options.chunks)
+        return build(
+            options.schedule, pp, microbatches, options.chunks, options.group_size, options.lean, options.memory_limit
+        )
+    if options.group_size or options.lean or options.memory_limit:
+        raise UsageError(
+            f"{options.schedule} is a whole plan; --group-size, --lean and --memory-limit shape named schedules"
+        )
     plan = read_csv(Path(options.schedule))
     for option, given, found in (
         ("--pp", pp, plan.pp),
@@ -164,6 +219,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
     add("--schedule", default="1f1b", help="name of a schedule (pptrace schedule list), or a .csv of torch's actions")
     add("--chunks", type=int, help="stages per rank; left out: the schedule's own")
+    add(
+        "--group-size",
+        type=int,
+        help="microbatch group size per virtual stage (interleaved); left out: the pipeline's size",
+    )
+    add("--lean", action="store_true", help="fewer warmup forwards (interleaved)")
+    add("--memory-limit", type=int, help="activations that a rank may hold (zb-auto); left out: all microbatches")
     add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's own, or {DEFAULT_MICROBATCHES}")
     add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
     add("--seq", type=int, default=64, help="bytes per sequence")
@@ -172,6 +234,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--heads", type=int, default=4, help="attention heads")
     add("--steps", type=int, default=10, help="training steps")
     add("--lr", type=float, default=3e-3, help="learning rate of AdamW")
+    add("--clip-grad", type=float, default=0.0, metavar="NORM", help="clip the gradients of all stages to it; 0: off")
+    add(
+        "--optimizer-sync",
+        choices=[sync.value for sync in OptimizerSync],
+        default=OptimizerSync.SYNCHRONOUS.value,
+        help="how ranks agree on the norm: before they update, or after it, taking back what was wrong",
+    )
     add("--tied", action="store_true", help="one weight for embedding and head")
     add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
     add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
@@ -180,6 +249,17 @@ def make_parser() -> argparse.ArgumentParser:
     add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
     add("--dtype", choices=DTYPES, default="float32", help="of parameters and activations")
     add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward runs again")
+    add(
+        "--recompute-microbatches-beyond",
+        type=int,
+        metavar="K",
+        help="of the microbatches outstanding on a rank, K recompute as --recompute says and all others fully",
+    )
+    add("--balance", action="store_true", help="measure embedding, layer and head, and cut so that ranks are even")
+    add("--save-layer-times", metavar="FILE.json", help="keep what --balance measured")
+    add("--layer-times", metavar="FILE.json", help="balance by times of a former run, without measuring")
+    add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
+    add("--memory", action="store_true", help="after the last step, one more that counts what each rank holds")
     add("--seed", type=int, default=0, help="of parameters and data")
     add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
     add("--prefetch", type=int, default=0, help="compute actions that a receive is posted ahead; 0: with its wait")

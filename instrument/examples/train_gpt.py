@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 4 instrument/examples/train_gpt.py --pp 2
     python instrument/examples/train_gpt.py                                  (one process, one stage)
 
-Prints step, loss, step time and tokens per second on the first rank of the last stage. A mistake in the arguments is
+Prints step, loss, step time, tokens per second and MFU on the first rank of the last stage. A mistake in the arguments is
 one line and exit code 2, before any process group is made.
 """
 
@@ -14,21 +14,30 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from instrument import session
 from instrument.data.text import Batch
-from instrument.examples.gpt_settings import Place, Settings, make_parser, settle
+from instrument.examples.gpt_settings import Place, Settings, balanced_cut, make_parser, settle
+from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
+from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptStage
 from instrument.models.gpt_pipeline import make_gpt_runtime
+from instrument.models.layer_times import share_layer_times, write_layer_times
+from instrument.models.peaks import TERA, Peak, device_peak
 from instrument.models.sleeping import SleepingStage
+from instrument.pipeline.control import ControlChannel
+from instrument.pipeline.memory import MemoryUse, measure
+from instrument.pipeline.optimizer import AdamW
 from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
+from instrument.recorder import Recorder
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
 
@@ -53,9 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(settings: Settings, options: argparse.Namespace) -> None:
     """The training loop; the process group exists."""
     observer = session.current()
-    mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings))
+    if options.balance:
+        settings = _balanced(settings, options, observer.recorder)
+    mirrored = settings.plan.num_chains > 1
+    mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored)
     runtime = _make_runtime(settings, mesh, options, observer)
     optimizer = torch.optim.AdamW(runtime.parameters(), lr=options.lr)
+    clipped = _make_clipped(runtime, mesh, options) if options.clip_grad else None
     observer.describe(
         mesh={"pp": mesh.shape.pp, "vpp": settings.plan.num_chunks, "tp": mesh.shape.tp, "cp": mesh.shape.cp}
         | {"dp": mesh.shape.dp},
@@ -66,50 +79,62 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     last_stage_rank = settings.plan.placement[-1]
     reports = mesh.rank == settings.shape.rank_of(last_stage_rank, 0, 0, 0)
     tokens = settings.plan.num_microbatches * options.microbatch_size * options.seq * mesh.shape.dp
-    progress = Progress(tokens)
+    work = Work(tokens, _flops(settings, options), mesh.shape.world, _peak(settings, options) if reports else None)
+    progress = Progress(work)
+    if reports:
+        print(work.heading(), flush=True)
     for step in observer.steps(options.steps):
-        started = time.perf_counter()
+        progress.begin(settings.wiring.device)
         batch = _load(settings, mesh, observer, step)
-        result = runtime.run(batch, step)
-        runtime.optimize(optimizer, step)
+        result = runtime.run(batch, step, clipped)
+        if clipped is None:
+            runtime.optimize(optimizer, step)
+        else:
+            clipped.optimize(step)
         if reports and result.loss is not None:
-            progress.add(step, result.loss, started)
+            progress.add(step, result.loss)
+    if clipped is not None:
+        clipped.finish(options.steps - 1)
     progress.finish()
+    if options.memory:
+        batch = _load(settings, mesh, observer, options.steps)
+        print(_memory_line(mesh, measure(runtime, batch, options.steps)), flush=True)
 
 
-class Progress:
-    """Prints one line per step. On a GPU a step's line is printed during the next step, so that reading the loss waits
-    for nothing that is still to run."""
+def _balanced(settings: Settings, options: argparse.Namespace, recorder: Recorder) -> Settings:
+    """The settings with layers cut by times that rank 0 measures now; every rank has the same."""
+    times = share_layer_times(settings.model, options.microbatch_size, settings.wiring.device, recorder)
+    if options.save_layer_times is not None and dist.get_rank() == 0:
+        write_layer_times(Path(options.save_layer_times), times, settings.model, options.microbatch_size)
+    return replace(settings, cut=balanced_cut(times, settings.plan))
 
-    def __init__(self, tokens_per_step: int) -> None:
-        self._tokens = tokens_per_step
-        self._waiting: tuple[int, Tensor, float, torch.cuda.Event | None] | None = None
 
-    def add(self, step: int, loss: Tensor, started: float) -> None:
-        if not loss.is_cuda:
-            self._print(step, float(loss), time.perf_counter() - started)
-            return
-        self.finish()
-        host = torch.empty_like(loss, device="cpu", pin_memory=True).copy_(loss, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        self._waiting = (step, host, started, copied)
+def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
+    """Of a step of all pipelines."""
+    plan, keep = settings.plan, options.recompute_microbatches_beyond
+    full = 0 if keep is None else count_full(plan, settings.cut, options.microbatch_size, keep)
+    sequences = plan.num_microbatches * options.microbatch_size
+    return step_flops(settings.model, sequences, full).times(settings.shape.dp)
 
-    def finish(self) -> None:
-        """Print the step that waits, if one does."""
-        if self._waiting is None:
-            return
-        step, loss, started, copied = self._waiting
-        self._waiting = None
-        if copied is not None:
-            copied.synchronize()
-        self._print(step, float(loss), time.perf_counter() - started)
 
-    def _print(self, step: int, loss: float, seconds: float) -> None:
-        print(
-            f"step {step:4d}   loss {loss:7.4f}   {seconds * 1e3:8.1f} ms   {self._tokens / seconds:10,.0f} tokens/s",
-            flush=True,
-        )
+def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
+    if options.peak_tflops is not None:
+        return Peak(options.peak_tflops * TERA, "--peak-tflops")
+    return device_peak(settings.wiring.device, settings.model.dtype, Place.from_environment().local_world)
+
+
+def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
+    """The plan's count and the measurement of one rank, side by side."""
+    words = [
+        f"memory   rank {mesh.rank}",
+        f"in flight {use.in_flight} (planned {use.planned.in_flight})",
+        f"put aside {use.put_aside} (planned {use.planned.put_aside})",
+        f"activations {use.peak_bytes / 2**20:,.2f} MiB at most",
+        f"{use.bytes_per_microbatch / 2**20:,.3f} MiB for each in flight",
+    ]
+    if use.allocator_bytes is not None:
+        words.append(f"allocator {use.allocator_bytes / 2**20:,.2f} MiB with gradients and temporaries")
+    return "   ".join(words)
 
 
 def _load(settings: Settings, mesh: Mesh, observer: session.Session, step: int) -> Batch:
@@ -135,6 +160,18 @@ def _make_runtime(
         settings.wiring,
         observer.recorder,
         wrap,
+        options.recompute_microbatches_beyond,
+    )
+
+
+def _make_clipped(runtime: PipelineRuntime, mesh: Mesh, options: argparse.Namespace) -> ClippedOptimizer:
+    return make_clipped_optimizer(
+        OptimizerSync(options.optimizer_sync),
+        AdamW(runtime.parameters(), options.lr),
+        runtime.gradients.counted(),
+        options.clip_grad,
+        ControlChannel(mesh, runtime.recorder),
+        runtime.recorder,
     )
 
 
@@ -167,6 +204,7 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "dtype": options.dtype,
         "tied": options.tied,
         "recompute": options.recompute,
+        "recompute_microbatches_beyond": options.recompute_microbatches_beyond,
         "layers_per_stage": [len(layers) for layers in settings.cut],
         "sleep_forward_ms": options.sleep_forward,
         "sleep_backward_ms": options.sleep_backward,

@@ -80,8 +80,9 @@ class Block(nn.Module):
         self.mlp_in = split.Linear(hidden, 4 * hidden, dtype=dtype)
         self.mlp_out = split.Linear(4 * hidden, hidden, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _again(self._compute, x) if self.recompute is Recompute.FULL else self._compute(x)
+    def forward(self, x: Tensor, recompute: bool = False) -> Tensor:
+        """``recompute``: fully, this time, whatever the model's own recompute is."""
+        return _again(self._compute, x) if recompute or self.recompute is Recompute.FULL else self._compute(x)
 
     def _compute(self, x: Tensor) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
@@ -124,11 +125,12 @@ class GptStage(nn.Module):
         self.head = Head(config) if config.layers - 1 in layers else None
         self._initialise(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, recompute: bool = False) -> Tensor:
+        """With ``recompute`` every layer keeps its input alone, this time; embedding and head keep theirs anyway."""
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks.values():
-            x = block(x)
+            x = block(x, recompute=recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:

@@ -13,7 +13,8 @@ from instrument.mesh import Mesh
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.pipeline.gradients import GradientSync
 from instrument.pipeline.order import Posting
-from instrument.pipeline.p2p import Communicator, TensorSpec
+from instrument.pipeline.outstanding import recomputed_cells
+from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.transport import Mode, Route, make_transport
 from instrument.recorder import Recorder
@@ -46,6 +47,7 @@ def make_gpt_runtime(
     wiring: Wiring,
     recorder: Recorder,
     wrap: Callable[[GptStage], nn.Module] = lambda stage: stage,
+    keep: int | None = None,
 ) -> PipelineRuntime:
     """This rank's runtime.
 
@@ -53,25 +55,30 @@ def make_gpt_runtime(
         mesh: where this rank stands.
         plan: lowered.
         config: the whole model; messages have (microbatch_size, config.sequence, config.hidden) unless negotiated.
-        cut: layers of every stage (:func:`instrument.pipeline.partition.partition`).
+        cut: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
         microbatch_size: sequences in a microbatch.
         wiring: device and transport.
         recorder: writes the ranges.
         wrap: put around each stage's module, to add to what it does.
+        keep: how many outstanding microbatches recompute as ``config`` says while all others recompute fully
+            (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all as ``config`` says.
 
     Raises:
-        UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last.
+        UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
+            with copies of its stages on a mesh without mirror groups.
     """
+    if plan.num_chains > 1 and mesh.mirror is None:
+        raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
     ends = {plan.placement[0], plan.placement[-1]}
     if config.tied and len(ends) == 2 and ends != {0, plan.pp - 1}:
         raise UsageError(
             f"{plan.name}: the embedding is on pipeline rank {plan.placement[0]} and the head on {plan.placement[-1]}; "
             f"a tied weight needs both on one rank, or on ranks 0 and {plan.pp - 1}"
         )
-    stages = {
-        stage: module.to(wiring.device)
-        for stage, module in make_stages(config, cut, plan.stages_of(mesh.pp_rank)).items()
-    }
+    held = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
+    # In the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
+    made = make_stages(config, cut, sorted(held))
+    stages = {held[model_stage]: module.to(wiring.device) for model_stage, module in made.items()}
     shape = None if wiring.negotiated else (microbatch_size, config.sequence, config.hidden)
     spec = TensorSpec(shape, config.dtype, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
@@ -82,4 +89,15 @@ def make_gpt_runtime(
     tied = tied_weight(stages) if config.tied else None
     gradients = GradientSync(mesh, parameters, tied, recorder, wiring.route)
     modules = {stage: wrap(module) for stage, module in stages.items()}
-    return PipelineRuntime(plan, mesh.pp_rank, modules, cross_entropy, communicator, gradients, recorder, posting)
+    recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
+    return PipelineRuntime(
+        plan,
+        mesh.pp_rank,
+        modules,
+        cross_entropy,
+        communicator,
+        gradients,
+        recorder,
+        posting,
+        recomputed=recomputed,
+    )

@@ -56,8 +56,8 @@ class SleepingStage(Splittable, nn.Module):
         self.backward_s = backward_s
         self.weight_s = backward_s / 2 if weight_s is None else weight_s
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = _Sleep.apply(self.stage(x), self)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, **told: bool) -> Tensor:
+        output: Tensor = _Sleep.apply(self.stage(x, **told), self)  # type: ignore[no-untyped-call]
         return output
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ from instrument.pipeline.gradients import GradientSync
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS, Handler, StepRun
 from instrument.pipeline.ledger import Ledger
 from instrument.pipeline.order import Posting, arrange
-from instrument.pipeline.p2p import Communicator
+from instrument.pipeline.p2p import Cell, Communicator
+from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.split import attach
+from instrument.pipeline.validation import ClippedOptimizer
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
@@ -56,6 +59,7 @@ class PipelineRuntime:
         gradients: sums between ranks after the last microbatch.
         posting: when transfers are posted and awaited.
         handlers: kind → handler; left out, those that fit ``posting``.
+        recomputed: microbatches whose forward is told to keep its input alone (``stage(x, recompute=True)``).
 
     Raises:
         ScheduleError: the plan has a kind without a handler, or stages that are not given, or transfers that cannot be
@@ -73,6 +77,7 @@ class PipelineRuntime:
         recorder: Recorder,
         posting: Posting = Posting(),  # noqa: B008
         handlers: Mapping[Kind, Handler] | None = None,
+        recomputed: frozenset[Cell] = frozenset(),
     ) -> None:
         self.plan = plan
         self.pp_rank = pp_rank
@@ -81,8 +86,11 @@ class PipelineRuntime:
         self.communicator = communicator
         self.gradients = gradients
         self.recorder = recorder
+        self.recomputed = recomputed
+        self.make_ledger: Callable[[], Ledger] = Ledger  # memory.measure has one that observes
         self._handlers = handlers or (POSTING_HANDLERS if posting.ahead else HANDLERS)
         _require_runnable(plan, self._handlers)
+        self._posting = posting
         self._instructions = arrange(plan, pp_rank, posting)
         if set(self.stages) != set(plan.stages_of(pp_rank)):
             raise ScheduleError(
@@ -91,21 +99,30 @@ class PipelineRuntime:
         # Layers without a queue are torch's own: plans that never split the backward keep the fused one.
         self.queues = {stage: attach(module) for stage, module in self.stages.items()} if plan.splits_backward else {}
 
-    def run(self, batch: Batch, step: int) -> StepResult:
+    def run(self, batch: Batch, step: int, optimizer: ClippedOptimizer | None = None) -> StepResult:
         """All microbatches forward and backward, then the gradient sums. Gradients add to what ``.grad`` holds.
 
         Args:
             batch: of this pipeline; read by the first stage (tokens) and the last (targets).
             step: number of the step, for the ranges.
+            optimizer: validated at the end of the speculative prefix (:mod:`instrument.pipeline.speculation`), which
+                runs again with the weights that it leaves, where it had to change any.
         """
-        run = StepRun(self, step, batch, Ledger(), [])
-        for instruction in self._instructions:
-            self._handlers[instruction[0].kind](run, instruction)
+        self.recorder.step = step
+        run = StepRun(self, step, batch, self.make_ledger(), [])
+        start = 0
+        if optimizer is not None:
+            self._execute(run, 0, self.num_speculative)
+            start = self.num_speculative
+            if optimizer.validate(step):
+                self._complete(run)
+                run, start = StepRun(self, step, batch, self.make_ledger(), []), 0
+        self._execute(run, start, len(self._instructions))
         self.communicator.complete_sends(step)
         self.gradients.run(step)
         loss = None
         if run.losses:
-            loss = self.gradients.mean_loss(torch.stack(run.losses).mean(), step)
+            loss = self.gradients.mean_loss(torch.stack(run.losses), step)
         return StepResult(loss, run.ledger.peak_in_flight, run.ledger.peak_put_aside)
 
     def optimize(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -113,6 +130,22 @@ class PipelineRuntime:
         with self.recorder.span(SpanKind.OPTIMIZER, step):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    @cached_property
+    def num_speculative(self) -> int:
+        """How many of this rank's instructions may run with weights that are not validated."""
+        arranged = [arrange(self.plan, rank, self._posting) for rank in range(self.plan.pp)]
+        return prefix_lengths(self.plan, arranged)[self.pp_rank]
+
+    def _execute(self, run: StepRun, start: int, end: int) -> None:
+        for instruction in self._instructions[start:end]:
+            self._handlers[instruction[0].kind](run, instruction)
+
+    def _complete(self, run: StepRun) -> None:
+        """Wait for all transfers of a run that is given up; the prefixes of all ranks hold both ends of each."""
+        for arrival in run.arrivals.values():
+            arrival.wait(run.step)
+        self.communicator.complete_sends(run.step)
 
     def is_local(self, stage: int | None) -> bool:
         """Whether this rank runs a stage, so that its neighbours on this rank hand over without a message."""
@@ -123,21 +156,7 @@ class PipelineRuntime:
         return nn.ModuleList(self.stages.values()).parameters()
 
 
-def require_one_direction(plan: Plan) -> None:
-    """Refuse a plan that feeds the pipeline from both ends.
-
-    Raises:
-        ScheduleError: it has more than one chain of stages.
-    """
-    if plan.num_chains > 1:
-        raise ScheduleError(
-            f"{plan.name}: feeds the pipeline from both ends with a copy of every stage for each; this runtime keeps one "
-            "copy (dualpipe-v is its half that does)"
-        )
-
-
 def _require_runnable(plan: Plan, handlers: Mapping[Kind, Handler]) -> None:
-    require_one_direction(plan)
     for rank, actions in enumerate(plan.ranks):
         for action in actions:
             if action.kind not in handlers:
@@ -145,7 +164,8 @@ def _require_runnable(plan: Plan, handlers: Mapping[Kind, Handler]) -> None:
                     f"{plan.name}: rank {rank} has {action} and this runtime cannot execute {action.kind}; "
                     f"it runs {', '.join(handlers)}"
                 )
-    crossing = any(plan.placement[stage] != plan.placement[stage + 1] for stage in range(plan.num_stages - 1))
+    followed = [(stage, plan.next_stage(stage)) for stage in range(plan.num_stages)]
+    crossing = any(after is not None and plan.placement[stage] != plan.placement[after] for stage, after in followed)
     if crossing and not plan.has_comms:
         first = next(iter_halves(plan.ranks[0]))
         raise ScheduleError(f"{plan.name}: has no sends and receives (it begins with {first}); lower the plan first")

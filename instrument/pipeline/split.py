@@ -93,7 +93,7 @@ def attach(stage: nn.Module) -> WeightQueue:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _LinearWork:
+class LinearWork:
     """Adds (output gradient)ᵀ · input, in place where a gradient is there already."""
 
     weight: nn.Parameter
@@ -111,7 +111,18 @@ class _LinearWork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _EmbeddingWork:
+class BiasWork:
+    """Adds the sum of the output gradients."""
+
+    bias: nn.Parameter
+    gradient: Tensor  # (rows, out)
+
+    def run(self) -> None:
+        _add(self.bias, self.gradient.sum(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingWork:
     """Adds each output gradient to the row that was looked up."""
 
     weight: nn.Parameter
@@ -119,7 +130,7 @@ class _EmbeddingWork:
     gradient: Tensor
 
     def run(self) -> None:
-        _add(self.weight, _embedding_gradient(self.indices, self.gradient, self.weight))
+        _add(self.weight, embedding_gradient(self.indices, self.gradient, self.weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -140,7 +151,7 @@ class _Linear(torch.autograd.Function):
         rows = gradient.reshape(-1, gradient.shape[-1])
         read = x.detach().reshape(-1, x.shape[-1])  # detached: a view of x itself would keep the graph before it
         if ctx.queue.collects:
-            ctx.queue.put(_LinearWork(weight, bias, read, rows))
+            ctx.queue.put(LinearWork(weight, bias, read, rows))
             return to_input, None, None, None
         return to_input, rows.t().mm(read), None if bias is None else rows.sum(0), None
 
@@ -159,12 +170,13 @@ class _Embedding(torch.autograd.Function):
         (indices,), weight = ctx.saved_tensors, ctx.weight
         (gradient,) = gradients
         if ctx.queue.collects:
-            ctx.queue.put(_EmbeddingWork(weight, indices, gradient))
+            ctx.queue.put(EmbeddingWork(weight, indices, gradient))
             return None, None, None
-        return None, _embedding_gradient(indices, gradient, weight), None
+        return None, embedding_gradient(indices, gradient, weight), None
 
 
-def _embedding_gradient(indices: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+def embedding_gradient(indices: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+    """Of an embedding's weight: each output gradient (…, hidden) added to the row that ``indices`` (…) looked up."""
     return torch.ops.aten.embedding_dense_backward(gradient, indices, weight.shape[0], -1, False)  # type: ignore[no-any-return]
 
 

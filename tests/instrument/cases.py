@@ -50,6 +50,7 @@ class Case:
     backend: str = "gloo"  # or "nccl", or "host-staged"
     ahead: int = 0
     recompute: Recompute = Recompute.NONE
+    keep: int | None = None  # outstanding microbatches that need not recompute fully
     rows: tuple[str, ...] = ()  # a plan's cells, rank by rank, in place of the schedule's
 
     @property
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def config(self) -> GptConfig:
-        layers = self.layers or self.plan.num_stages
+        layers = self.layers or self.plan.chain_length
         return GptConfig(
             layers, hidden=8, heads=2, sequence=SEQUENCE, tied=self.tied, dtype=torch.float64, recompute=self.recompute
         )
@@ -75,7 +76,7 @@ class Case:
 
     @property
     def cut(self) -> tuple[range, ...]:
-        return partition(self.config.layers, self.plan.num_stages, self.split)
+        return partition(self.config.layers, self.plan.chain_length, self.split)
 
     def batch(self, dp_rank: int, step: int = 0) -> Batch:
         return TextData(self.microbatches, MICROBATCH_SIZE, SEQUENCE).batch(step, dp_rank)
@@ -101,15 +102,16 @@ def compare_with_one_process(cases: Sequence[Case]) -> list[Outcome]:
 
 def mesh_of(case: Case) -> Mesh:
     shape = fit_shape(dist.get_world_size(), case.pp, case.dp)
+    mirrored = case.plan.num_chains > 1
     if case.backend != "nccl":
-        return make_mesh(shape, "cpu", "gloo")
+        return make_mesh(shape, "cpu", "gloo", mirrored)
     torch.cuda.set_device(case.wiring.device)
-    return make_mesh(shape, "cuda", "nccl")
+    return make_mesh(shape, "cuda", "nccl", mirrored)
 
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
     return make_gpt_runtime(
-        mesh, case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, recorder or Recorder()
+        mesh, case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, recorder or Recorder(), keep=case.keep
     )
 
 
@@ -230,10 +232,12 @@ def megatron_operations(mode: Mode, negotiated: bool) -> dict[str, float | None]
 
 def mesh_facts() -> dict[str, object]:
     """Groups of a pp=2 × dp=2 mesh as this rank has them."""
-    mesh = make_mesh(fit_shape(4, pp=2, dp=2), "cpu", "gloo")
+    mesh = make_mesh(fit_shape(4, pp=2, dp=2), "cpu", "gloo", mirrored=True)
     groups = {str(axis): (group.group_desc, dist.get_process_group_ranks(group)) for axis, group in mesh.groups.items()}
     if mesh.embedding is not None:
         groups["embd"] = (mesh.embedding.group_desc, dist.get_process_group_ranks(mesh.embedding))
+    if mesh.mirror is not None:
+        groups["mirror"] = (mesh.mirror.group_desc, dist.get_process_group_ranks(mesh.mirror))
     return {"coordinates": mesh.coordinates, "pp_ranks": mesh.pp_ranks, "groups": groups}
 
 

@@ -6,9 +6,7 @@ import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv, _add_unshard_reshard
 
 from instrument.models.gpt import Recompute
-from instrument.pipeline.runtime import require_one_direction
 from instrument.pipeline.transport import Mode
-from pptrace.errors import ScheduleError
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
@@ -82,14 +80,17 @@ def test_weight_gradients_put_aside_are_counted(pool: Pool) -> None:
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_schedule_of_the_catalogue_is_exact(pool: Pool, schedule: str, ahead: int) -> None:
     chunks = SCHEDULES[schedule].default_chunks
-    if build(schedule, 2, 4).num_chains > 1:
-        with pytest.raises(ScheduleError, match="feeds the pipeline from both ends"):
-            require_one_direction(build(schedule, 2, 4))
-        return
     for pp in SIZES:
         m = 2 * pp
         modes = [Mode.BATCHED] if ahead else list(Mode)
         check(pool, [Case(schedule, pp, m, chunks=chunks, tied=pp == 2, mode=mode, ahead=ahead) for mode in modes])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_with_a_copy_on_two_ranks_are_exact(pool: Pool, tied: bool) -> None:
+    for pp in SIZES:
+        check(pool, [Case("dualpipe", pp, 2 * pp + 2, chunks=2, layers=pp + 3, tied=tied, mode=mode) for mode in Mode])
+    check(pool, [Case("dualpipe", 2, 6, dp=2, chunks=2, tied=tied)])
 
 
 def lowered_by_torch(plan: Plan) -> Rows:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 
-from instrument.mesh import MeshShape, fit_shape
+from instrument.mesh import MeshShape, fit_shape, read_order
 from pptrace.errors import UsageError
+from pptrace.marks import Axis
+from pptrace.recognise.mesh import MeshInfo
 from tests.instrument.cases import mesh_facts
 from tests.instrument.pool import Pool
 
@@ -17,6 +19,56 @@ def test_ranks_count_tp_fastest_then_cp_dp_and_pp() -> None:
     places = list(product(range(2), range(3), range(2), range(2)))
     assert [shape.rank_of(*place) for place in places] == list(range(24))
     assert [shape.coordinates_of(rank) for rank in range(24)] == places
+
+
+def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
+    for order in permutations((Axis.TP, Axis.CP, Axis.DP, Axis.PP)):
+        shape = MeshShape(pp=2, dp=3, cp=2, tp=2, order=order)
+        sizes = {Axis.PP: 2, Axis.DP: 3, Axis.CP: 2, Axis.TP: 2}
+        # itertools.product counts its last argument fastest.
+        places = [
+            dict(zip(order[::-1], place, strict=True)) for place in product(*(range(sizes[a]) for a in order[::-1]))
+        ]
+        assert [shape.coordinates_of(rank) for rank in range(24)] == [
+            (place[Axis.PP], place[Axis.DP], place[Axis.CP], place[Axis.TP]) for place in places
+        ]
+        assert [shape.rank_of(*shape.coordinates_of(rank)) for rank in range(24)] == list(range(24))
+        for axes in (
+            (Axis.TP,),
+            (Axis.CP,),
+            (Axis.DP,),
+            (Axis.PP,),
+            (Axis.DP, Axis.CP),
+            (Axis.TP, Axis.PP),
+            tuple(order),
+        ):
+            alike = [
+                tuple(r for r in range(24) if all(places[r][a] == place[a] for a in order if a not in axes))
+                for place in places
+            ]
+            assert shape.groups_of(*axes) == sorted(set(alike))
+            mesh = MeshInfo(24, 2, 1, 2, 2, 3, 1, tuple(shape.groups_of(Axis.PP)), tuple(map(str, order)))
+            if len(axes) <= 2:
+                assert [mesh.group_of(rank, "-".join(axes)) for rank in range(24)] == alike
+
+
+def test_groups_are_those_of_megatrons_own_example() -> None:
+    # Megatron-LM's parallel_state.initialize_model_parallel: 16 GPUs, tp 2, pp 4.
+    shape = MeshShape(pp=4, dp=2, tp=2)
+    assert shape.groups_of(Axis.DP) == [(0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11), (12, 14), (13, 15)]
+    assert shape.groups_of(Axis.TP) == [(rank, rank + 1) for rank in range(0, 16, 2)]
+    assert shape.groups_of(Axis.PP) == [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+
+
+@pytest.mark.parametrize("text", ["", "tp-tp", "tp-xp", "pp dp"])
+def test_an_order_that_names_no_axes_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="expected tp, cp, dp and pp, fastest first, such as tp-cp-dp-pp"):
+        read_order(text)
+
+
+def test_axes_left_out_of_an_order_vary_slowest() -> None:
+    assert read_order("pp-tp") == (Axis.PP, Axis.TP, Axis.CP, Axis.DP)
+    assert read_order("tp-cp-dp-pp") == MeshShape(1).order
 
 
 def test_what_is_left_out_takes_what_the_others_leave() -> None:
@@ -53,4 +105,5 @@ def test_groups_name_their_axis_and_hold_the_right_ranks(pool: Pool) -> None:
         "cp": ("mesh_cp", [1]),
         "tp": ("mesh_tp", [1]),
         "embd": ("mesh_embd", [1, 3]),
+        "mirror": ("mesh_mirror", [1, 3]),
     }

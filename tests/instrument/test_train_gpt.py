@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from instrument.examples.train_gpt import main
 from pptrace.schedule.lower import lower
@@ -34,6 +35,28 @@ def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str
     seen = losses(capsys.readouterr().out)
     assert len(seen) == 8
     assert seen[-1] < seen[0] - 0.5
+
+
+def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--peak-tflops", "0.5", "--recompute-microbatches-beyond", "0", "--memory"]
+    assert main([*SMALL, "--steps", "2", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
+    assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
+    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
+
+
+def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "times.json")
+    given = [*SMALL, "--schedule", "interleaved-1f1b", "--chunks", "2", "--steps", "1"]
+    assert main([*given, "--balance", "--save-layer-times", path]) == 0
+    measured = losses(capsys.readouterr().out)
+    assert main([*given, "--layer-times", path]) == 0
+    assert losses(capsys.readouterr().out) == measured
+    assert main([*given, "--layer-times", path, "--hidden", "32"]) == 2
+    assert "measure anew" in capsys.readouterr().err
 
 
 def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +91,7 @@ def test_two_ranks_train_a_plan_from_a_file(
         (["--pp", "4"], "has 2 where ranks of each pipeline is 4; leave it out or choose 2"),
         (["--pp", "2", "--microbatches", "5"], "has 4 where --microbatches is 5"),
         (["--pp", "2", "--chunks", "1"], "has 2 where --chunks is 1"),
+        (["--pp", "2", "--group-size", "2"], "--group-size, --lean and --memory-limit shape named schedules"),
     ],
 )
 def test_arguments_that_contradict_a_plan_file_are_one_line(
@@ -100,8 +124,22 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--first-layers", "7"], 4, "8 layers on 4 stages with 7 in the first leave 1 for 3 stages"),
         (["--prefetch", "1", "--p2p-mode", "blocking"], 2, "nothing to post ahead"),
         (["--prefetch", "1", "--negotiate"], 2, "use --prefetch 0"),
+        (["--clip-grad", "-1"], 2, "cannot be clipped to a norm of -1.0; expected a positive number"),
+        (["--optimizer-sync", "post-validation"], 2, "give it one with --clip-grad"),
+        (["--clip-grad", "1", "--optimizer-sync", "post-validation", "--dtype", "bfloat16"], 2, "use --dtype float32"),
+        (["--balance", "--split", "4,4"], 2, "leave out --split, counts and ends"),
+        (["--balance", "--layer-times", "x.json"], 2, "give one of the two"),
+        (["--save-layer-times", "x.json"], 2, "keeps what --balance measures; give both"),
+        (["--balance", "--save-layer-times", "no/such/x.json"], 2, "whose folder does not exist"),
+        (["--layer-times", "nosuch.json"], 2, "nosuch.json: No such file"),
+        (["--recompute-microbatches-beyond", "-1"], 2, "expected 0 or more outstanding microbatches"),
+        (["--recompute-microbatches-beyond", "1", "--recompute", "full"], 2, "leaves no microbatch to spare"),
+        (["--peak-tflops", "0"], 1, "--peak-tflops is 0.0; expected"),
         (["--sleep-weight", "1"], 1, "--sleep-weight is a part of --sleep-backward"),
         (["--microbatches", "0"], 1, "0"),
+        (["--lean"], 2, "1f1b: microbatch groups and the lean warmup belong to interleaved schedules"),
+        (["--memory-limit", "2"], 2, "a memory limit belongs to zb-auto"),
+        (["--schedule", "interleaved-1f1b", "--group-size", "9"], 4, "expected p ≤ group size ≤ m"),
         (["--sleep-forward", "-1"], 1, "--sleep-forward and --sleep-backward take milliseconds from 0 up"),
         (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),
     ],
@@ -120,6 +158,32 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (["0F0 0B0", "1F0 1B0 1B0"], "rank 1 has 1B0 2 times"),
+        (["0B0 0F0", "1F0 1B0"], "deadlock: rank 0 waits at 0B0 for 0F0"),
+        (["0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1B0 1SEND_B0"], "rank 1 never receives it"),
+    ],
+)
+def test_a_broken_plan_is_refused_before_any_process_group(
+    row: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text("\n".join(cells.replace(" ", ",") for cells in row) + "\n")
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    assert main(["--schedule", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not dist.is_initialized()
 
 
 def test_only_rank_zero_tells_the_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

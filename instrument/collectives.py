@@ -1,0 +1,311 @@
+"""One axis of the mesh as one rank sees it: its neighbours there, and marked operations among them.
+
+Every operation lies inside exactly one range. A blocking one ends inside it; one that is only started has a handle, and the
+wait for it has a range of its own (:mod:`pptrace.marks`). ``bytes`` is counted as nccl-tests does: the whole tensor, gathered
+or before it is scattered. On an axis of one rank nothing is communicated and nothing marked.
+
+Dimensions other than the first are gathered and scattered through a copy that puts the ranks' parts side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from instrument.mesh import Mesh
+from instrument.pipeline.transport import Route
+from instrument.recorder import Range, Recorder
+from pptrace.errors import PptraceError
+from pptrace.marks import Axis, Collective, Link
+
+T = TypeVar("T")
+
+
+class Reduction(StrEnum):
+    SUM = "sum"
+    MAX = "max"
+
+    @property
+    def op(self) -> dist.ReduceOp.RedOpType:
+        return dist.ReduceOp.SUM if self is Reduction.SUM else dist.ReduceOp.MAX
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Posted(Generic[T]):
+    """An operation on its way; ``finish`` gives its answer once the works are done.
+
+    ``sent`` is held on to until then.
+    """
+
+    works: Sequence[dist.Work | None]
+    finish: Callable[[], T]
+    sent: Tensor | Sequence[Tensor] = ()
+
+    def wait(self) -> T:
+        for work in self.works:
+            if work is not None:
+                work.wait()
+        return self.finish()
+
+
+class Pending(Generic[T]):
+    """An operation that has been started. Wait for it once, on every rank."""
+
+    __slots__ = ("_posted", "_range")
+
+    def __init__(self, posted: _Posted[T], waiting: Callable[[], Range] | None) -> None:
+        self._posted: _Posted[T] | None = posted
+        self._range = waiting
+
+    def wait(self) -> T:
+        """The answer. On NCCL it may be read by work put on the current stream after this, and the host goes on at once.
+
+        Raises:
+            PptraceError: somebody has waited already.
+        """
+        posted, self._posted = self._posted, None  # lets go of the tensors
+        if posted is None:
+            raise PptraceError("an operation was waited for twice; keep what the first wait returned")
+        if self._range is None:
+            return posted.wait()
+        with self._range():
+            return posted.wait()
+
+
+def arrived(answer: T) -> Pending[T]:
+    """What there is nothing to wait for."""
+    return Pending(_Posted((), lambda: answer), None)
+
+
+class AxisGroup:
+    """The ranks along one axis, of which this process is one.
+
+    Args:
+        group: process group; its backend is gloo where the route is host-staged.
+        axis: what the ranges call it.
+        recorder: writes the ranges, and knows the step.
+        route: DIRECT, or HOST_STAGED where several ranks share a GPU: tensors travel through pinned host memory. A
+            staged operation waits on the host for one event of the current stream, never for the device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, axis: Axis, recorder: Recorder, route: Route = Route.DIRECT) -> None:
+        self._group = group
+        self.axis = axis
+        self.recorder = recorder
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.rank = dist.get_rank(group)
+        self.size = len(self.ranks)
+        self._staged = route is Route.HOST_STAGED
+        self._coalesces = dist.get_backend(group) == "nccl"
+
+    @property
+    def next(self) -> int:
+        """The rank after this one in the ring."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def previous(self) -> int:
+        """The rank before this one in the ring."""
+        return (self.rank - 1) % self.size
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = Reduction.SUM) -> Tensor:
+        """Reduce in place over all ranks; gives ``tensor`` back."""
+        return self._run(
+            Collective.ALL_REDUCE, tensor.nbytes, tensor, lambda: self._all_reduce(tensor, reduction, False)
+        )
+
+    def start_all_reduce(self, tensor: Tensor, reduction: Reduction = Reduction.SUM) -> Pending[Tensor]:
+        """:meth:`all_reduce`, started; ``tensor`` must not be touched until the wait."""
+        return self._start(
+            Collective.ALL_REDUCE, tensor.nbytes, tensor, lambda: self._all_reduce(tensor, reduction, True)
+        )
+
+    def all_gather(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The parts of all ranks side by side along ``dim``."""
+        num_bytes = tensor.nbytes * self.size
+        return self._run(Collective.ALL_GATHER, num_bytes, tensor, lambda: self._all_gather(tensor, dim, False))
+
+    def start_all_gather(self, tensor: Tensor, dim: int = 0) -> Pending[Tensor]:
+        """:meth:`all_gather`, started."""
+        num_bytes = tensor.nbytes * self.size
+        return self._start(Collective.ALL_GATHER, num_bytes, tensor, lambda: self._all_gather(tensor, dim, True))
+
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The sum over all ranks, of which each keeps its part along ``dim``, whose size the ranks divide."""
+        self._require_divisible(tensor, dim)
+        return self._run(
+            Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter(tensor, dim, False)
+        )
+
+    def start_reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Pending[Tensor]:
+        """:meth:`reduce_scatter`, started."""
+        self._require_divisible(tensor, dim)
+        return self._start(
+            Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter(tensor, dim, True)
+        )
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """Part i along the first dimension goes to rank i; part i of the answer came from rank i."""
+        self._require_divisible(tensor, 0)
+        return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, False))
+
+    def start_all_to_all(self, tensor: Tensor) -> Pending[Tensor]:
+        """:meth:`all_to_all`, started."""
+        self._require_divisible(tensor, 0)
+        return self._start(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, True))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """What rank ``source`` of the axis has, in place; gives ``tensor`` back."""
+        return self._run(Collective.BROADCAST, tensor.nbytes, tensor, lambda: self._broadcast(tensor, source, False))
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Point-to-point messages, posted together.
+
+        Args:
+            sends: (rank of the axis, tensor).
+            receives: (rank of the axis, buffer to fill). Messages of two ranks meet in the order of their posting.
+
+        Returns:
+            The filled buffers.
+        """
+        with self.recorder.exchange(self._links(sends, receives), self.axis, self.recorder.step):
+            return self._exchange(sends, receives).wait()
+
+    def start_exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> Pending[list[Tensor]]:
+        """:meth:`exchange`, started; what is sent must not be written to until the wait."""
+        handle, step = self.recorder.new_handle(), self.recorder.step
+        with self.recorder.exchange(self._links(sends, receives), self.axis, step, handle):
+            posted = self._exchange(sends, receives)
+        return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
+
+    def _run(self, kind: Collective, num_bytes: int, tensor: Tensor, post: Callable[[], _Posted[Tensor]]) -> Tensor:
+        if self.size == 1:
+            return tensor
+        with self.recorder.collective(kind, self.axis, self.size, num_bytes, self.recorder.step):
+            return post().wait()
+
+    def _start(
+        self, kind: Collective, num_bytes: int, tensor: Tensor, post: Callable[[], _Posted[Tensor]]
+    ) -> Pending[Tensor]:
+        if self.size == 1:
+            return arrived(tensor)
+        handle, step = self.recorder.new_handle(), self.recorder.step
+        with self.recorder.collective(kind, self.axis, self.size, num_bytes, step, handle):
+            posted = post()
+        return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
+
+    def _all_reduce(self, tensor: Tensor, reduction: Reduction, later: bool) -> _Posted[Tensor]:
+        there = self._depart(tensor)
+        work = dist.all_reduce(there, reduction.op, self._group, async_op=later)
+        return _Posted((work,), lambda: self._arrive_in(tensor, there))
+
+    def _broadcast(self, tensor: Tensor, source: int, later: bool) -> _Posted[Tensor]:
+        there = self._depart(tensor)
+        work = dist.broadcast(there, group=self._group, group_src=source, async_op=later)
+        return _Posted((work,), lambda: self._arrive_in(tensor, there))
+
+    def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
+        there = self._depart(tensor.contiguous())
+        parts = self._room((self.size, *tensor.shape), there)
+        work = dist.all_gather_single(parts.view(self.size * tensor.numel()), there.view(-1), self._group, later)
+        return _Posted((work,), lambda: _side_by_side(self._arrive(parts, tensor.device), dim), there)
+
+    def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
+        there = self._depart(_stacked(tensor, dim, self.size))
+        mine = self._room(there.shape[1:], there)
+        work = dist.reduce_scatter_single(mine.view(-1), there.view(-1), group=self._group, async_op=later)
+        return _Posted((work,), lambda: self._arrive(mine, tensor.device), there)
+
+    def _all_to_all(self, tensor: Tensor, later: bool) -> _Posted[Tensor]:
+        there = self._depart(tensor.contiguous())
+        received = self._room(there.shape, there)
+        work = dist.all_to_all_single(received, there, group=self._group, async_op=later)
+        return _Posted((work,), lambda: self._arrive(received, tensor.device), there)
+
+    def _exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> _Posted[list[Tensor]]:
+        leaving = [(peer, self._depart(tensor.contiguous())) for peer, tensor in sends]
+        coming = [(peer, self._room(buffer.shape, buffer) if self._staged else buffer) for peer, buffer in receives]
+
+        def finish() -> list[Tensor]:
+            return [self._arrive_in(buffer, here) for (_, buffer), (_, here) in zip(receives, coming, strict=True)]
+
+        return _Posted(self._post(leaving, coming), finish, [tensor for _, tensor in leaving])
+
+    def _post(
+        self, leaving: Sequence[tuple[int, Tensor]], coming: Sequence[tuple[int, Tensor]]
+    ) -> Sequence[dist.Work | None]:
+        if self._coalesces:
+            operations = [dist.P2POp(dist.isend, item, group=self._group, group_peer=peer) for peer, item in leaving]
+            operations += [dist.P2POp(dist.irecv, item, group=self._group, group_peer=peer) for peer, item in coming]
+            return dist.batch_isend_irecv(operations)
+        # The group's own methods: without coalescing, batch_isend_irecv is a loop of these with checks of its own.
+        works = [self._group.send([item], peer, 0) for peer, item in leaving]
+        return works + [self._group.recv([item], peer, 0) for peer, item in coming]
+
+    def _links(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Sequence[Link]:
+        if not self.recorder.listening:
+            return ()
+        links = [Link(True, self.ranks[peer], tensor.nbytes) for peer, tensor in sends]
+        return links + [Link(False, self.ranks[peer], buffer.nbytes) for peer, buffer in receives]
+
+    def _depart(self, tensor: Tensor) -> Tensor:
+        """The memory that is handed to the backend: the tensor's own, or a copy of it on the host."""
+        if not self._staged:
+            return tensor
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
+        if tensor.is_cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            copied.synchronize()
+        return host
+
+    def _room(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Where the backend puts what comes: on the device, or pinned on the host."""
+        if not self._staged:
+            return like.new_empty(shape)
+        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=torch.cuda.is_available())
+
+    def _arrive(self, tensor: Tensor, device: torch.device) -> Tensor:
+        # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.
+        return tensor.to(device, non_blocking=True) if self._staged else tensor
+
+    def _arrive_in(self, tensor: Tensor, there: Tensor) -> Tensor:
+        return tensor.copy_(there, non_blocking=True) if self._staged else tensor
+
+    def _require_divisible(self, tensor: Tensor, dim: int) -> None:
+        if tensor.shape[dim] % self.size:
+            raise PptraceError(
+                f"dimension {dim} of a tensor of shape {tuple(tensor.shape)} does not divide into {self.size} parts, "
+                f"one for each rank of {self.axis}"
+            )
+
+
+def axis_group(mesh: Mesh, axis: Axis, recorder: Recorder, route: Route = Route.DIRECT) -> AxisGroup:
+    """An axis of the mesh at this rank's place."""
+    return AxisGroup(mesh.groups[axis], axis, recorder, route)
+
+
+def _side_by_side(parts: Tensor, dim: int) -> Tensor:
+    """(ranks, …) → the same without the first dimension, and ``dim`` as many times as long."""
+    shape = list(parts.shape[1:])
+    dim %= len(shape)
+    shape[dim] *= parts.shape[0]
+    return parts.movedim(0, dim).reshape(shape)
+
+
+def _stacked(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """The inverse of :func:`_side_by_side`, contiguous."""
+    dim %= tensor.dim()
+    shape = tensor.shape
+    parted = tensor.reshape(*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :])
+    return parted.movedim(dim, 0).contiguous()

@@ -1,0 +1,81 @@
+"""Floating-point operations of one training step, by the formulas of the Megatron papers.
+
+B sequences of s tokens through l layers of hidden size h with a vocabulary of V: a layer's forward takes
+24·B·s·h² (its four matrices) + 4·B·s²·h (scores, and their product with the values), the head's 2·B·s·h·V, and the
+backward of each twice its forward. So the *model* FLOPs of a step are
+
+    72·B·s·l·h²·(1 + s/(6h) + V/(12·l·h))
+
+(arXiv 2205.05198, appendix A; arXiv 2104.04473, eq. 3, is the same with full recompute). *Hardware* FLOPs add what
+recompute runs again: the attention's 4·B·s²·h per layer (selective), or a layer's whole forward (full).
+
+What the papers do and do not count, and so neither do we:
+
+- only matrix products: no norms, GELU, softmax, biases, nor the look-up in the embedding;
+- the full s² square of the attention, though a causal mask makes half of it zero. A kernel that skips the masked half
+  does less work than is counted;
+- no recompute inside of a fused attention's backward, which runs the scores once more (2·B·s²·h per layer).
+
+Two numbers differ from what is printed or run elsewhere. For selective recompute the paper's appendix has s/(3h) for
+s/(6h): that is 12·B·s²·h more per layer, three times the attention's forward, where one forward (to 2s/(9h)) is what
+runs. And torch ends a recompute as soon as backward has all that it needs: a layer's last matrix product (8·B·s·h²)
+does not run again under full recompute unless the plan splits the backward, nor the attention's last (2·B·s²·h) under
+selective recompute where the attention is not one fused kernel. Hardware FLOPs here are the papers', a whole forward.
+
+V is 256 here, not the papers' 51,200, so the head's term is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
+from instrument.pipeline.outstanding import recomputed_cells
+from pptrace.errors import UsageError
+from pptrace.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """Of one step, all ranks together. ``hardware`` counts recompute, ``model`` does not."""
+
+    model: int
+    hardware: int
+
+    def times(self, replicas: int) -> StepFlops:
+        """Those of so many data-parallel pipelines."""
+        return StepFlops(self.model * replicas, self.hardware * replicas)
+
+
+def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> StepFlops:
+    """FLOPs of a step of ``num_sequences`` sequences of ``config.sequence`` tokens.
+
+    Args:
+        config: the whole model, with its recompute.
+        num_sequences: B, of all microbatches.
+        num_full: how many times a layer recomputes one sequence fully though ``config`` does not say so
+            (:func:`count_full`).
+
+    Raises:
+        UsageError: more full recomputes than layers × sequences.
+    """
+    num_passes = config.layers * num_sequences
+    if not 0 <= num_full <= num_passes:
+        raise UsageError(
+            f"{num_full} full recomputes of {num_passes} passes through a layer; expected 0 to {num_passes}"
+        )
+    tokens = config.sequence
+    attention = 4 * tokens**2 * config.hidden
+    layer = 24 * tokens * config.hidden**2 + attention
+    head = 2 * tokens * config.hidden * VOCABULARY
+    model = 3 * (num_passes * layer + num_sequences * head)
+    again = {Recompute.NONE: 0, Recompute.SELECTIVE: attention, Recompute.FULL: layer}[config.recompute]
+    return StepFlops(model, model + num_full * layer + (num_passes - num_full) * again)
+
+
+def count_full(plan: Plan, cut: Sequence[Sequence[int]], microbatch_size: int, keep: int) -> int:
+    """How many times a layer of one pipeline recomputes a sequence fully in a step, where ``keep`` microbatches need not."""
+    return microbatch_size * sum(
+        len(cut[plan.model_stage(cell.stage)]) for rank in range(plan.pp) for cell in recomputed_cells(plan, rank, keep)
+    )

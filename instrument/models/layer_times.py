@@ -1,0 +1,134 @@
+"""How long the parts of a GPT take: measured on this device, or read from the file of a former run.
+
+The file is JSON: ``{"model": {…}, "embedding_ns": 1, "layers_ns": [1, …], "head_ns": 1}``, where "model" says for which
+sizes the times hold.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from instrument.models.gpt import VOCABULARY, Block, Embedding, GptConfig, Head, cross_entropy
+from instrument.pipeline.balance import LayerTimes
+from instrument.recorder import Recorder
+from pptrace.errors import UsageError
+from pptrace.marks import Axis, Collective
+
+_NUM_RUNS = 7
+_NUM_WARMUPS = 3
+
+
+def measure_layer_times(config: GptConfig, microbatch_size: int, device: torch.device) -> LayerTimes:
+    """Forward and backward of one microbatch through each part alone: medians of several runs.
+
+    All layers are alike, so one stands for every one of them.
+    """
+    tokens = torch.randint(VOCABULARY, (microbatch_size, config.sequence), device=device)
+    hidden = torch.randn(microbatch_size, config.sequence, config.hidden, dtype=config.dtype, device=device)
+    hidden.requires_grad_()
+    embedding, block, head = (part(config).to(device) for part in (Embedding, Block, Head))
+    embedding_ns = _median_ns(lambda: embedding(tokens).sum(), device)
+    layer_ns = _median_ns(lambda: block(hidden).sum(), device)
+    head_ns = _median_ns(lambda: cross_entropy(head(hidden), tokens), device)
+    return LayerTimes(embedding_ns, (layer_ns,) * config.layers, head_ns)
+
+
+def share_layer_times(config: GptConfig, microbatch_size: int, device: torch.device, recorder: Recorder) -> LayerTimes:
+    """Global rank 0 measures, and tells all ranks, so that each makes the same cut of it. Every rank calls this."""
+    times = torch.zeros(3, dtype=torch.int64)
+    if dist.get_rank() == 0:
+        measured = measure_layer_times(config, microbatch_size, device)
+        times = torch.tensor([measured.embedding_ns, measured.layers_ns[0], measured.head_ns])
+    times = times.to(device if dist.get_backend() == "nccl" else "cpu")
+    with recorder.collective(Collective.BROADCAST, Axis.WORLD, dist.get_world_size(), times.nbytes, step=0):
+        dist.broadcast(times, src=0)
+    embedding_ns, layer_ns, head_ns = times.tolist()
+    return LayerTimes(embedding_ns, (layer_ns,) * config.layers, head_ns)
+
+
+def write_layer_times(path: Path, times: LayerTimes, config: GptConfig, microbatch_size: int) -> None:
+    """Keep times for a run that does not measure.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    written = {
+        "model": _sizes(config, microbatch_size),
+        "embedding_ns": times.embedding_ns,
+        "layers_ns": times.layers_ns,
+        "head_ns": times.head_ns,
+    }
+    try:
+        path.write_text(json.dumps(written, indent=2) + "\n")
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
+
+
+def read_layer_times(path: Path, config: GptConfig, microbatch_size: int) -> LayerTimes:
+    """The times in a file.
+
+    Raises:
+        UsageError: the file cannot be read, is none of layer times, or is of another model.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror}; --balance --save-layer-times writes such a file") from None
+    except ValueError as err:
+        raise UsageError(f"{path}: is no JSON ({err}); --balance --save-layer-times writes such a file") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: holds no JSON object; expected layer times as --save-layer-times writes them")
+    expected = _sizes(config, microbatch_size)
+    if found.get("model") != expected:
+        raise UsageError(f"{path}: has times of the model {found.get('model')}; this run's is {expected}; measure anew")
+    return LayerTimes(_time(path, found, "embedding_ns"), _layers(path, found, config), _time(path, found, "head_ns"))
+
+
+def _median_ns(forward: Callable[[], Tensor], device: torch.device) -> int:
+    runs = [_timed_ns(forward, device) for _ in range(_NUM_WARMUPS + _NUM_RUNS)]
+    return round(statistics.median(runs[_NUM_WARMUPS:]))
+
+
+def _timed_ns(forward: Callable[[], Tensor], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter_ns()
+    torch.autograd.backward(forward())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - started
+
+
+def _sizes(config: GptConfig, microbatch_size: int) -> dict[str, object]:
+    return {
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "heads": config.heads,
+        "sequence": config.sequence,
+        "microbatch_size": microbatch_size,
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "recompute": config.recompute.value,
+    }
+
+
+def _time(path: Path, found: dict[str, Any], name: str) -> int:
+    value = found.get(name)
+    if not isinstance(value, int) or value < 0:
+        raise UsageError(f"{path}: {name} is {value!r}; expected a whole number of ns")
+    return value
+
+
+def _layers(path: Path, found: dict[str, Any], config: GptConfig) -> tuple[int, ...]:
+    values = found.get("layers_ns")
+    if not isinstance(values, list) or len(values) != config.layers:
+        raise UsageError(f"{path}: layers_ns is {values!r}; expected a list of {config.layers} times in ns")
+    return tuple(_time(path, {"layers_ns": value}, "layers_ns") for value in values)

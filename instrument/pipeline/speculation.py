@@ -1,0 +1,69 @@
+"""How far each rank may run into a step before it knows whether the weights it runs with are right.
+
+The *speculative prefix* of a rank's instructions consists of forwards and their messages only, and it is closed under messages:
+of each message the prefixes of all ranks hold both ends or none. So when all ranks have run their prefixes nothing is
+in flight, and each may drop what it has computed and begin the step anew.
+
+The last rank has no prefix: it has the whole state, from which the others' answer comes, before it can begin.
+Used by :mod:`instrument.pipeline.validation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from instrument.pipeline.order import Instruction
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+_REPEATABLE = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.UNSHARD})
+"""What leaves nothing behind when its results are dropped."""
+
+Message = tuple[bool, int, int | None]
+"""(forward, stage that sends, microbatch)."""
+
+
+def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) -> tuple[int, ...]:
+    """How many instructions each rank's speculative prefix has: the longest prefixes that are closed together.
+
+    Args:
+        plan: whose messages they are.
+        instructions: rank → all its instructions (:func:`instrument.pipeline.order.arrange`). Those posted together
+            are cut together.
+    """
+    lengths = [_repeatable(row) for row in instructions[:-1]] + [0]
+    while True:
+        ends = [
+            {message_of(plan, action) for group in row[:length] for action in group if action.kind.is_p2p}
+            for row, length in zip(instructions, lengths, strict=True)
+        ]
+        closed = [_closed(plan, row[:length], ends) for row, length in zip(instructions, lengths, strict=True)]
+        if closed == lengths:
+            return tuple(closed)
+        lengths = closed
+
+
+def message_of(plan: Plan, action: Action) -> Message:
+    """What a send and its receive have in common."""
+    forward = action.kind is Kind.SEND_F or action.kind is Kind.RECV_F
+    if action.kind.is_send:
+        return forward, action.stage, action.microbatch
+    sender = plan.previous_stage(action.stage) if forward else plan.next_stage(action.stage)
+    return forward, action.stage if sender is None else sender, action.microbatch
+
+
+def _repeatable(row: Sequence[Instruction]) -> int:
+    """Instructions before the first that cannot be run again."""
+    for index, group in enumerate(row):
+        if any(action.kind not in _REPEATABLE for action in group):
+            return index
+    return len(row)
+
+
+def _closed(plan: Plan, prefix: Sequence[Instruction], ends: Sequence[set[Message]]) -> int:
+    """Instructions before the first with a message whose other end is in no prefix."""
+    for index, group in enumerate(prefix):
+        for action in group:
+            if action.kind.is_p2p and message_of(plan, action) not in ends[plan.peer_of(action)]:
+                return index
+    return len(prefix)

@@ -1,0 +1,228 @@
+"""Clipping by the global gradient norm, with and without a barrier between steps.
+
+The norm is over the gradients of all stages, so that each rank's update depends on all ranks. Either all wait for each
+other before they update (:class:`Synchronous`), or each updates with what it knows and takes it back where that was
+wrong (:class:`PostValidation`). Both give the parameters that ``torch.nn.utils.clip_grad_norm_`` and AdamW give in one
+process, and leave a step out where a gradient is not finite.
+
+Source: zero bubble, arXiv 2401.10241, section 4 and appendix C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from instrument.pipeline.control import ControlChannel
+from instrument.pipeline.optimizer import AdamW, gradients_of
+from instrument.recorder import Recorder
+from pptrace.errors import UsageError
+from pptrace.marks import SpanKind
+
+
+class OptimizerSync(StrEnum):
+    """How the ranks of a pipeline agree on the gradient norm."""
+
+    SYNCHRONOUS = "synchronous"  # all-reduced before the update
+    POST_VALIDATION = "post-validation"  # reduced along the pipeline, and validated during the next step's warmup
+
+
+class ClippedOptimizer(Protocol):
+    """An optimizer whose steps depend on all ranks of the pipeline. Every rank calls every method.
+
+    ``num_rollbacks`` counts updates of this rank that were taken back.
+    """
+
+    num_rollbacks: int
+
+    def optimize(self, step: int) -> None:
+        """Update from the gradients in place, after the backward of a step."""
+        ...
+
+    def validate(self, step: int) -> bool:
+        """Settle the update of the step before, if that is open, and let go of its gradients.
+
+        Returns:
+            Whether forwards since then ran with wrong weights, on this rank or on another.
+        """
+        ...
+
+    def finish(self, step: int) -> None:
+        """Settle the last update; before anybody else reads the parameters."""
+        ...
+
+
+class Synchronous:
+    """Waits for the norm of all ranks before the update.
+
+    Args:
+        optimizer: of this rank's parameters.
+        counted: those of them whose gradients this rank adds to the norm, which counts every parameter of the model
+            once (:meth:`instrument.pipeline.gradients.GradientSync.counted`).
+        max_norm: gradients are scaled down to it.
+    """
+
+    def __init__(
+        self,
+        optimizer: AdamW,
+        counted: Sequence[nn.Parameter],
+        max_norm: float,
+        channel: ControlChannel,
+        recorder: Recorder,
+    ) -> None:
+        require_norm(max_norm)
+        self.num_rollbacks = 0
+        self._optimizer = optimizer
+        self._counted = tuple(counted)
+        self._max_norm = max_norm
+        self._channel = channel
+        self._recorder = recorder
+
+    def optimize(self, step: int) -> None:
+        with self._recorder.span(SpanKind.OPTIMIZER, step):
+            total = self._channel.sum(sum_of_squares(self._counted), step)
+            _update(self._optimizer, clip_factor(total, self._max_norm))
+        self._optimizer.zero_grad()
+
+    def validate(self, step: int) -> bool:  # noqa: ARG002
+        return False
+
+    def finish(self, step: int) -> None:
+        """Nothing is open."""
+
+
+class PostValidation:
+    """Updates with the norm of the ranks up to this one; the norm of all comes back during the next step's warmup.
+
+    Rank r receives the sum of squares of ranks 0 … r−1, adds its own and sends it on. Where the sum so far is neither
+    too large nor non-finite, it updates as if it were the whole; otherwise it waits. The last rank's sum is the whole
+    one, which travels back p−1 → 0: each rank receives it in :meth:`validate`, and where its update was wrong takes it
+    back and does it again with the scaled gradients, or leaves it out.
+
+    Gradients stay in place until validated. Arguments as :class:`Synchronous` has them.
+    """
+
+    def __init__(
+        self,
+        optimizer: AdamW,
+        counted: Sequence[nn.Parameter],
+        max_norm: float,
+        channel: ControlChannel,
+        recorder: Recorder,
+    ) -> None:
+        require_norm(max_norm)
+        self.num_rollbacks = 0
+        self._optimizer = optimizer
+        self._counted = tuple(counted)
+        self._max_norm = max_norm
+        self._channel = channel
+        self._recorder = recorder
+        self._is_first = channel.pp_rank == 0
+        self._is_last = channel.pp_rank == channel.size - 1
+        self._partial: float | None = None  # the sum of squares that an open update was made with
+
+    def optimize(self, step: int) -> None:
+        channel = self._channel
+        with self._recorder.span(SpanKind.OPTIMIZER, step):
+            own = sum_of_squares(self._counted)
+            self._partial = own if self._is_first else channel.receive(channel.pp_rank - 1, step) + own
+            # The rank before has settled its former update, so it has heard what this rank sent back.
+            channel.complete_sends(step)
+            if not self._is_last:
+                channel.post(self._partial, channel.pp_rank + 1, step)
+            factor = clip_factor(self._partial, self._max_norm)
+            if self._is_last or factor == 1.0:
+                _update(self._optimizer, factor)
+
+    def validate(self, step: int) -> bool:
+        if self._partial is None:
+            return False
+        partial, channel = self._partial, self._channel
+        total = partial if self._is_last else channel.receive(channel.pp_rank + 1, step)
+        channel.complete_sends(step)
+        if not self._is_first:
+            channel.post(total, channel.pp_rank - 1, step)
+        factor = clip_factor(total, self._max_norm)
+        if factor != 1.0 and not self._is_last:
+            self._amend(factor, clip_factor(partial, self._max_norm) == 1.0, step)
+        self._partial = None
+        self._optimizer.zero_grad()
+        return factor != 1.0
+
+    def finish(self, step: int) -> None:
+        self.validate(step)
+        self._channel.complete_sends(step)
+
+    def _amend(self, factor: float | None, has_stepped: bool, step: int) -> None:
+        with self._recorder.span(SpanKind.OPTIMIZER, step):
+            if has_stepped:
+                self._optimizer.roll_back()
+                self.num_rollbacks += 1
+            _update(self._optimizer, factor)
+
+
+def make_clipped_optimizer(
+    sync: OptimizerSync,
+    optimizer: AdamW,
+    counted: Sequence[nn.Parameter],
+    max_norm: float,
+    channel: ControlChannel,
+    recorder: Recorder,
+) -> ClippedOptimizer:
+    """The optimizer of one way to agree on the norm; arguments as :class:`Synchronous` has them."""
+    kind = Synchronous if sync is OptimizerSync.SYNCHRONOUS else PostValidation
+    return kind(optimizer, counted, max_norm, channel, recorder)
+
+
+def require_norm(max_norm: float) -> None:
+    """Refuse a norm that nothing can be clipped to.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
+    if not 0 < max_norm < math.inf:
+        raise UsageError(f"gradients cannot be clipped to a norm of {max_norm}; expected a positive number")
+
+
+def clip_factor(sum_of_squares: float, max_norm: float) -> float | None:
+    """What gradients are multiplied by, at most 1; None where a gradient is not finite and the step is left out.
+
+    Source: ``torch.nn.utils.clip_grad_norm_``, which adds 1e-6 to the norm. A gradient that is not finite makes every
+    sum that it is part of non-finite, so that the sum of squares carries the overflow with it.
+    """
+    if not math.isfinite(sum_of_squares):
+        return None
+    return min(1.0, max_norm / (math.sqrt(sum_of_squares) + 1e-6))
+
+
+@torch.no_grad()
+def sum_of_squares(parameters: Sequence[nn.Parameter]) -> float:
+    """Of all gradients together, in float64: finite wherever gradients of 32 bits or fewer are.
+
+    On a device it waits for this number's copy alone.
+    """
+    if not parameters:
+        return 0.0
+    norms = torch._foreach_norm(gradients_of(parameters), 2, dtype=torch.float64)
+    total = torch.stack(norms).square().sum()
+    if not total.is_cuda:
+        return total.item()
+    host = torch.empty_like(total, device="cpu", pin_memory=True).copy_(total, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    copied.synchronize()
+    return host.item()
+
+
+def _update(optimizer: AdamW, factor: float | None) -> None:
+    """A step with scaled gradients, or none at all."""
+    if factor is None:
+        return
+    if factor < 1.0:
+        optimizer.scale_gradients(factor)
+    optimizer.step()

@@ -1,0 +1,166 @@
+"""What the ranks of the pool run for the tests of marked collectives and of tensor and sequence parallelism."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from instrument.collectives import AxisGroup, Reduction
+from instrument.pipeline.transport import Route
+from instrument.recorder import Recorder
+from pptrace.marks import Axis, Mark, UnknownMark, parse_mark
+
+T = TypeVar("T")
+
+
+class Listening(Recorder):
+    """A recorder whose ranges are heard by a tool that writes down their names: a profiler costs too much per case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 7
+        self.names: list[str] = []
+        self._domain = self
+
+    def get_event_attributes(self, message: str) -> str:
+        return message
+
+    def push_range(self, name: str) -> None:
+        self.names.append(name)
+
+    def pop_range(self) -> None:
+        pass
+
+
+def heard(group: AxisGroup, function: Callable[[], T]) -> tuple[T, list[Mark]]:
+    """The function's answer, and the marks of a group with a :class:`Listening` recorder in the order of their beginning."""
+    assert isinstance(group.recorder, Listening)
+    group.recorder.names.clear()
+    answer = function()
+    marks = [mark for name in group.recorder.names if isinstance(mark := parse_mark(name), Mark)]
+    assert len(marks) == len(group.recorder.names)
+    return answer, marks
+
+
+def axis_of_all_ranks(route: Route = Route.DIRECT, recorder: Recorder | None = None) -> AxisGroup:
+    """An axis tp of the whole world, in step 7."""
+    group = dist.new_group(range(dist.get_world_size()), backend="gloo", group_desc="mesh_tp")
+    recorder = recorder or Recorder()
+    recorder.step = 7
+    return AxisGroup(group, Axis.TP, recorder, route)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    start: float
+    end: float
+
+
+def observed(function: Callable[[], Any]) -> tuple[Any, list[Mark], list[Event]]:
+    """The function's answer, its marks in the order of their beginning, and the backend's own events."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        answer = function()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        found = json.loads(path.read_text())["traceEvents"]
+    events = [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in found if e.get("ph") == "X"]
+    events.sort(key=lambda event: event.start)
+    marks = [mark for event in events if (mark := parse_mark(event.name)) is not None]
+    known = [mark for mark in marks if not isinstance(mark, UnknownMark)]
+    assert len(known) == len(marks)
+    return answer, known, [event for event in events if parse_mark(event.name) is not None or "gloo:" in event.name]
+
+
+def own_value(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Small whole numbers, another for every place of every rank: their sums are exact in every dtype."""
+    count = torch.arange(torch.Size(shape).numel()).view(shape)
+    return ((count * 3 + rank * 5) % 7).to(dtype)
+
+
+def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict[str, Tensor], list[Mark], list[Event]]:
+    """Each operation once, blocking or started."""
+    group = axis_of_all_ranks(route)
+    size, rank = group.size, group.rank
+    value = own_value(rank, (2, 2 * size, 3), dtype)
+
+    def blocking() -> dict[str, Tensor]:
+        received = group.exchange([(group.next, value)], [(group.previous, torch.empty_like(value))])
+        return {
+            "sum": group.all_reduce(value.clone()),
+            "max": group.all_reduce(value.clone(), Reduction.MAX),
+            "gather": group.all_gather(value),
+            "gather 1": group.all_gather(value, dim=1),
+            "scatter 1": group.reduce_scatter(value, dim=1),
+            "scatter -2": group.reduce_scatter(value, dim=-2),
+            "exchange": received[0],
+            "to all": group.all_to_all(value.transpose(0, 1)),
+            "broadcast": group.broadcast(value.clone(), size - 1),
+        }
+
+    def started() -> dict[str, Tensor]:
+        exchange = group.start_exchange([(group.next, value)], [(group.previous, torch.empty_like(value))])
+        pending = {
+            "sum": group.start_all_reduce(value.clone()),
+            "max": group.start_all_reduce(value.clone(), Reduction.MAX),
+            "gather": group.start_all_gather(value),
+            "gather 1": group.start_all_gather(value, dim=1),
+            "scatter 1": group.start_reduce_scatter(value, dim=1),
+            "scatter -2": group.start_reduce_scatter(value, dim=-2),
+            "to all": group.start_all_to_all(value.transpose(0, 1)),
+        }
+        return {"exchange": exchange.wait()[0]} | {name: item.wait() for name, item in pending.items()}
+
+    return observed(started if later else blocking)
+
+
+def alone() -> tuple[list[bool], int]:
+    """An axis of one rank: whether each answer is the input, and how many marks there were."""
+    group = AxisGroup(
+        [dist.new_group([rank], backend="gloo") for rank in range(dist.get_world_size())][dist.get_rank()],
+        Axis.TP,
+        Recorder(),
+    )
+    value = torch.ones(2, 3)
+
+    def run() -> list[bool]:
+        answers = [
+            group.all_reduce(value),
+            group.all_gather(value, 1),
+            group.reduce_scatter(value, 1),
+            group.all_to_all(value),
+            group.broadcast(value, 0),
+            group.start_all_reduce(value).wait(),
+        ]
+        return [answer is value for answer in answers]
+
+    answer, marks, _ = observed(run)
+    return answer, len(marks)
+
+
+def waited_twice() -> str:
+    pending = axis_of_all_ranks().start_all_reduce(torch.ones(2))
+    pending.wait()
+    try:
+        pending.wait()
+    except Exception as err:
+        return str(err)
+    return ""
+
+
+def undivided() -> str:
+    try:
+        axis_of_all_ranks().reduce_scatter(torch.ones(2, 3), dim=1)
+    except Exception as err:
+        return str(err)
+    return ""

@@ -1,0 +1,107 @@
+"""Operations along one axis give what they say, through either route, and each is in exactly one range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from instrument.pipeline.transport import Route
+from pptrace.marks import AwaitMark, Axis, Collective, CollectiveMark, ExchangeMark, Link, Mark
+from tests.instrument.collective_cases import Event, alone, every_operation, own_value, undivided, waited_twice
+from tests.instrument.pool import Pool
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+
+
+def expected(size: int, rank: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    values = [own_value(peer, (2, 2 * size, 3), dtype) for peer in range(size)]
+    total = torch.stack(values).sum(0)
+    return {
+        "sum": total,
+        "max": torch.stack(values).amax(0),
+        "gather": torch.cat(values),
+        "gather 1": torch.cat(values, dim=1),
+        "scatter 1": total.chunk(size, 1)[rank],
+        "scatter -2": total.chunk(size, 1)[rank],
+        "exchange": values[rank - 1],
+        "to all": torch.cat([value.transpose(0, 1).chunk(size)[rank] for value in values]),
+        "broadcast": values[-1],
+    }
+
+
+def marks_without_handles(size: int, rank: int, num_bytes: int) -> list[Mark]:
+    """In the order of the blocking calls."""
+
+    def collective(kind: Collective, times: int = 1) -> Mark:
+        return CollectiveMark(kind, Axis.TP, size, times * num_bytes, 7)
+
+    links = (Link(True, (rank + 1) % size, num_bytes), Link(False, (rank - 1) % size, num_bytes))
+    return [
+        ExchangeMark(links, Axis.TP, 7),
+        *[collective(Collective.ALL_REDUCE)] * 2,
+        *[collective(Collective.ALL_GATHER, size)] * 2,
+        *[collective(Collective.REDUCE_SCATTER)] * 2,
+        collective(Collective.ALL_TO_ALL),
+        collective(Collective.BROADCAST),
+    ]
+
+
+def without_handle(mark: Mark) -> Mark:
+    match mark:
+        case CollectiveMark(kind, axis, size, num_bytes, step):
+            return CollectiveMark(kind, axis, size, num_bytes, step)
+        case ExchangeMark(links, axis, step):
+            return ExchangeMark(links, axis, step)
+    return mark
+
+
+def check_values(answers: dict[str, Tensor], size: int, rank: int, dtype: torch.dtype) -> None:
+    wanted = expected(size, rank, dtype)
+    for name, answer in answers.items():
+        torch.testing.assert_close(answer, wanted[name], rtol=0, atol=0, msg=f"{name} of rank {rank}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocking_operations_are_right_and_marked_in_order(
+    pool: Pool, size: int, route: Route, dtype: torch.dtype
+) -> None:
+    for rank, (answers, marks, events) in enumerate(pool.run(every_operation, route, dtype, False, world=size)):
+        check_values(answers, size, rank, dtype)
+        assert len(answers) == 9
+        assert marks == marks_without_handles(size, rank, answers["sum"].nbytes)
+        assert_inside_one_range(events)
+
+
+def assert_inside_one_range(events: list[Event]) -> None:
+    ranges = [event for event in events if event.name.startswith("pp1:")]
+    operations = [event for event in events if event.name.startswith("gloo:")]
+    assert operations
+    for operation in operations:
+        assert len([one for one in ranges if one.start <= operation.start and operation.end <= one.end]) == 1
+
+
+@pytest.mark.parametrize("route", Route)
+def test_started_operations_are_right_and_each_is_awaited_under_its_own_handle(pool: Pool, route: Route) -> None:
+    for rank, (answers, marks, _) in enumerate(pool.run(every_operation, route, torch.float64, True, world=4)):
+        check_values(answers, 4, rank, torch.float64)
+        posted = [mark for mark in marks if isinstance(mark, CollectiveMark | ExchangeMark)]
+        awaited = [mark for mark in marks if isinstance(mark, AwaitMark)]
+        assert [without_handle(mark) for mark in posted] == marks_without_handles(4, rank, answers["sum"].nbytes)[:-1]
+        assert [mark.handle for mark in posted] == list(range(8))
+        assert awaited == [AwaitMark(Axis.TP, 7, handle) for handle in range(8)]
+
+
+def test_an_axis_of_one_rank_communicates_nothing(pool: Pool) -> None:
+    assert pool.run(alone, world=2) == [([True] * 6, 0)] * 2
+
+
+def test_a_second_wait_is_refused(pool: Pool) -> None:
+    assert all("waited for twice" in message for message in pool.run(waited_twice, world=2))
+
+
+def test_a_tensor_that_does_not_divide_is_refused_before_anybody_waits(pool: Pool) -> None:
+    (message, _) = pool.run(undivided, world=2)
+    assert message == "dimension 1 of a tensor of shape (2, 3) does not divide into 2 parts, one for each rank of tp"
