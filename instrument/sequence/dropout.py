@@ -1,0 +1,90 @@
+"""Dropout whose masks depend on what is dropped, and on nothing that ran before.
+
+A mask is drawn from a seed of its own, made of the place in the model, the step, the microbatch and the rank's position. So
+a run draws the same masks again, in whatever order a schedule runs its microbatches, and a recomputed forward those of the
+first one, as long as the seed is among the recomputed function's arguments.
+
+Which ranks share a mask (Megatron-LM ``tensor_parallel/random.py``): all of tp where all hold the same activations; none
+where each holds its own, be they heads, features or a sequence shard. Ranks of dp and cp never do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pptrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutSeeds:
+    """The seeds of one rank; ``position`` is its place on the axes along which masks differ (such as dp, cp)."""
+
+    seed: int
+    position: tuple[int, ...]
+    tp_rank: int
+
+    def of(self, step: int, microbatch: int, layer: int, place: int, sharded: bool) -> int:
+        """The seed of one mask.
+
+        Args:
+            step: of the training.
+            microbatch: of the step.
+            layer: of the whole model.
+            place: which dropout of the layer.
+            sharded: whether each rank of tp holds its own part of the activations, or all hold the same.
+        """
+        tp_rank = self.tp_rank + 1 if sharded else 0
+        return _mix((self.seed, *self.position, tp_rank, step, microbatch, layer, place))
+
+
+def dropout(x: Tensor, probability: float, seed: int) -> Tensor:
+    """Zeros in place of a share of ``x``, the rest scaled by 1 / (1 − probability); keeps one byte an element.
+
+    Args:
+        x: of any shape.
+        probability: of dropping an element, from 0 up to 1; at 0, ``x`` itself.
+        seed: of :meth:`DropoutSeeds.of`.
+
+    Raises:
+        UsageError: a probability out of this range.
+    """
+    if not 0 <= probability < 1:
+        raise UsageError(f"dropout probability {probability} is not in [0, 1)")
+    if probability == 0:
+        return x
+    dropped: Tensor = _Dropout.apply(x, probability, seed)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class _Dropout(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, probability: float, seed: int) -> Tensor:
+        generator = torch.Generator(x.device).manual_seed(seed)
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= probability
+        ctx.save_for_backward(kept)
+        ctx.scale = 1 / (1 - probability)
+        return (x * kept).mul_(1 / (1 - probability))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return (gradients[0] * kept).mul_(ctx.scale), None, None
+
+
+_MASK = 2**64 - 1
+
+
+def _mix(numbers: tuple[int, ...]) -> int:
+    """One 63-bit number from several; neighbours give unlike ones (the finaliser of SplitMix64, once per number)."""
+    state = len(numbers)
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1

@@ -1,0 +1,107 @@
+"""Gradients of parameters that every rank of the axis tp holds, while each sees only a part of what they act on.
+
+With sequence parallelism these are norms, biases of row-parallel layers and positions; where there are fewer KV heads than
+ranks, the KV rows of a replicated head, whatever the sequence. Their gradients are summed over tp once per step.
+
+Source: Megatron-LM ``finalize_model_grads`` (``_allreduce_non_tensor_model_parallel_grads``), which flattens as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from instrument.collectives import AxisGroup
+from instrument.pipeline import split
+from pptrace.errors import PptraceError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A parameter whose gradient is a part of a sum over the ranks.
+
+    Row i of this rank's gradient, from ``first`` on, is a part of row ``places[i − first]`` of a sum of ``num_places`` rows;
+    left out, the whole gradient is a part of a sum of its own shape.
+    """
+
+    parameter: Tensor
+    first: int = 0
+    places: range | None = None
+    num_places: int = 0
+
+    def spread(self) -> Tensor:
+        """The rows where the other ranks look for them, zeros elsewhere."""
+        gradient = self._gradient()
+        if self.places is None:
+            return gradient
+        spread = gradient.new_zeros((self.num_places, *gradient.shape[1:]))
+        spread[self.places.start : self.places.stop] = gradient[self.first : self.first + len(self.places)]
+        return spread
+
+    def take(self, total: Tensor) -> None:
+        """Put the sum in place of the part."""
+        if self.places is None:
+            self._gradient().copy_(total)
+        else:
+            rows = total[self.places.start : self.places.stop]
+            self._gradient()[self.first : self.first + len(self.places)] = rows
+
+    def _gradient(self) -> Tensor:
+        if self.parameter.grad is None:
+            raise PptraceError(
+                f"a parameter of shape {tuple(self.parameter.shape)} whose gradient is summed over tp has none after the "
+                "step; every parameter of a stage must take part in its forward"
+            )
+        return self.parameter.grad
+
+
+class HasPartial:
+    """A module some of whose gradients are parts."""
+
+    def partial_gradients(self) -> Iterable[Partial]:
+        """Its own parameters only, not those of its children; in an order that all ranks share."""
+        raise NotImplementedError
+
+
+class LayerNorm(HasPartial, nn.LayerNorm):
+    """``nn.LayerNorm``; with ``sequence_parallel`` it acts on a sequence shard."""
+
+    def __init__(self, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
+        super().__init__(hidden, dtype=dtype)
+        self._partial = sequence_parallel
+
+    def partial_gradients(self) -> Iterable[Partial]:
+        return [Partial(parameter) for parameter in (self.weight, self.bias)] if self._partial else []
+
+
+class PositionEmbedding(HasPartial, split.Embedding):
+    """:class:`instrument.pipeline.split.Embedding`; with ``sequence_parallel`` it is asked for a shard's positions."""
+
+    def __init__(self, positions: int, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
+        super().__init__(positions, hidden, dtype=dtype)
+        self._partial = sequence_parallel
+
+    def partial_gradients(self) -> Iterable[Partial]:
+        return [Partial(self.weight)] if self._partial else []
+
+
+def partial_gradients(module: nn.Module) -> list[Partial]:
+    """Of all parts of a stage, in the order of the modules, which is the same on every rank."""
+    found = [part for part in module.modules() if isinstance(part, HasPartial)]
+    return [partial for part in found for partial in part.partial_gradients()]
+
+
+def sum_partial_gradients(partials: Sequence[Partial], group: AxisGroup) -> None:
+    """Replace each part by the sum over the ranks: one all-reduce for each dtype. Once per step, after all microbatches."""
+    if group.size == 1:
+        return
+    spread = [(partial, partial.spread()) for partial in partials]
+    for dtype in dict.fromkeys(tensor.dtype for _, tensor in spread):
+        bucket = [(partial, tensor) for partial, tensor in spread if tensor.dtype == dtype]
+        total = group.all_reduce(torch.cat([tensor.flatten() for _, tensor in bucket]))
+        sums = total.split([tensor.numel() for _, tensor in bucket])  # type: ignore[no-untyped-call]
+        for (partial, tensor), part in zip(bucket, sums, strict=True):
+            partial.take(part.view_as(tensor))
