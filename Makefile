@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test check bench samples clean
+.PHONY: demo test check bench table samples clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
@@ -24,6 +24,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+table: $(STAMP)
+	$(BIN)/python tests/tools/schedule_table.py --write README.md
 
 samples: $(STAMP)
 	$(BIN)/python sample_traces/make.py

@@ -1,0 +1,54 @@
+"""The table of measured schedules: how it is written, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pptrace.errors import UsageError
+from pptrace.schedule.actions import parse_action
+from pptrace.schedule.plan import make_plan
+from pptrace.schedule.registry import build
+from tests.sleeping import Measured, Nap, forwards_in_flight
+from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
+
+
+def row() -> Measured:
+    nap = Nap("zbv", 4, 8, None, 0.1, 2, 2)
+    return Measured(nap, nap.plan, 0.0625, 0.08, 0.0808, 0.0011, 8, 7)
+
+
+def test_the_table_has_a_line_for_each_run_with_the_error_of_its_bubble() -> None:
+    header, rule, line = to_markdown([row()]).splitlines()
+    assert header.count("|") == rule.count("|") == line.count("|")
+    assert line == "| `zbv` | 4 | 8 | 2 | 0.0625 | 0.0800 | 0.0808 | +1.0% | +0.1% | 8 | 7 |"
+
+
+def test_only_what_stands_between_the_markers_is_replaced() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    replaced = replace_between(text, "new", "README.md")
+    assert replaced == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert replace_between(replaced, "new", "README.md") == replaced
+
+
+@pytest.mark.parametrize("text", ["", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n"])
+def test_a_file_without_its_two_markers_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"page\.md: expected one line"):
+        replace_between(text, "new", "page.md")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no markers")
+    assert main(["--write", str(page)]) == 2
+    assert capsys.readouterr().err.startswith(f"schedule_table: {page}: expected one line")
+
+
+def test_forwards_in_flight_end_with_their_b_or_i() -> None:
+    cells = ("0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0I2", "0W1", "0W2")
+    plan = make_plan("test", [[parse_action(cell) for cell in cells]])
+    assert forwards_in_flight(plan, 0) == 2
+    assert [forwards_in_flight(build("1f1b", 4, 8, 1), rank) for rank in range(4)] == [4, 3, 2, 1]

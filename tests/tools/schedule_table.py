@@ -1,0 +1,122 @@
+"""Measures every schedule of the catalogue and writes the table of the README.
+
+    python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--forward-ms 100] [--prefetch 2] [--write README.md]
+
+Each plan runs on four processes whose ops sleep, and is read back from its traces. Without ``--write`` the table is
+printed; with it, it replaces what stands between the two markers of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:  # worker processes import the same modules by the same names
+    sys.path.insert(0, str(ROOT))
+
+from pptrace.errors import UsageError  # noqa: E402
+from pptrace.schedule.registry import SCHEDULES  # noqa: E402
+from tests.instrument.pool import Pool  # noqa: E402
+from tests.sleeping import Measured, Nap, measure  # noqa: E402
+
+BEGIN = "<!-- schedules measured by `make table` -->"
+END = "<!-- end of the measured schedules -->"
+RANKS, MICROBATCHES = 4, 8
+HEADER = (
+    "schedule",
+    "p",
+    "m",
+    "v",
+    "ideal bubble",
+    "simulated bubble",
+    "measured bubble",
+    "measured − simulated",
+    "step time against simulated",
+    "in flight planned",
+    "in flight measured",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        page, where = (None, "") if options.write is None else (options.write.read_text(), str(options.write))
+        if page is not None:
+            replace_between(page, "", where)  # refused now rather than after minutes
+        table = to_markdown(_measure_all(options))
+        if page is None:
+            print(table)
+        else:
+            options.write.write_text(replace_between(page, table, where))
+    except (UsageError, OSError) as err:
+        print(f"schedule_table: {err}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure_all(options: argparse.Namespace) -> list[Measured]:
+    rows = []
+    with Pool(RANKS) as pool, tempfile.TemporaryDirectory() as folder:
+        for name in options.schedules:
+            traces = Path(folder) / name
+            traces.mkdir()
+            nap = Nap(name, RANKS, MICROBATCHES, None, options.forward_ms / 1e3, options.steps, options.prefetch)
+            rows.append(measure(pool, nap, traces))
+            print(_line(_cells(rows[-1])), file=sys.stderr, flush=True)
+    return rows
+
+
+def to_markdown(rows: Iterable[Measured]) -> str:
+    """The table, one line per run."""
+    return "\n".join((_line(HEADER), _line("---" for _ in HEADER), *(_line(_cells(row)) for row in rows)))
+
+
+def replace_between(text: str, table: str, where: str) -> str:
+    """``text`` with ``table`` in place of what stands between its markers.
+
+    Raises:
+        UsageError: the markers are not there exactly once, in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UsageError(f"{where}: expected one line {BEGIN!r} and after it one line {END!r}; put them in")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def _cells(row: Measured) -> tuple[str, ...]:
+    plan = row.plan
+    return (
+        f"`{row.nap.schedule}`",
+        str(plan.pp),
+        str(plan.num_microbatches),
+        str(plan.num_chunks),
+        f"{row.ideal:.4f}",
+        f"{row.simulated:.4f}",
+        f"{row.measured:.4f}",
+        f"{row.bubble_error:+.1%}",
+        f"{row.span_error:+.1%}",
+        str(row.in_flight_planned),
+        str(row.in_flight_measured),
+    )
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="schedule_table.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES), metavar="NAME")
+    parser.add_argument("--forward-ms", type=float, default=100, help="sleep of one chunk's F; I and W sleep as long")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps of each schedule")
+    parser.add_argument("--prefetch", type=int, default=2, help="compute actions that a receive is posted ahead")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the file with the markers; left out: print")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
