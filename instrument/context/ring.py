@@ -1,0 +1,166 @@
+"""Ring attention: keys and values travel from rank to rank while attention runs on those at hand.
+
+Ring Attention (arXiv 2310.01889) with the balanced causal layout of :mod:`instrument.context.shard`. At each step a rank
+first posts the exchange that brings the next keys, then computes with the present ones. The parts of a row are joined
+by their log-sum-exp.
+
+Backward recomputes the scores from q, k, v, the output and its log-sum-exp; nothing else is kept. Keys travel again,
+and behind them the sums of their gradients: each rank adds its part and passes the sum on, until it arrives at the
+rank that the keys belong to. A rank's part in the gradients of its own keys never travels, so that either way there
+are ring − 1 steps. Part of the own step is kept back to run while the last sums travel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from instrument.collectives import AxisGroup, Pending
+from instrument.context.kernels import Gradients, accumulation_dtype, kernel_for
+from instrument.context.shard import Layout
+from instrument.context.squares import RingPlan, Square
+from pptrace.errors import UsageError
+
+
+def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+    """Join another part of the same rows to ``out`` (…, queries, head dim) and ``lse`` (…, queries), in place.
+
+    The softmax over both parts weighs them by exp(lse): out ← out + σ(part_lse − lse) · (part_out − out), which never
+    overflows.
+    """
+    weight = torch.sigmoid(part_lse - lse).unsqueeze(-1)
+    out.lerp_(part_out.to(out.dtype), weight.to(out.dtype))
+    torch.logaddexp(lse, part_lse, out=lse)
+
+
+class RingAttention:
+    """Attention over the positions of all ranks of ``group``, of which each holds its shard under ``layout``."""
+
+    def __init__(self, group: AxisGroup, layout: Layout, causal: bool) -> None:
+        self.group = group
+        self.layout = layout
+        self.causal = causal
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(microbatch, heads, positions, head dim) of this rank, k and v with KV heads → the same shape as ``q``.
+
+        Every rank of the group calls this with equal shapes. Differentiable once.
+        """
+        attended: Tensor = _Ring.apply(q, k, v, self)  # type: ignore[no-untyped-call]
+        return attended
+
+    def plan(self, length: int) -> RingPlan:
+        """What this rank computes when each rank holds ``length`` positions.
+
+        Raises:
+            UsageError: they cannot be halved, as the balanced layout needs.
+        """
+        if self.causal and self.layout is Layout.BALANCED and length % 2:
+            raise UsageError(f"{length} positions on a rank; the balanced layout holds two chunks of equal length")
+        return RingPlan(self.group.size, self.group.rank, length, self.causal, self.layout)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp over the positions of all ranks."""
+        kernel, plan = kernel_for(q), self.plan(q.shape[2])
+        keys = torch.stack((k, v)).contiguous()
+        following = self._pass_on(keys)
+        out, lse = kernel.forward(q, keys[0], keys[1], plan.own.masked)
+        out = out.to(accumulation_dtype(out.dtype))
+        for step in range(1, plan.ring):
+            (keys,) = following.wait()
+            if step < plan.ring - 1:
+                following = self._pass_on(keys)
+            if square := plan.remote(step):
+                k, v = _at(keys, square.keys)
+                part = kernel.forward(_at(q, square.queries), k, v, square.masked)
+                merge(_at(out, square.queries), lse[..., square.queries], *part)
+        return out.to(q.dtype), lse
+
+    def gradients(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        """Of this rank's q, k and v, from ``grad`` of its output; the answers have their dtypes."""
+        plan, rows = self.plan(q.shape[2]), _RowGradients(grad, q, out, lse)
+        own_keys = keys = torch.stack((k, v)).contiguous()
+        following = self._pass_on(keys)
+        own_sum = _zero_sum(keys)
+        for square in plan.own_early:
+            rows.add(square, own_keys, own_sum)
+        travelling: Pending[list[Tensor]] | None = None
+        for step in range(1, plan.ring):
+            (keys,) = following.wait()
+            if step < plan.ring - 1:
+                following = self._pass_on(keys)
+            remote = plan.remote(step)
+            part = None if remote is None else rows.part(remote, keys)
+            grad_sum = _zero_sum(keys) if travelling is None else travelling.wait()[0]
+            if remote is not None and part is not None:
+                _add(grad_sum, remote.keys, part)
+            travelling = self._pass_on(grad_sum)
+        for square in plan.own_late:
+            rows.add(square, own_keys, own_sum)
+        if travelling is not None:
+            own_sum += travelling.wait()[0]
+        return rows.grad_q.to(q.dtype), own_sum[0].to(k.dtype), own_sum[1].to(v.dtype)
+
+    def _pass_on(self, tensor: Tensor) -> Pending[list[Tensor]]:
+        """Send to the next rank of the ring, and receive the like from the previous one."""
+        arriving = torch.empty_like(tensor)
+        return self.group.start_exchange([(self.group.next, tensor)], [(self.group.previous, arriving)])
+
+
+class _RowGradients:
+    """The backward of this rank's queries, block by block; ``grad_q`` is the sum so far."""
+
+    def __init__(self, grad: Tensor, q: Tensor, out: Tensor, lse: Tensor) -> None:
+        self.grad_q = torch.zeros_like(q, dtype=accumulation_dtype(q.dtype))
+        self._kernel = kernel_for(q)
+        self._rows = (grad, q, out)
+        self._lse = lse
+
+    def part(self, square: Square, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a square's part to ``grad_q``; the answers are its parts in the gradients of its keys and values."""
+        grad, q, out = (_at(tensor, square.queries) for tensor in self._rows)
+        k, v = _at(keys, square.keys)
+        grad_q, *rest = self._kernel.backward(grad, q, k, v, out, self._lse[..., square.queries], square.masked)
+        _at(self.grad_q, square.queries).add_(grad_q)
+        return rest[0], rest[1]
+
+    def add(self, square: Square, keys: Tensor, grad_sum: Tensor) -> None:
+        """As :meth:`part`, with the parts of keys and values added to ``grad_sum``."""
+        _add(grad_sum, square.keys, self.part(square, keys))
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention) -> Tensor:
+        q = _with_whole_rows(q)
+        out, lse = ring.attend(q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        return (*ctx.ring.gradients(_with_whole_rows(grad), *ctx.saved_tensors), None)
+
+
+def _with_whole_rows(tensor: Tensor) -> Tensor:
+    """The flash kernels read each row (head dim) as contiguous, and give wrong results where it is not."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _at(tensor: Tensor, places: slice) -> Tensor:
+    """Some positions of (…, positions, head dim)."""
+    return tensor[..., places, :]
+
+
+def _zero_sum(keys: Tensor) -> Tensor:
+    return torch.zeros_like(keys, dtype=accumulation_dtype(keys.dtype))
+
+
+def _add(grad_sum: Tensor, places: slice, part: tuple[Tensor, Tensor]) -> None:
+    for whole, addend in zip(_at(grad_sum, places), part, strict=True):
+        whole.add_(addend)

@@ -1,0 +1,201 @@
+"""The parts of context parallelism that need no processes: shards, squares, kernels, the merge, and volumes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instrument.context.attention import check_context
+from instrument.context.kernels import CpuFlash, CudaFlash, Exact, Kernel, kernel_for
+from instrument.context.ring import merge
+from instrument.context.shard import ContextShape, Layout, cut, join, positions
+from instrument.context.squares import RingPlan
+from instrument.context.ulysses import ulysses_kv_heads
+from instrument.context.volume import AttentionSizes, ring_step_bytes, ring_volume, ulysses_elements, ulysses_volume
+from pptrace.errors import UsageError
+
+shapes = st.builds(ContextShape, st.integers(1, 5), st.integers(1, 4), st.sampled_from(Layout))
+
+
+def test_balanced_ranks_hold_a_chunk_from_either_end() -> None:
+    held = [positions(ContextShape(4), 16, rank).tolist() for rank in range(4)]
+    assert held == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+
+
+def test_ulysses_ranks_hold_consecutive_pieces_of_what_their_ring_rank_holds() -> None:
+    held = [positions(ContextShape(2, 2), 16, rank).tolist() for rank in range(4)]
+    assert held == [[0, 1, 2, 3], [12, 13, 14, 15], [4, 5, 6, 7], [8, 9, 10, 11]]
+    held = [positions(ContextShape(2, 3), 12, rank).tolist() for rank in range(3)]
+    assert held == [[0, 1], [2, 9], [10, 11]]
+
+
+def test_contiguous_and_ulysses_ranks_hold_runs_in_order() -> None:
+    for shape in (ContextShape(4, 1, Layout.CONTIGUOUS), ContextShape(1, 4), ContextShape(2, 2, Layout.CONTIGUOUS)):
+        assert [positions(shape, 8, rank).tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_groups_have_neighbours_in_ulysses_and_strides_in_the_ring() -> None:
+    shape = ContextShape(ring=2, ulysses=3)
+    assert shape.ulysses_groups() == [[0, 1, 2], [3, 4, 5]]
+    assert shape.ring_groups() == [[0, 3], [1, 4], [2, 5]]
+    assert [shape.ring_rank(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+@given(shapes, st.integers(1, 3), st.integers(0, 2))
+def test_cut_and_join_are_inverse(shape: ContextShape, times: int, dim: int) -> None:
+    size = [2, 3, 4]
+    size[dim] = times * shape.divisor
+    whole = torch.arange(torch.Size(size).numel()).view(size)
+    shards = [cut(whole, shape, rank, dim) for rank in range(shape.size)]
+    assert {shard.shape[dim] for shard in shards} == {size[dim] // shape.size}
+    assert torch.equal(join(shards, shape, dim), whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sequence", "rule"),
+    [
+        (ContextShape(2), 6, "not divisible by 2·cp = 4 (cp=2, balanced); choose a multiple of 4"),
+        (ContextShape(2, 2), 12, "not divisible by 2·cp = 8 (cp=4, balanced); choose a multiple of 8"),
+        (ContextShape(1, 4), 6, "not divisible by cp = 4 (cp=4, balanced); choose a multiple of 4"),
+        (ContextShape(3, 1, Layout.CONTIGUOUS), 8, "not divisible by cp = 3 (cp=3, contiguous)"),
+        (ContextShape(2), 0, "not divisible by 2·cp = 4"),
+    ],
+)
+def test_sequences_that_cannot_be_cut_are_told_in_one_line(shape: ContextShape, sequence: int, rule: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        cut(torch.zeros(1, sequence), shape, 0)
+    assert str(refused.value).startswith(f"sequence length {sequence} is {rule}")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="sequence length"):
+        check_context(shape, sequence, 4, 4)
+
+
+def test_missing_shards_and_empty_shapes_are_refused() -> None:
+    with pytest.raises(UsageError, match="found 1 shards of a sequence that is cut over cp=2 ranks"):
+        join([torch.zeros(1, 4)], ContextShape(2))
+    with pytest.raises(UsageError, match="ulysses is 0"):
+        ContextShape(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "travelling"),
+    [(8, 8, 4, 8), (8, 4, 4, 4), (8, 2, 4, 4), (8, 1, 8, 8), (6, 6, 3, 6), (8, 8, 1, 8)],
+)
+def test_kv_heads_are_repeated_only_where_there_are_too_few(
+    heads: int, kv_heads: int, size: int, travelling: int
+) -> None:
+    assert ulysses_kv_heads(heads, kv_heads, size) == travelling
+
+
+def test_heads_that_cannot_be_shared_out_are_told_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^6 heads do not divide among 4 Ulysses ranks; choose .*$"):
+        check_context(ContextShape(1, 4), 8, 6, 6)
+    with pytest.raises(UsageError, match=r"^4 KV heads neither divide among 6 Ulysses ranks nor can .*$"):
+        check_context(ContextShape(1, 6), 12, 12, 4)
+    with pytest.raises(UsageError, match=r"^6 heads do not divide among 4 KV heads; choose .*$"):
+        check_context(ContextShape(2), 8, 6, 4)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.sampled_from(Layout), st.booleans())
+def test_squares_cover_every_visible_score_once(
+    ring: int, length: int, causal: bool, layout: Layout, split: bool
+) -> None:
+    length *= 2 if layout is Layout.BALANCED else 1
+    shape = ContextShape(ring, 1, layout)
+    sequence = ring * length
+    seen = torch.zeros(sequence, sequence, dtype=torch.int64)
+    for rank in range(ring):
+        plan = RingPlan(ring, rank, length, causal, layout)
+        steps = [(0, square) for square in ((*plan.own_early, *plan.own_late) if split else (plan.own,))]
+        steps += [(step, square) for step in range(1, ring) if (square := plan.remote(step)) is not None]
+        for step, square in steps:
+            queries = positions(shape, sequence, rank)[square.queries]
+            keys = positions(shape, sequence, plan.source(step))[square.keys]
+            part = torch.ones(len(queries), len(keys), dtype=torch.int64)
+            part = part.tril() if square.masked else part
+            assert square.num_scores == part.sum() > 0
+            seen[queries[:, None], keys] += part
+        assert plan.num_scores == seen[positions(shape, sequence, rank)].sum()
+    wanted = torch.ones_like(seen)
+    assert torch.equal(seen, wanted.tril() if causal else wanted)
+
+
+@given(st.integers(1, 8), st.data())
+@settings(max_examples=50, deadline=None)
+def test_parts_of_a_row_merge_to_the_whole_in_any_order(num_keys: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    scale = data.draw(st.sampled_from([1.0, 30.0, 1000.0]))  # far beyond what exp can hold
+    q, k, v = (torch.randn(2, 3, rows, 4, dtype=torch.float64, generator=generator) for rows in (5, num_keys, num_keys))
+    q, k = q * scale, k
+    owner = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=num_keys, max_size=num_keys)))
+    parts = [Exact().forward(q, k[:, :, owner == part], v[:, :, owner == part], False) for part in owner.unique()]
+    order = data.draw(st.permutations(parts))
+    out, lse = order[0]
+    for part in order[1:]:
+        merge(out, lse, *part)
+    whole_out, whole_lse = Exact().forward(q, k, v, False)
+    torch.testing.assert_close(out, whole_out, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(lse, whole_lse, rtol=1e-12, atol=1e-12)
+
+
+def agree(kernel: Kernel, device: str, dtype: torch.dtype, tolerance: float, head_dim: int = 16) -> None:
+    """Outputs and gradients of a kernel are those of the definition in float64."""
+    for kv_heads, masked in product((4, 2, 1), (True, False)):
+        keys = 6 if masked else 10
+        sizes = ((4, 6), (kv_heads, keys), (kv_heads, keys), (4, 6))
+        q, k, v, grad = (torch.randn(2, heads, rows, head_dim, dtype=dtype, device=device) for heads, rows in sizes)
+        out, lse = kernel.forward(q, k, v, masked)
+        found = (out, lse, *kernel.backward(grad, q, k, v, out, lse, masked))
+        q, k, v, grad = (tensor.double() for tensor in (q, k, v, grad))
+        out, lse = Exact().forward(q, k, v, masked)
+        wanted = (out, lse, *Exact().backward(grad, q, k, v, out, lse, masked))
+        for mine, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine.double(), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)]
+)
+@pytest.mark.parametrize("kernel", [CpuFlash(), Exact()])
+def test_kernels_compute_the_definition(kernel: Kernel, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    agree(kernel, "cpu", dtype, tolerance)
+
+
+def test_the_definition_is_that_of_autograd() -> None:
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(2, heads, 6, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
+    wanted.backward(grad)
+    out, lse = Exact().forward(*(leaf.detach() for leaf in leaves), True)
+    found = Exact().backward(grad, *(leaf.detach() for leaf in leaves), out, lse, True)
+    for mine, other in zip((out, *found), (wanted, *(leaf.grad for leaf in leaves)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_cuda_kernel_computes_the_definition(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    agree(CudaFlash(), "cuda", dtype, 5e-2, head_dim=64)
+    q = torch.empty(1, 1, 1, 64, device="cuda", dtype=dtype)
+    assert isinstance(kernel_for(q), CudaFlash)
+    assert isinstance(kernel_for(q.float()), Exact)
+    assert isinstance(kernel_for(q[..., :20]), Exact)
+
+
+def test_volumes_are_the_formulas_of_the_field() -> None:
+    assert ulysses_elements(sequence=1024, hidden=64, size=4) == 8 * 1024 * 64 // 4
+    assert ring_step_bytes(chunk=256, hidden=64) == 4 * 256 * 64
+    sizes = AttentionSizes(microbatch=3, sequence=1024, heads=8, kv_heads=8, head_dim=8, item_bytes=2)
+    assert ulysses_volume(sizes, ContextShape(1, 4)).bytes == 3 * 8 * 1024 * 64 // 4 * 2
+    ring = ring_volume(sizes, ContextShape(4))
+    assert ring.forward_bytes == 3 * 3 * 4 * 256 * 64
+    assert ring.backward_bytes == 3 * ring.forward_bytes  # k and v again, and their gradients in float32
+    assert ulysses_volume(sizes, ContextShape(4)).bytes == ring_volume(sizes, ContextShape(1, 4)).bytes == 0
