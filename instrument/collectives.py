@@ -87,22 +87,25 @@ class AxisGroup:
     """The ranks along one axis, of which this process is one.
 
     Args:
-        group: process group; its backend is gloo where the route is host-staged.
+        group: process group, whose backend is gloo where the route is host-staged; None: this rank alone, for which no
+            process group need exist.
         axis: what the ranges call it.
         recorder: writes the ranges, and knows the step.
         route: DIRECT, or HOST_STAGED where several ranks share a GPU: tensors travel through pinned host memory. A
             staged operation waits on the host for one event of the current stream, never for the device.
     """
 
-    def __init__(self, group: dist.ProcessGroup, axis: Axis, recorder: Recorder, route: Route = Route.DIRECT) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, axis: Axis, recorder: Recorder, route: Route = Route.DIRECT
+    ) -> None:
         self._group = group
         self.axis = axis
         self.recorder = recorder
-        self.ranks = tuple(dist.get_process_group_ranks(group))
-        self.rank = dist.get_rank(group)
+        self.ranks = (0,) if group is None else tuple(dist.get_process_group_ranks(group))
+        self.rank = 0 if group is None else dist.get_rank(group)
         self.size = len(self.ranks)
         self._staged = route is Route.HOST_STAGED
-        self._coalesces = dist.get_backend(group) == "nccl"
+        self._coalesces = group is not None and dist.get_backend(group) == "nccl"
 
     @property
     def next(self) -> int:
@@ -248,6 +251,8 @@ class AxisGroup:
             operations = [dist.P2POp(dist.isend, item, group=self._group, group_peer=peer) for peer, item in leaving]
             operations += [dist.P2POp(dist.irecv, item, group=self._group, group_peer=peer) for peer, item in coming]
             return dist.batch_isend_irecv(operations)
+        if self._group is None:
+            raise PptraceError(f"rank 0 of {self.axis} is alone and has nobody to exchange messages with")
         # The group's own methods: without coalescing, batch_isend_irecv is a loop of these with checks of its own.
         works = [self._group.send([item], peer, 0) for peer, item in leaving]
         return works + [self._group.recv([item], peer, 0) for peer, item in coming]

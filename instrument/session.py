@@ -41,7 +41,7 @@ class Session:
 
     def describe(
         self,
-        mesh: Mapping[str, int],
+        mesh: Mapping[str, int | str],
         plan: Plan,
         pp_ranks: Sequence[int],
         model: Mapping[str, object] | None = None,

@@ -29,7 +29,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.simulate import IDEAL, Costs, simulate
+from pptrace.simulate import IDEAL, Costs, simulate, uniform
 from tests.instrument.pool import Pool
 
 WARMUP_STEPS = 1
@@ -147,6 +147,12 @@ def measure(pool: Pool, nap: Nap, folder: Path) -> Measured:
         max(forwards_in_flight(plan, rank) for rank in range(plan.pp)),
         max(peaks),
     )
+
+
+def forward_for(plan: Plan, bubble_s: float) -> float:
+    """How long an F, an I and a W each sleep where the mean ideal bubble of the ranks is to last ``bubble_s``."""
+    paper = simulate(plan, uniform(forward_ns=1, backward_ns=2))
+    return bubble_s * len(paper.ranks) / sum(rank.bubble_ns for rank in paper.ranks)
 
 
 def forwards_in_flight(plan: Plan, rank: int) -> int:

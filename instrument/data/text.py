@@ -8,18 +8,35 @@ from pydoc_data import topics
 import torch
 from torch import Tensor
 
-from pptrace.errors import UsageError
+from pptrace.errors import PptraceError, UsageError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One step of one pipeline; ``tokens`` and ``targets`` are int64 (microbatches, microbatch size, sequence)."""
+    """One step of one pipeline; ``tokens`` and ``targets`` are int64 (microbatches, microbatch size, sequence).
+
+    Without microbatches where a rank has no stage that reads them.
+    """
 
     tokens: Tensor
     targets: Tensor
 
     def to(self, device: torch.device) -> Batch:
         return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+
+    def tokens_of(self, microbatch: int) -> Tensor:
+        """(microbatch size, sequence)."""
+        return _part(self.tokens, microbatch, "tokens, which the first stage reads")
+
+    def targets_of(self, microbatch: int) -> Tensor:
+        """(microbatch size, sequence)."""
+        return _part(self.targets, microbatch, "targets, which the last stage reads")
+
+
+def _part(of: Tensor, microbatch: int, what: str) -> Tensor:
+    if not len(of):
+        raise PptraceError(f"this rank's batch has no {what}; make it for the stages that the rank runs")
+    return of[microbatch]
 
 
 class TextData:

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 from instrument.data.text import TextData
-from instrument.mesh import MeshShape, fit_shape
+from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.gpt import GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring
 from instrument.models.layer_times import read_layer_times
+from instrument.models.parallel import ParallelOptions, check_parallel
 from instrument.pipeline.balance import LayerTimes, balance
 from instrument.pipeline.order import Posting, require_total_order
 from instrument.pipeline.partition import Layout, partition
@@ -74,7 +75,11 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
     _check_clipping(options)
-    shape = fit_shape(place.world, options.pp, options.dp)
+    order = read_order(options.order)
+    shape = fit_shape(place.world, options.pp, options.dp, options.cp, options.tp, order)
+    parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
+    kv_heads = options.heads if options.kv_heads is None else options.kv_heads
+    check_parallel(shape, parallel, options.seq, options.heads, kv_heads)
     plan = _read_plan(options, shape.pp)
     validate(plan)
     plan = lower(plan)
@@ -96,6 +101,8 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         DTYPES[options.dtype],
         options.seed,
         Recompute(options.recompute),
+        options.kv_heads,
+        options.dropout,
     )
     if options.layer_times is not None:
         cut = balanced_cut(read_layer_times(Path(options.layer_times), model, options.microbatch_size), plan)
@@ -108,7 +115,7 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     if backend != "gloo":
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
-    wiring = Wiring(device, Mode(options.p2p_mode), route, options.negotiate, options.prefetch)
+    wiring = Wiring(device, Mode(options.p2p_mode), route, options.negotiate, options.prefetch, parallel)
     if wiring.negotiated and wiring.ahead:
         raise UsageError("--negotiate tells a shape only when its message comes; use --prefetch 0")
     if wiring.mode is Mode.BLOCKING:
@@ -217,6 +224,14 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--pp", type=int, help="pipeline ranks; left out: all ranks that --dp leaves")
     add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
+    add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are cut")
+    add("--cp", type=int, default=1, help="context-parallel ranks: sequences are cut")
+    add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
+    add("--sequence-parallel", action="store_true", help="cut activations between the layers along tp (Megatron SP)")
+    add("--overlap", action="store_true", help="tensor-parallel communication beside the matrix products")
+    add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
+    add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")
+    add("--dropout", type=float, default=0.0, help="probability, after the embedding and in each layer")
     add("--schedule", default="1f1b", help="name of a schedule (pptrace schedule list), or a .csv of torch's actions")
     add("--chunks", type=int, help="stages per rank; left out: the schedule's own")
     add(

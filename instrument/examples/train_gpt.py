@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from instrument import session
+from instrument.data.feed import BatchFeed, make_feed
 from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Place, Settings, balanced_cut, make_parser, settle
 from instrument.examples.progress import Progress, Work
@@ -30,6 +31,7 @@ from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptStage
 from instrument.models.gpt_pipeline import make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
+from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.control import ControlChannel
@@ -66,12 +68,16 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         settings = _balanced(settings, options, observer.recorder)
     mirrored = settings.plan.num_chains > 1
     mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored)
-    runtime = _make_runtime(settings, mesh, options, observer)
+    wiring = settings.wiring
+    parallel = make_parallel(mesh, wiring.parallel, observer.recorder, wiring.route, options.seed)
+    runtime = _make_runtime(settings, mesh, options, observer, parallel)
+    rows = (options.microbatch_size, options.seq)
+    feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
     optimizer = torch.optim.AdamW(runtime.parameters(), lr=options.lr)
     clipped = _make_clipped(runtime, mesh, options) if options.clip_grad else None
     observer.describe(
         mesh={"pp": mesh.shape.pp, "vpp": settings.plan.num_chunks, "tp": mesh.shape.tp, "cp": mesh.shape.cp}
-        | {"dp": mesh.shape.dp},
+        | {"dp": mesh.shape.dp, "order": "-".join(mesh.shape.order)},
         plan=settings.plan,
         pp_ranks=mesh.pp_ranks,
         model=_describe_model(settings, options),
@@ -85,7 +91,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         print(work.heading(), flush=True)
     for step in observer.steps(options.steps):
         progress.begin(settings.wiring.device)
-        batch = _load(settings, mesh, observer, step)
+        batch = _load(feed, observer, step)
         result = runtime.run(batch, step, clipped)
         if clipped is None:
             runtime.optimize(optimizer, step)
@@ -97,7 +103,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         clipped.finish(options.steps - 1)
     progress.finish()
     if options.memory:
-        batch = _load(settings, mesh, observer, options.steps)
+        batch = _load(feed, observer, options.steps)
         print(_memory_line(mesh, measure(runtime, batch, options.steps)), flush=True)
 
 
@@ -137,13 +143,13 @@ def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
     return "   ".join(words)
 
 
-def _load(settings: Settings, mesh: Mesh, observer: session.Session, step: int) -> Batch:
+def _load(feed: BatchFeed, observer: session.Session, step: int) -> Batch:
     with observer.recorder.span(SpanKind.DATA, step):
-        return settings.data.batch(step, mesh.dp_rank).to(settings.wiring.device)
+        return feed.batch(step)
 
 
 def _make_runtime(
-    settings: Settings, mesh: Mesh, options: argparse.Namespace, observer: session.Session
+    settings: Settings, mesh: Mesh, options: argparse.Namespace, observer: session.Session, parallel: Parallel
 ) -> PipelineRuntime:
     def wrap(stage: GptStage) -> torch.nn.Module:
         if not (options.sleep_forward or options.sleep_backward):
@@ -161,6 +167,7 @@ def _make_runtime(
         observer.recorder,
         wrap,
         options.recompute_microbatches_beyond,
+        parallel,
     )
 
 
@@ -199,6 +206,11 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "layers": options.layers,
         "hidden": options.hidden,
         "heads": options.heads,
+        "kv_heads": settings.model.num_kv_heads,
+        "dropout": options.dropout,
+        "sequence_parallel": options.sequence_parallel,
+        "overlap": options.overlap,
+        "ulysses": options.ulysses,
         "sequence": options.seq,
         "microbatch_size": options.microbatch_size,
         "dtype": options.dtype,

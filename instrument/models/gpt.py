@@ -2,7 +2,7 @@
 
 Pre-norm transformer blocks with causal scaled-dot-product attention and a GELU MLP, learned positions, a final norm and
 a head, whose weight may be the embedding's (tied). Every part draws its initial values from a generator of its own,
-seeded by its place in the model, so that any cut gives the same parameters.
+seeded by its place in the model, so that any cut over stages and ranks gives the same parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from instrument.pipeline import split
+from instrument.collectives import AxisGroup
+from instrument.models.parallel import Parallel, alone
+from instrument.sequence.dropout import Moment, dropout
+from instrument.sequence.partial import LayerNorm, PositionEmbedding
+from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
+from instrument.tensor.embedding import VocabParallelEmbedding
+from instrument.tensor.heads import share_heads
+from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
 from pptrace.errors import UsageError
 
 VOCABULARY = 256  # bytes
@@ -32,7 +39,11 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GptConfig:
-    """Sizes of the whole model. ``sequence`` is the longest one that the learned positions allow."""
+    """Sizes of the whole model. ``sequence`` is the longest one that the learned positions allow.
+
+    ``kv_heads`` below ``heads`` make attention grouped-query; None means as many as heads. ``dropout`` is the probability
+    after the embedding, the attention and the MLP of each layer.
+    """
 
     layers: int
     hidden: int
@@ -42,117 +53,175 @@ class GptConfig:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     recompute: Recompute = Recompute.NONE
+    kv_heads: int | None = None
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; the model needs at least 1")
+        for name in ("layers", "hidden", "heads", "sequence", "kv_heads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; the model needs at least 1")
         if self.hidden % self.heads:
             raise UsageError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
 
 
 class Embedding(nn.Module):
-    """(microbatch, sequence) bytes → (microbatch, sequence, hidden)."""
+    """(microbatch, sequence / cp) bytes → (microbatch, sequence / cp, hidden), or with SP this rank's shard of that."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: GptConfig, parallel: Parallel | None = None) -> None:
         super().__init__()
-        self.tokens = split.Embedding(VOCABULARY, config.hidden, dtype=config.dtype)
-        self.positions = split.Embedding(config.sequence, config.hidden, dtype=config.dtype)
+        self.parallel = parallel = parallel or alone()
+        self.dropout = config.dropout
+        self.tokens = VocabParallelEmbedding(VOCABULARY, config.hidden, parallel.region, config.dtype)
+        self.positions = PositionEmbedding(
+            config.sequence, config.hidden, parallel.region.shards_sequence, config.dtype
+        )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, moment: Moment = Moment()) -> Tensor:  # noqa: B008
+        places = self.parallel.positions(tokens.shape[1], tokens.device)
         hidden: Tensor = self.tokens(tokens) + self.positions(places)
-        return hidden
+        return _drop(hidden, self.dropout, self.parallel, moment, layer=-1, place=0)
+
+    def take(self, whole: Embedding) -> None:
+        """Copy this rank's part of the whole embedding's values."""
+        self.tokens.take(whole.tokens.weight)
+        self.positions.weight.data.copy_(whole.positions.weight)
 
 
 class Block(nn.Module):
-    """One transformer layer; (microbatch, sequence, hidden) in and out."""
+    """One transformer layer; (microbatch, sequence / cp, hidden) in and out, with SP this rank's shard of that."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: GptConfig, parallel: Parallel | None = None, layer: int = 0) -> None:
         super().__init__()
-        hidden, dtype = config.hidden, config.dtype
-        self.heads = config.heads
+        self.parallel = parallel = parallel or alone()
+        region, hidden, dtype = parallel.region, config.hidden, config.dtype
+        share = share_heads(config.heads, config.num_kv_heads, region.group.rank, region.group.size)
+        self.layer = layer
+        self.dropout = config.dropout
         self.recompute = config.recompute
-        self.attention_norm = nn.LayerNorm(hidden, dtype=dtype)
-        self.qkv = split.Linear(hidden, 3 * hidden, dtype=dtype)
-        self.attention_out = split.Linear(hidden, hidden, dtype=dtype)
-        self.mlp_norm = nn.LayerNorm(hidden, dtype=dtype)
-        self.mlp_in = split.Linear(hidden, 4 * hidden, dtype=dtype)
-        self.mlp_out = split.Linear(4 * hidden, hidden, dtype=dtype)
+        self.attention_norm = LayerNorm(hidden, region.shards_sequence, dtype)
+        self.qkv = QkvParallelLinear(hidden, config.head_dim, share, region, dtype=dtype)
+        self.attention_out = RowParallelLinear(hidden, hidden, region, dtype=dtype)
+        self.mlp_norm = LayerNorm(hidden, region.shards_sequence, dtype)
+        self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
+        self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
 
-    def forward(self, x: Tensor, recompute: bool = False) -> Tensor:
+    def forward(self, x: Tensor, moment: Moment = Moment(), recompute: bool = False) -> Tensor:  # noqa: B008
         """``recompute``: fully, this time, whatever the model's own recompute is."""
-        return _again(self._compute, x) if recompute or self.recompute is Recompute.FULL else self._compute(x)
+        if recompute or self.recompute is Recompute.FULL:
+            return _again(lambda x: self._compute(x, moment), x)
+        return self._compute(x, moment)
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def take(self, whole: Block) -> None:
+        """Copy this rank's part of the whole layer's values."""
+        for name in ("attention_norm", "mlp_norm"):
+            getattr(self, name).load_state_dict(getattr(whole, name).state_dict())
+        for mine, theirs in (
+            (self.qkv, whole.qkv),
+            (self.attention_out, whole.attention_out),
+            (self.mlp_in, whole.mlp_in),
+            (self.mlp_out, whole.mlp_out),
+        ):
+            mine.take(theirs.weight, theirs.bias)
+
+    def _compute(self, x: Tensor, moment: Moment) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
         attended = _again(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
-        x = x + self.attention_out(attended)
-        hidden: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
-        return hidden
+        x = x + self._drop(self.attention_out(attended), moment, 0)
+        return x + self._drop(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))), moment, 1)
 
     def _attend(self, qkv: Tensor) -> Tensor:
-        batch, sequence, width = qkv.shape
-        q, k, v = qkv.view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return attended.transpose(1, 2).reshape(batch, sequence, width // 3)
+        return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
+
+    def _drop(self, x: Tensor, moment: Moment, place: int) -> Tensor:
+        return _drop(x, self.dropout, self.parallel, moment, self.layer, place)
 
 
 class Head(nn.Module):
-    """(microbatch, sequence, hidden) → logits (microbatch, sequence, 256)."""
+    """(microbatch, sequence / cp, hidden), with SP a shard of that → logits (microbatch, sequence / cp, 256 / tp)."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: GptConfig, parallel: Parallel | None = None) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
-        self.projection = split.Linear(config.hidden, VOCABULARY, bias=False, dtype=config.dtype)
+        region = (parallel or alone()).region
+        self.norm = LayerNorm(config.hidden, region.shards_sequence, config.dtype)
+        self.projection = ColumnParallelLinear(config.hidden, VOCABULARY, region, bias=False, dtype=config.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.projection(self.norm(x))
         return logits
 
+    def take(self, whole: Head) -> None:
+        """Copy this rank's part of the whole head's values."""
+        self.norm.load_state_dict(whole.norm.state_dict())
+        self.projection.take(whole.projection.weight)
+
 
 class GptStage(nn.Module):
     """The part of the model from one layer to another; parameter names are the same in every cut.
 
-    The first stage takes bytes (microbatch, sequence), the last returns logits; between stages travels (microbatch,
-    sequence, hidden).
+    The first stage takes bytes, the last returns logits; between stages travel the activations of :class:`Block`.
+    Left out, ``parallel`` is that of a rank that has whole layers.
     """
 
-    def __init__(self, config: GptConfig, layers: Sequence[int]) -> None:
+    def __init__(self, config: GptConfig, layers: Sequence[int], parallel: Parallel | None = None) -> None:
         super().__init__()
-        self.embedding = Embedding(config) if 0 in layers else None
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
-        self.head = Head(config) if config.layers - 1 in layers else None
+        parallel = parallel or alone(config.seed)
+        self.embedding = Embedding(config, parallel) if 0 in layers else None
+        self.blocks = nn.ModuleDict({str(layer): Block(config, parallel, layer) for layer in layers})
+        self.head = Head(config, parallel) if config.layers - 1 in layers else None
         self._initialise(config)
 
-    def forward(self, x: Tensor, recompute: bool = False) -> Tensor:
+    def forward(self, x: Tensor, moment: Moment = Moment(), recompute: bool = False) -> Tensor:  # noqa: B008
         """With ``recompute`` every layer keeps its input alone, this time; embedding and head keep theirs anyway."""
         if self.embedding is not None:
-            x = self.embedding(x)
+            x = self.embedding(x, moment)
         for block in self.blocks.values():
-            x = block(x, recompute=recompute)
+            x = block(x, moment, recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:
+        """Every part is drawn whole, and of that this rank takes its share: any mesh begins with the same model."""
         if self.embedding is not None:
-            _draw(self.embedding, config, place=0)
+            self.embedding.take(drawn_embedding(config))
         for layer, block in self.blocks.items():
-            _draw(block, config, place=1 + int(layer))
+            assert isinstance(block, Block)
+            whole = Block(config)
+            _draw(whole, config, place=1 + int(layer))
+            block.take(whole)
         if self.head is not None:
-            _draw(self.head, config, place=1 + config.layers)
+            head = Head(config)
+            _draw(head, config, place=1 + config.layers)
+            self.head.take(head)
             if config.tied:  # the values of the embedding, wherever that is
-                first = Embedding(config)
-                _draw(first, config, place=0)
-                self.head.projection.weight = first.tokens.weight
+                self.head.projection.take(drawn_embedding(config).tokens.weight)
 
 
-def make_stages(config: GptConfig, cut: Sequence[Sequence[int]], stages: Sequence[int]) -> dict[int, GptStage]:
+def drawn_embedding(config: GptConfig) -> Embedding:
+    """The whole embedding with its initial values."""
+    embedding = Embedding(config)
+    _draw(embedding, config, place=0)
+    return embedding
+
+
+def make_stages(
+    config: GptConfig, cut: Sequence[Sequence[int]], stages: Sequence[int], parallel: Parallel | None = None
+) -> dict[int, GptStage]:
     """The modules of some stages of one rank.
 
     A tied embedding whose two ends are both among them is one parameter; otherwise each end has a copy, and the owner
     sums their gradients (:mod:`instrument.pipeline.gradients`).
     """
-    made = {stage: GptStage(config, cut[stage]) for stage in stages}
+    made = {stage: GptStage(config, cut[stage], parallel) for stage in stages}
     ends = (made.get(0), made.get(len(cut) - 1))
     if config.tied and ends[0] is not None and ends[1] is not None:
         if ends[0].embedding is None or ends[1].head is None:
@@ -172,15 +241,25 @@ def tied_weight(stages: dict[int, GptStage]) -> nn.Parameter | None:
     return ends[0] if len(ends) == 1 else None
 
 
+def _drop(x: Tensor, probability: float, parallel: Parallel, moment: Moment, layer: int, place: int) -> Tensor:
+    """Dropout with the mask of this place in the model, this microbatch and this rank."""
+    if probability == 0:
+        return x
+    seed = parallel.seeds.of(moment, layer + 1, place, parallel.region.shards_sequence)
+    return dropout(x, probability, seed)
+
+
 def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """``function(x)``, of which only x is kept: backward runs it again. Nothing in a block draws random numbers."""
     output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
     return output
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens of a microbatch; logits (…, 256), targets (…) bytes."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = None) -> Tensor:
+    """Mean over this rank's tokens of a microbatch; logits (…, 256 / tp) of the ranks of ``group``, targets (…) bytes."""
+    if group is None or group.size == 1:
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return vocab_parallel_cross_entropy(logits, targets, group).mean()
 
 
 def _draw(module: nn.Module, config: GptConfig, place: int) -> None:

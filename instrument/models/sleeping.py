@@ -56,7 +56,7 @@ class SleepingStage(Splittable, nn.Module):
         self.backward_s = backward_s
         self.weight_s = backward_s / 2 if weight_s is None else weight_s
 
-    def forward(self, x: Tensor, **told: bool) -> Tensor:
+    def forward(self, x: Tensor, **told: object) -> Tensor:
         output: Tensor = _Sleep.apply(self.stage(x, **told), self)  # type: ignore[no-untyped-call]
         return output
 

@@ -5,53 +5,73 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from instrument.collectives import AxisGroup
 from instrument.mesh import Mesh
 from instrument.pipeline.transport import Route
-from instrument.recorder import Recorder
+from instrument.sequence.partial import partial_gradients, sum_partial_gradients
 from pptrace.errors import PptraceError
-from pptrace.marks import Axis, Collective, SpanKind
+from pptrace.marks import Axis, SpanKind
 
 BUCKET_BYTES = 25 * 2**20  # as DDP
 
 
 class GradientSync:
-    """Averages gradients over dp, and sums those of copies: of a tied embedding over the first and last stage, of whole
-    stages over mirrored ranks (DualPipe).
+    """Averages gradients over dp × cp and sums parts of one gradient: over tp those of norms under SP and of copied KV
+    heads, over the first and last stage those of a tied embedding, over mirrored ranks (DualPipe) those of whole stages.
 
-    ``parameters`` stand in the same order on all ranks that hold copies of them. Source of the order: Megatron-LM
-    ``finalize_model_grads``.
+    A loss is the mean over a rank's own tokens, of which every rank of dp × cp has as many, so that the mean over these
+    ranks is the mean over all tokens. Every sum has an order that the backend chooses: runs agree up to rounding.
+    Source of the order of the sums: Megatron-LM ``finalize_model_grads``.
+
+    Args:
+        mesh: where this rank stands.
+        stages: this rank's, in an order that all ranks share that hold copies of them.
+        tied: this rank's copy of a tied embedding whose other end is on another rank, if it has one.
+        tensor_group: the axis tp.
+        route: of the other axes.
+        bucket_bytes: how much is summed by one call.
     """
 
     def __init__(
         self,
         mesh: Mesh,
-        parameters: Sequence[nn.Parameter],
+        stages: Sequence[nn.Module],
         tied: nn.Parameter | None,
-        recorder: Recorder,
+        tensor_group: AxisGroup,
         route: Route = Route.DIRECT,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._mesh = mesh
-        self._parameters = tuple(parameters)
+        def axis(name: Axis) -> AxisGroup:
+            return AxisGroup(mesh.groups[name], name, tensor_group.recorder, route)
+
+        recorder = tensor_group.recorder
+        self._parameters = tuple(nn.ModuleList(stages).parameters())
         self._tied = tied
         self._recorder = recorder
-        self._route = route
         self._bucket_bytes = bucket_bytes
+        self._tensor = tensor_group
+        self._partials = [partial for stage in stages for partial in partial_gradients(stage)]
+        self._replicas = axis(mesh.replicas)
+        self._mirror = None if mesh.mirror is None else AxisGroup(mesh.mirror, Axis.MIRROR, recorder, route)
+        has_copy = tied is not None and mesh.embedding is not None
+        self._embedding = AxisGroup(mesh.embedding, Axis.EMBEDDING, recorder, route) if has_copy else None
 
     def run(self, step: int) -> None:
         """All-reduce the gradients of this rank's stages. Called with the gradients of all microbatches in place."""
-        embedding = self._mesh.embedding if self._tied is not None else None
-        if self._mesh.shape.dp == 1 and embedding is None and self._mesh.mirror is None:
+        tensor_parallel = bool(self._partials) and self._tensor.size > 1
+        everywhere = self._replicas.size > 1 or self._mirror is not None
+        if not (tensor_parallel or everywhere or self._embedding is not None):
             return
         with self._recorder.span(SpanKind.GRAD_SYNC, step):
-            if self._mesh.shape.dp > 1 or self._mesh.mirror is not None:
+            if everywhere:
                 for bucket in self._buckets():
-                    self._reduce(bucket, step)
-            if embedding is not None and self._tied is not None:
-                self._all_reduce(_gradient(self._tied), embedding, Axis.EMBEDDING, step)
+                    self._reduce(bucket)
+            if tensor_parallel:
+                sum_partial_gradients(self._partials, self._tensor)
+            if self._embedding is not None and self._tied is not None:
+                self._embedding.all_reduce(_gradient(self._tied))
 
     def counted(self) -> tuple[nn.Parameter, ...]:
         """Those of this rank's parameters that it counts in a sum over the whole model, such as the gradient norm.
@@ -59,33 +79,32 @@ class GradientSync:
         Of a parameter with copies on several ranks of a pipeline, all of which have the summed gradient, only the first
         rank's counts; the copies of other pipelines are in those pipelines' sums.
         """
-        mirror, embedding = self._mesh.mirror, self._mesh.embedding
-        if mirror is not None and mirror.rank() > 0:
+        if self._mirror is not None and self._mirror.rank > 0:
             return ()
-        copied = self._tied if embedding is not None and embedding.rank() > 0 else None
+        copied = self._tied if self._embedding is not None and self._embedding.rank > 0 else None
         return tuple(parameter for parameter in self._parameters if parameter is not copied)
 
     def mean_loss(self, losses: Tensor, step: int) -> Tensor:
         """The mean of all losses (one per microbatch) of all pipelines; called by every rank that holds a last stage."""
-        total = losses.mean() / (1 if self._mesh.mirror is None else 2)  # each end has half of the microbatches
-        self._sum(total, step)
-        return total / self._mesh.shape.dp
+        self._recorder.step = step
+        total = losses.mean() / (1 if self._mirror is None else 2)  # each end has half of the microbatches
+        self._sum(total)
+        return total / self._replicas.size
 
-    def _reduce(self, bucket: Sequence[Tensor], step: int) -> None:
+    def _reduce(self, bucket: Sequence[Tensor]) -> None:
         flat = torch.cat([gradient.flatten() for gradient in bucket])
-        self._sum(flat, step)
-        flat.div_(self._mesh.shape.dp)
+        self._sum(flat)
+        flat.div_(self._replicas.size)
         start = 0
         for gradient in bucket:
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
             start += gradient.numel()
 
-    def _sum(self, tensor: Tensor, step: int) -> None:
-        """Sum over the copies of this rank's stages in its own pipeline, then over all pipelines; in place."""
-        if self._mesh.mirror is not None:
-            self._all_reduce(tensor, self._mesh.mirror, Axis.MIRROR, step)
-        if self._mesh.shape.dp > 1:
-            self._all_reduce(tensor, self._mesh.groups[Axis.DP], Axis.DP, step)
+    def _sum(self, tensor: Tensor) -> None:
+        """Sum over the copies of this rank's stages in its own pipeline, then over all replicas; in place."""
+        if self._mirror is not None:
+            self._mirror.all_reduce(tensor)
+        self._replicas.all_reduce(tensor)
 
     def _buckets(self) -> Iterator[list[Tensor]]:
         """The gradients in order, cut where a bucket is full or the dtype changes."""
@@ -100,19 +119,6 @@ class GradientSync:
             size += gradient.nbytes
         if bucket:
             yield bucket
-
-    def _all_reduce(self, tensor: Tensor, group: dist.ProcessGroup, axis: Axis, step: int) -> None:
-        """Sum in place. Host-staged: through pinned memory, with one event awaited on the host."""
-        with self._recorder.collective(Collective.ALL_REDUCE, axis, group.size(), tensor.nbytes, step):
-            if self._route is Route.DIRECT or not tensor.is_cuda:
-                dist.all_reduce(tensor, group=group)
-                return
-            host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-            copied.synchronize()
-            dist.all_reduce(host, group=group)
-            tensor.copy_(host, non_blocking=True)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -138,10 +138,10 @@ POSTING_HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **
 def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
     runtime = run.runtime
     read = None if runtime.plan.previous_stage(cell.stage) is None else run.ledger.take_input(cell)
-    told = {"recompute": True} if cell in runtime.recomputed else {}
-    output: Tensor = runtime.stages[cell.stage](run.batch.tokens[cell.microbatch] if read is None else read, **told)
+    told = runtime.told(run.step, cell)
+    output: Tensor = runtime.stages[cell.stage](run.batch.tokens_of(cell.microbatch) if read is None else read, **told)
     if runtime.plan.next_stage(cell.stage) is None:
-        output = runtime.loss_function(output, run.batch.targets[cell.microbatch])
+        output = runtime.loss_function(output, run.batch.targets_of(cell.microbatch))
         run.losses.append(output.detach())
     run.ledger.open(cell, read, output)
     return output

@@ -24,6 +24,7 @@ from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.split import attach
 from instrument.pipeline.validation import ClippedOptimizer
 from instrument.recorder import Recorder
+from instrument.sequence.dropout import Moment
 from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
 from pptrace.schedule.actions import Kind, iter_halves
@@ -60,6 +61,7 @@ class PipelineRuntime:
         posting: when transfers are posted and awaited.
         handlers: kind → handler; left out, those that fit ``posting``.
         recomputed: microbatches whose forward is told to keep its input alone (``stage(x, recompute=True)``).
+        numbered: every forward is told its step and microbatch (``stage(x, moment=…)``).
 
     Raises:
         ScheduleError: the plan has a kind without a handler, or stages that are not given, or transfers that cannot be
@@ -78,6 +80,7 @@ class PipelineRuntime:
         posting: Posting = Posting(),  # noqa: B008
         handlers: Mapping[Kind, Handler] | None = None,
         recomputed: frozenset[Cell] = frozenset(),
+        numbered: bool = False,
     ) -> None:
         self.plan = plan
         self.pp_rank = pp_rank
@@ -86,7 +89,8 @@ class PipelineRuntime:
         self.communicator = communicator
         self.gradients = gradients
         self.recorder = recorder
-        self.recomputed = recomputed
+        self._recomputed = recomputed
+        self._numbered = numbered
         self.make_ledger: Callable[[], Ledger] = Ledger  # memory.measure has one that observes
         self._handlers = handlers or (POSTING_HANDLERS if posting.ahead else HANDLERS)
         _require_runnable(plan, self._handlers)
@@ -146,6 +150,13 @@ class PipelineRuntime:
         for arrival in run.arrivals.values():
             arrival.wait(run.step)
         self.communicator.complete_sends(run.step)
+
+    def told(self, step: int, cell: Cell) -> dict[str, object]:
+        """What a stage's forward is told beside its input."""
+        told: dict[str, object] = {"recompute": True} if cell in self._recomputed else {}
+        if self._numbered:
+            told["moment"] = Moment(step, cell.microbatch)
+        return told
 
     def is_local(self, stage: int | None) -> bool:
         """Whether this rank runs a stage, so that its neighbours on this rank hand over without a message."""

@@ -21,6 +21,14 @@ from pptrace.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Which microbatch of which step a forward is of."""
+
+    step: int = 0
+    microbatch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DropoutSeeds:
     """The seeds of one rank; ``position`` is its place on the axes along which masks differ (such as dp, cp)."""
 
@@ -28,18 +36,17 @@ class DropoutSeeds:
     position: tuple[int, ...]
     tp_rank: int
 
-    def of(self, step: int, microbatch: int, layer: int, place: int, sharded: bool) -> int:
+    def of(self, moment: Moment, layer: int, place: int, sharded: bool) -> int:
         """The seed of one mask.
 
         Args:
-            step: of the training.
-            microbatch: of the step.
+            moment: step and microbatch.
             layer: of the whole model.
             place: which dropout of the layer.
             sharded: whether each rank of tp holds its own part of the activations, or all hold the same.
         """
         tp_rank = self.tp_rank + 1 if sharded else 0
-        return _mix((self.seed, *self.position, tp_rank, step, microbatch, layer, place))
+        return _mix((self.seed, *self.position, tp_rank, moment.step, moment.microbatch, layer, place))
 
 
 def dropout(x: Tensor, probability: float, seed: int) -> Tensor:

@@ -1,9 +1,10 @@
 """Measures every schedule of the catalogue and writes the table of the README.
 
-    python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--forward-ms 100] [--prefetch 2] [--write README.md]
+    python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--bubble-ms 1200] [--prefetch 2] [--write README.md]
 
-Each plan runs on four processes whose ops sleep, and is read back from its traces. Without ``--write`` the table is
-printed; with it, it replaces what stands between the two markers of the file.
+Each plan runs on four processes whose ops sleep, and is read back from its traces. They sleep so long that the ideal
+bubble is the same number of milliseconds in every plan: what the runtime itself needs between two ops then weighs the
+same. Without ``--write`` the table is printed; with it, it replaces what stands between the two markers of the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +23,7 @@ if str(ROOT) not in sys.path:  # worker processes import the same modules by the
 from pptrace.errors import UsageError  # noqa: E402
 from pptrace.schedule.registry import SCHEDULES  # noqa: E402
 from tests.instrument.pool import Pool  # noqa: E402
-from tests.sleeping import Measured, Nap, measure  # noqa: E402
+from tests.sleeping import Measured, Nap, forward_for, measure  # noqa: E402
 
 BEGIN = "<!-- schedules measured by `make table` -->"
 END = "<!-- end of the measured schedules -->"
@@ -64,7 +66,8 @@ def _measure_all(options: argparse.Namespace) -> list[Measured]:
         for name in options.schedules:
             traces = Path(folder) / name
             traces.mkdir()
-            nap = Nap(name, RANKS, MICROBATCHES, None, options.forward_ms / 1e3, options.steps, options.prefetch)
+            nap = Nap(name, RANKS, MICROBATCHES, None, 0.0, options.steps, options.prefetch)
+            nap = replace(nap, forward_s=forward_for(nap.plan, options.bubble_ms / 1e3))
             rows.append(measure(pool, nap, traces))
             print(_line(_cells(rows[-1])), file=sys.stderr, flush=True)
     return rows
@@ -111,7 +114,9 @@ def _line(cells: Iterable[str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="schedule_table.py", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES), metavar="NAME")
-    parser.add_argument("--forward-ms", type=float, default=100, help="sleep of one chunk's F; I and W sleep as long")
+    parser.add_argument(
+        "--bubble-ms", type=float, default=1200, help="the ideal bubble of each plan; I and W sleep as F"
+    )
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each schedule")
     parser.add_argument("--prefetch", type=int, default=2, help="compute actions that a receive is posted ahead")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the file with the markers; left out: print")

@@ -1,0 +1,112 @@
+"""How the layers of one rank's stages work together with those of other ranks along tp and cp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from instrument.collectives import AxisGroup, axis_group
+from instrument.context.attention import ContextAttention, check_context, make_context_groups
+from instrument.context.shard import ContextShape, positions
+from instrument.mesh import Mesh, MeshShape
+from instrument.pipeline.transport import Route
+from instrument.recorder import Recorder
+from instrument.sequence.dropout import DropoutSeeds
+from instrument.sequence.mappings import own_part
+from instrument.tensor.heads import share_heads
+from instrument.tensor.region import Region, divide
+from pptrace.errors import UsageError
+from pptrace.marks import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """What can be chosen beside the sizes of the axes.
+
+    ``sequence`` cuts activations between the layers along tp (Megatron SP), ``overlap`` lets their communication run beside
+    the GEMMs. ``ulysses`` ranks of cp exchange heads, and cp / ulysses form the ring.
+    """
+
+    sequence: bool = False
+    overlap: bool = False
+    ulysses: int = 1
+
+    def context(self, cp: int) -> ContextShape:
+        """How cp ranks share a sequence.
+
+        Raises:
+            UsageError: ``ulysses`` does not divide cp.
+        """
+        if self.ulysses < 1 or cp % self.ulysses:
+            raise UsageError(f"ulysses={self.ulysses} does not divide cp={cp}; choose a divisor of {cp}")
+        return ContextShape(cp // self.ulysses, self.ulysses)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parallel:
+    """One rank's share: its tensor-parallel region, its attention, and which positions of a sequence it holds."""
+
+    region: Region
+    attention: ContextAttention | None
+    context: ContextShape
+    cp_rank: int
+    seeds: DropoutSeeds
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention: (microbatch, heads, sequence / cp, head dim), k and v with KV heads → as ``q``."""
+        if self.attention is not None:
+            return self.attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+    def positions(self, held: int, device: torch.device) -> Tensor:
+        """Position ids of this rank's activations, where its batch holds ``held`` tokens of each sequence."""
+        places = positions(self.context, held * self.context.size, self.cp_rank, device)
+        return own_part(places, 0, self.region.group) if self.region.shards_sequence else places
+
+    def activation_length(self, sequence: int) -> int:
+        """How much of a sequence the activations between layers hold."""
+        held = sequence // self.context.size
+        return held // self.region.group.size if self.region.shards_sequence else held
+
+
+def alone(seed: int = 0) -> Parallel:
+    """Of a rank that shares its layers with nobody; needs no process group."""
+    region = Region(AxisGroup(None, Axis.TP, Recorder()))
+    return Parallel(region, None, ContextShape(), 0, DropoutSeeds(seed, (0, 0), 0))
+
+
+def make_parallel(
+    mesh: Mesh, options: ParallelOptions, recorder: Recorder, route: Route = Route.DIRECT, seed: int = 0
+) -> Parallel:
+    """This rank's share. Every rank of the world calls this, after :func:`instrument.mesh.make_mesh`.
+
+    Args:
+        mesh: where this rank stands.
+        options: checked by :func:`check_parallel`.
+        recorder: writes the ranges.
+        route: direct, or host-staged where several ranks share a GPU.
+        seed: of the dropout masks.
+    """
+    region = Region(axis_group(mesh, Axis.TP, recorder, route), options.sequence, options.overlap)
+    context = options.context(mesh.shape.cp)
+    attention = None
+    if context.size > 1:
+        attention = ContextAttention(make_context_groups(mesh, context, recorder, route))
+    seeds = DropoutSeeds(seed, (mesh.dp_rank, mesh.cp_rank), mesh.tp_rank)
+    return Parallel(region, attention, context, mesh.cp_rank, seeds)
+
+
+def check_parallel(shape: MeshShape, options: ParallelOptions, sequence: int, heads: int, kv_heads: int) -> None:
+    """Refuse sizes that cannot be shared out; before any process group is made.
+
+    Raises:
+        UsageError: heads that neither divide nor can be copied, or a sequence that does not divide.
+    """
+    share_heads(heads, kv_heads, 0, shape.tp)
+    context = options.context(shape.cp)
+    check_context(context, sequence, heads // shape.tp, max(1, kv_heads // shape.tp))
+    if options.sequence and shape.tp > 1:
+        divide(sequence // shape.cp, shape.tp, "positions of a sequence shard")

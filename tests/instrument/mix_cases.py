@@ -1,0 +1,175 @@
+"""What the ranks of the pool run: training on meshes of every mix of axes, compared with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from instrument.data.feed import make_feed
+from instrument.data.text import TextData
+from instrument.mesh import Mesh, fit_shape, make_mesh
+from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.pipeline.partition import partition
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.transport import Route
+from instrument.recorder import Recorder
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+
+MICROBATCHES, MICROBATCH_SIZE, SEQUENCE = 4, 1, 16
+LAYERS, HIDDEN, HEADS = 4, 16, 4
+STEPS, LEARNING_RATE = 3, 1e-2
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One mesh, and how its ranks work together."""
+
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    sequence: bool = False
+    overlap: bool = False
+    ulysses: int = 1
+    schedule: str = "1f1b"
+    kv_heads: int | None = None
+    tied: bool = True
+    recompute: Recompute = Recompute.NONE
+    dropout: float = 0.0
+    host_staged: bool = False
+    ahead: int = 0
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def config(self) -> GptConfig:
+        return GptConfig(
+            LAYERS,
+            HIDDEN,
+            HEADS,
+            SEQUENCE,
+            self.tied,
+            torch.float64,
+            recompute=self.recompute,
+            kv_heads=self.kv_heads,
+            dropout=self.dropout,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        return lower(build(self.schedule, self.pp, MICROBATCHES))
+
+    @property
+    def options(self) -> ParallelOptions:
+        return ParallelOptions(self.sequence, self.overlap, self.ulysses)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank saw: the largest error of its losses and of its parameters, and how many parameters it has."""
+
+    loss_error: float
+    parameter_error: float
+    losses: tuple[float, ...]
+    num_parameters: int
+
+
+def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
+    """Train every mix (all of one mesh shape)."""
+    mesh = mesh_of(mixes[0])
+    return [_train(mix, mesh) for mix in mixes]
+
+
+def mesh_of(mix: Mix) -> Mesh:
+    shape = fit_shape(dist.get_world_size(), mix.pp, mix.dp, mix.cp, mix.tp)
+    return make_mesh(shape, "cpu", "gloo", mix.plan.num_chains > 1)
+
+
+def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
+    route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
+    wiring = Wiring(CPU, route=route, ahead=mix.ahead, parallel=mix.options)
+    cut = partition(LAYERS, mix.plan.chain_length)
+    return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
+
+
+def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
+    """Train; the losses, on ranks that have them."""
+    data = TextData(MICROBATCHES, MICROBATCH_SIZE, SEQUENCE)
+    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), CPU, (MICROBATCH_SIZE, SEQUENCE))
+    optimizer = torch.optim.AdamW(runtime.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(steps):
+        result = runtime.run(feed.batch(step), step)
+        runtime.optimize(optimizer, step)
+        if result.loss is not None:
+            losses.append(float(result.loss))
+    return losses
+
+
+def parallel_of(runtime: PipelineRuntime) -> Parallel:
+    stage = next(iter(runtime.stages.values()))
+    assert isinstance(stage, GptStage)
+    block = next(iter(stage.blocks.values()))
+    assert isinstance(block.parallel, Parallel)
+    return block.parallel
+
+
+def _train(mix: Mix, mesh: Mesh) -> Outcome:
+    runtime = runtime_of(mix, mesh, Recorder())
+    losses = run_steps(mix, mesh, runtime, STEPS)
+    whole, expected = reference(mix.dp, mix.tied, mix.kv_heads)
+    errors = [0.0]
+    for stage in runtime.stages.values():
+        assert isinstance(stage, GptStage)
+        errors += [float((mine - theirs).abs().max()) for mine, theirs in _pairs(stage, whole)]
+    loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
+    return Outcome(max(loss_errors), max(errors), tuple(losses), len(list(runtime.parameters())))
+
+
+def _pairs(stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter of a stage, and the part of the whole model's that it should be."""
+    trained = [parameter.detach().clone() for parameter in stage.parameters()]
+    with torch.no_grad():
+        if stage.embedding is not None and whole.embedding is not None:
+            stage.embedding.take(whole.embedding)
+        for layer, block in stage.blocks.items():
+            block.take(whole.blocks[layer])  # type: ignore[operator]
+        if stage.head is not None and whole.head is not None:
+            stage.head.take(whole.head)
+    return list(zip(trained, (parameter.detach() for parameter in stage.parameters()), strict=True))
+
+
+@lru_cache
+def reference(dp: int, tied: bool, kv_heads: int | None) -> tuple[GptStage, tuple[float, ...]]:
+    """The model after the same steps in one process, and its losses."""
+    mix = Mix(dp=dp, tied=tied, kv_heads=kv_heads)
+    model = GptStage(mix.config, range(LAYERS))
+    if tied:
+        assert model.embedding is not None
+        assert model.head is not None
+        model.head.projection.weight = model.embedding.tokens.weight
+    optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
+    data = TextData(MICROBATCHES, MICROBATCH_SIZE, SEQUENCE)
+    losses = []
+    for step in range(STEPS):
+        batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
+        tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
+        targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
+        loss = cross_entropy(model(tokens), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return model, tuple(losses)

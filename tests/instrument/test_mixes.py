@@ -1,0 +1,77 @@
+"""Training on every mix of axes that fits eight ranks equals training in one process: loss and parameters, float64, 1e-9."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from instrument.models.gpt import Recompute
+from tests.instrument.mix_cases import STEPS, Mix, Outcome, train_mixes
+from tests.instrument.pool import Pool
+
+TOLERANCE = 1e-9
+SIZES = [(pp, tp, cp, dp) for pp, tp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2)) if pp * tp * cp * dp <= 8]
+
+
+@pytest.fixture(scope="module")
+def large_pool() -> Iterator[Pool]:
+    """Eight live processes."""
+    with Pool(size=8) as started:
+        yield started
+
+
+def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
+    outcomes = pool.run(train_mixes, mixes, world=mixes[0].world, timeout_s=120)
+    for index, mix in enumerate(mixes):
+        ranks = [row[index] for row in outcomes]
+        for rank, outcome in enumerate(ranks):
+            assert outcome.parameter_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.loss_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.num_parameters > 0
+        assert any(len(outcome.losses) == STEPS for outcome in ranks)
+    return outcomes
+
+
+@pytest.mark.parametrize(("pp", "tp", "cp", "dp"), SIZES)
+def test_every_mix_trains_as_one_process_does(large_pool: Pool, pp: int, tp: int, cp: int, dp: int) -> None:
+    mix = Mix(pp, tp, cp, dp)
+    schedules = ("1f1b", "interleaved-1f1b") if pp > 1 else ("1f1b",)
+    shards = (False, True) if tp > 1 else (True,)  # one rank has nothing to share a sequence with
+    check(large_pool, [replace(mix, schedule=name, sequence=shard) for name in schedules for shard in shards])
+
+
+def test_overlapped_communication_changes_nothing(large_pool: Pool) -> None:
+    for mix in (Mix(tp=4), Mix(pp=2, tp=2, cp=2)):
+        check(large_pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])
+
+
+def test_split_backwards_and_v_shapes_train_on_tensor_and_context_parallel_ranks(large_pool: Pool) -> None:
+    mix = Mix(pp=2, tp=2, cp=2, sequence=True, overlap=True)
+    check(large_pool, [replace(mix, schedule=name) for name in ("zb-h1", "zbv", "dualpipe-v")])
+    check(large_pool, [replace(mix, schedule="dualpipe")])
+    check(large_pool, [replace(Mix(pp=2, tp=2, dp=2), schedule="zbv", ahead=2)])
+
+
+def test_heads_travel_in_place_of_keys_and_beside_them(large_pool: Pool) -> None:
+    check(large_pool, [Mix(cp=4, ulysses=ulysses) for ulysses in (2, 4)])
+    check(large_pool, [Mix(pp=2, cp=4, ulysses=2)])
+    check(large_pool, [Mix(tp=2, cp=2, ulysses=2, sequence=True)])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_fewer_key_heads_than_ranks_are_copied(large_pool: Pool, kv_heads: int) -> None:
+    check(large_pool, [Mix(tp=4, kv_heads=kv_heads, sequence=sequence) for sequence in (False, True)])
+    check(large_pool, [Mix(pp=2, tp=2, cp=2, kv_heads=kv_heads, sequence=True)])
+
+
+@pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
+def test_recomputed_layers_communicate_again_and_are_exact(large_pool: Pool, recompute: Recompute) -> None:
+    check(large_pool, [Mix(pp=2, tp=2, cp=2, recompute=recompute, sequence=sequence) for sequence in (False, True)])
+
+
+def test_every_axis_goes_through_host_memory(large_pool: Pool) -> None:
+    check(large_pool, [Mix(pp=2, tp=2, cp=2, sequence=True, host_staged=True)])
+    check(large_pool, [Mix(cp=2, tp=2, dp=2, host_staged=True, tied=False)])
