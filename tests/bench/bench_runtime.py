@@ -1,6 +1,6 @@
 """Step time of our runtime against torch.distributed.pipelining: same schedule, model, batch, processes and backend.
 
-    python tests/bench/bench_runtime.py [--schedule 1f1b zbv …] [--pp 2 4] [--launches 4] [--rounds 8] [--prefetch 1]
+    python tests/bench/bench_runtime.py [--schedule 1f1b zbv …] [--pp 2 4] [--launches 4] [--rounds 8] [--prefetch 0]
 
 Both live in the same processes and take turns, a few steps each, in changing order; a round's ratio compares neighbours
 in time. Which of the two is made first changes its speed by about 2 % (where its memory lies), so every other launch
@@ -35,6 +35,7 @@ from torch.distributed.pipelining import (
 )
 
 from instrument.data.text import Batch, TextData
+from instrument.examples.gpt_settings import DEFAULT_PREFETCH
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, cross_entropy, make_stages
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
@@ -176,7 +177,7 @@ def report(setting: Setting, mine: list[float], others: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="our runtime against torch's", formatter_class=argparse.HelpFormatter)
     parser.add_argument("--schedule", choices=[*SINGLE, *MULTI], nargs="+", default=["1f1b"])
-    parser.add_argument("--prefetch", type=int, default=0, help="prefetch depth of ours")
+    parser.add_argument("--prefetch", type=int, default=DEFAULT_PREFETCH, help="prefetch depth of ours")
     parser.add_argument("--pp", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--microbatch-size", type=int, default=2)

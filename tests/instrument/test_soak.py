@@ -26,6 +26,7 @@ def draw(chance: random.Random) -> Case:
             chance.choice(sorted(SCHEDULES)),
             pp,
             chance.randint(1, 12),
+            dp=chance.choice((1, 2)) if pp <= 2 else 1,
             chunks=chance.choice((1, 2, 3)),
             tied=chance.random() < 0.5,
             mode=mode,

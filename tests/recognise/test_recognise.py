@@ -169,6 +169,22 @@ def test_transfers_without_waits_last_as_long_as_their_call() -> None:
     assert (row.start_ns, row.end_ns, row.stage, row.microbatch, row.direction, row.peer) == (10, 90, 0, 0, "F", 1)
 
 
+def test_a_transfer_posted_ahead_says_when_it_was_posted_and_when_it_was_asked_for() -> None:
+    """One that its own call awaits keeps its rank throughout: it was posted and asked for when it began."""
+    ahead, at_once = Transfer(Action(Kind.RECV_F, 1, 3), 0, 64), Transfer(Action(Kind.RECV_F, 1, 4), 0, 64)
+    events = [
+        marked(P2PMark((ahead,), Axis.PP, 0), 10, 14),
+        marked(WaitMark(ahead, 0), 60, 75),
+        marked(P2PMark((at_once,), Axis.PP, 0), 80, 99),
+        marked(WaitMark(at_once, 0), 82, 98),
+    ]
+    rows = recognise([make_trace(events)]).comms.itertuples()
+    assert [(row.start_ns, row.posted_ns, row.asked_ns, row.end_ns) for row in rows] == [
+        (10, 14, 60, 75),
+        (80, 80, 80, 98),
+    ]
+
+
 def test_a_call_with_a_handle_lasts_until_it_was_awaited() -> None:
     events = [
         marked(CollectiveMark(Collective.ALL_REDUCE, Axis.DP, 4, 64, 0, handle=1), 10, 20),
