@@ -108,6 +108,10 @@ class AxisGroup:
         self._coalesces = group is not None and dist.get_backend(group) == "nccl"
 
     @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        return self._group
+
+    @property
     def next(self) -> int:
         """The rank after this one in the ring."""
         return (self.rank + 1) % self.size
@@ -139,12 +143,20 @@ class AxisGroup:
         num_bytes = tensor.nbytes * self.size
         return self._start(Collective.ALL_GATHER, num_bytes, tensor, lambda: self._all_gather(tensor, dim, True))
 
+    def all_gather_into(self, gathered: Tensor, tensor: Tensor) -> None:
+        """The flat parts (n,) of all ranks in ``gathered`` (n · ranks,)."""
+        self._run(Collective.ALL_GATHER, gathered.nbytes, tensor, lambda: self._all_gather_into(gathered, tensor))
+
     def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """The sum over all ranks, of which each keeps its part along ``dim``, whose size the ranks divide."""
         self._require_divisible(tensor, dim)
         return self._run(
             Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter(tensor, dim, False)
         )
+
+    def reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> None:
+        """This rank's part (n,) of the sum of a flat ``tensor`` (n · ranks,) over all ranks."""
+        self._run(Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter_into(part, tensor))
 
     def start_reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Pending[Tensor]:
         """:meth:`reduce_scatter`, started."""
@@ -220,6 +232,18 @@ class AxisGroup:
         parts = self._room((self.size, *tensor.shape), there)
         work = dist.all_gather_single(parts.view(self.size * tensor.numel()), there.view(-1), self._group, later)
         return _Posted((work,), lambda: _side_by_side(self._arrive(parts, tensor.device), dim), there)
+
+    def _all_gather_into(self, gathered: Tensor, tensor: Tensor) -> _Posted[Tensor]:
+        there = self._depart(tensor)
+        parts = self._room(gathered.shape, there) if self._staged else gathered
+        work = dist.all_gather_single(parts, there, self._group)
+        return _Posted((work,), lambda: self._arrive_in(gathered, parts))
+
+    def _reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> _Posted[Tensor]:
+        there = self._depart(tensor)
+        mine = self._room(part.shape, there) if self._staged else part
+        work = dist.reduce_scatter_single(mine, there, group=self._group)
+        return _Posted((work,), lambda: self._arrive_in(part, mine))
 
     def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
         there = self._depart(_stacked(tensor, dim, self.size))

@@ -74,6 +74,8 @@ class MeshShape:
 
     def groups_of(self, *axes: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``axes`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
+        if Axis.DP_CP in axes:
+            axes = (*axes, Axis.DP, Axis.CP)
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             place = self.coordinates_of(rank)
@@ -215,7 +217,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
         backend_override=overrides,  # type: ignore[arg-type]
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
-    both = _own_group(shape.groups_of(Axis.DP, Axis.CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
+    both = own_group(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
     if both is not None:
         groups[Axis.DP_CP] = both
     return Mesh(
@@ -232,13 +234,13 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
 def _end_to_end_group(shape: MeshShape, backend: str, description: str) -> dist.ProcessGroup | None:
     """The group of the first and last rank of this rank's pipeline, or None for the ranks between them."""
     ends = [(pipeline[0], pipeline[-1]) for pipeline in _pipelines(shape)]
-    return _own_group(ends, backend, description)
+    return own_group(ends, backend, description)
 
 
 def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
     """The group of this rank and the rank as far from the pipeline's other end; None for the one in the middle."""
     pairs = [(line[place], line[-1 - place]) for line in _pipelines(shape) for place in range(shape.pp // 2)]
-    return _own_group(pairs, backend, "mesh_mirror")
+    return own_group(pairs, backend, "mesh_mirror")
 
 
 def _pipelines(shape: MeshShape) -> list[list[int]]:
@@ -247,8 +249,8 @@ def _pipelines(shape: MeshShape) -> list[list[int]]:
     return [[shape.rank_of(pp, dp, cp, tp) for pp in range(shape.pp)] for dp, cp, tp in others]
 
 
-def _own_group(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
-    """Make every one of some groups, as all ranks must; this rank's own, or None where it is in none."""
+def own_group(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
+    """Make every one of some groups, together with all ranks of the world; this rank's own, or None where it is in none."""
     mine = None
     for members in groups:
         group = dist.new_group(list(members), backend=backend, group_desc=description)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from instrument.data.main_parameters import Zero
 from instrument.data.text import TextData
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.gpt import GptConfig, Recompute
-from instrument.models.gpt_pipeline import Wiring
+from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
 from instrument.pipeline.balance import LayerTimes, balance
@@ -31,6 +32,7 @@ from pptrace.schedule.validate import validate
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 BACKENDS = ("auto", "gloo", "nccl", "host-staged")
 DEFAULT_MICROBATCHES = 8
+DEFAULT_PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,12 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     if backend != "gloo":
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
-    wiring = Wiring(device, Mode(options.p2p_mode), route, options.negotiate, options.prefetch, parallel)
-    if wiring.negotiated and wiring.ahead:
-        raise UsageError("--negotiate tells a shape only when its message comes; use --prefetch 0")
+    if options.bucket_mb <= 0:
+        raise UsageError(f"--bucket-mb is {options.bucket_mb}; expected more than 0 MiB of gradients a call")
+    mode, bucket_bytes = Mode(options.p2p_mode), int(options.bucket_mb * 2**20)
+    ahead = _prefetch_depth(options, mode)
+    wiring = Wiring(device, mode, route, options.negotiate, ahead, parallel, bucket_bytes, Zero(options.zero))
+    check_zero(wiring.zero, shape, plan, model)
     if wiring.mode is Mode.BLOCKING:
         require_total_order(plan)
     Posting(wiring.ahead, wiring.mode is Mode.BLOCKING)
@@ -150,17 +155,20 @@ def _check_recompute(options: argparse.Namespace) -> None:
         raise UsageError("--recompute full leaves no microbatch to spare; give none or selective for those within")
 
 
+def _prefetch_depth(options: argparse.Namespace, mode: Mode) -> int:
+    if options.prefetch is None:
+        return 0 if options.negotiate or mode is Mode.BLOCKING else DEFAULT_PREFETCH
+    if options.negotiate and options.prefetch:
+        raise UsageError("--negotiate tells a shape only when its message comes; use --prefetch 0")
+    depth: int = options.prefetch
+    return depth
+
+
 def _check_clipping(options: argparse.Namespace) -> None:
-    post_validated = options.optimizer_sync == OptimizerSync.POST_VALIDATION
     if options.clip_grad:
         require_norm(options.clip_grad)
-    elif post_validated:
+    elif options.optimizer_sync == OptimizerSync.POST_VALIDATION:
         raise UsageError("--optimizer-sync post-validation validates the gradient norm; give it one with --clip-grad")
-    if post_validated and options.dtype == "bfloat16":
-        raise UsageError(
-            "--optimizer-sync post-validation takes updates back, which rounding to bfloat16 does not allow; "
-            "use --dtype float32"
-        )
 
 
 def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
@@ -262,7 +270,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
     add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
     add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
-    add("--dtype", choices=DTYPES, default="float32", help="of parameters and activations")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of parameters; bfloat16 has float32 gradients and main parameters",
+    )
     add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward runs again")
     add(
         "--recompute-microbatches-beyond",
@@ -277,7 +290,21 @@ def make_parser() -> argparse.ArgumentParser:
     add("--memory", action="store_true", help="after the last step, one more that counts what each rank holds")
     add("--seed", type=int, default=0, help="of parameters and data")
     add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
-    add("--prefetch", type=int, default=0, help="compute actions that a receive is posted ahead; 0: with its wait")
+    add(
+        "--prefetch",
+        type=int,
+        metavar="N",
+        help="compute actions that a receive is posted ahead, 0: with its wait; left out: "
+        f"{DEFAULT_PREFETCH}, or 0 where messages block or tell their shape first",
+    )
+    add(
+        "--zero",
+        type=int,
+        choices=[stage.value for stage in Zero],
+        default=0,
+        help="what replicas (dp × cp) share out: 1 the optimizer's state, 2 gradients too, 3 parameters too",
+    )
+    add("--bucket-mb", type=float, default=25.0, metavar="MB", help="MiB of gradients that are averaged by one call")
     add("--negotiate", action="store_true", help="send the shape before every message")
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the GPUs that are there")
     add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from instrument import session
 from instrument.data.feed import BatchFeed, make_feed
+from instrument.data.main_parameters import make_adamw
 from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Place, Settings, balanced_cut, make_parser, settle
 from instrument.examples.progress import Progress, Work
@@ -73,8 +74,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
-    optimizer = torch.optim.AdamW(runtime.parameters(), lr=options.lr)
-    clipped = _make_clipped(runtime, mesh, options) if options.clip_grad else None
+    optimizer = make_adamw(runtime.parameters(), runtime.gradients.main, options.lr)
+    clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
     observer.describe(
         mesh={"pp": mesh.shape.pp, "vpp": settings.plan.num_chunks, "tp": mesh.shape.tp, "cp": mesh.shape.cp}
         | {"dp": mesh.shape.dp, "order": "-".join(mesh.shape.order)},
@@ -171,13 +172,15 @@ def _make_runtime(
     )
 
 
-def _make_clipped(runtime: PipelineRuntime, mesh: Mesh, options: argparse.Namespace) -> ClippedOptimizer:
+def _make_clipped(
+    runtime: PipelineRuntime, optimizer: AdamW, mesh: Mesh, options: argparse.Namespace
+) -> ClippedOptimizer:
     return make_clipped_optimizer(
         OptimizerSync(options.optimizer_sync),
-        AdamW(runtime.parameters(), options.lr),
-        runtime.gradients.counted(),
+        optimizer,
+        runtime.gradients.counted,
         options.clip_grad,
-        ControlChannel(mesh, runtime.recorder),
+        ControlChannel(mesh, runtime.recorder, sharded=runtime.gradients.sharded),
         runtime.recorder,
     )
 

@@ -258,6 +258,7 @@ def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = None) -> Tensor:
     """Mean over this rank's tokens of a microbatch; logits (…, 256 / tp) of the ranks of ``group``, targets (…) bytes."""
     if group is None or group.size == 1:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
     return vocab_parallel_cross_entropy(logits, targets, group).mean()
 

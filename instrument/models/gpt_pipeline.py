@@ -9,7 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from instrument.mesh import Mesh
+from instrument.collectives import AxisGroup
+from instrument.data.buckets import BUCKET_BYTES
+from instrument.data.fully_sharded import FullySharded
+from instrument.data.main_parameters import Zero, accumulate_in
+from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.pipeline.gradients import GradientSync
@@ -29,7 +33,8 @@ class Wiring:
     """How stages talk to each other.
 
     With ``negotiated``, every message is preceded by its shape. ``ahead`` is the prefetch depth
-    (:class:`instrument.pipeline.order.Posting`). ``parallel`` says how layers work together along tp and cp.
+    (:class:`instrument.pipeline.order.Posting`). ``parallel`` says how layers work together along tp and cp. Gradients
+    are averaged ``bucket_bytes`` at a time, and ``zero`` says what replicas share out.
     """
 
     device: torch.device
@@ -38,6 +43,8 @@ class Wiring:
     negotiated: bool = False
     ahead: int = 0
     parallel: ParallelOptions = ParallelOptions()  # noqa: RUF009 — frozen
+    bucket_bytes: int = BUCKET_BYTES
+    zero: Zero = Zero.NONE
 
 
 def make_gpt_runtime(
@@ -70,8 +77,9 @@ def make_gpt_runtime(
 
     Raises:
         UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
-            with copies of its stages on a mesh without mirror groups.
+            with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
     """
+    check_zero(wiring.zero, mesh.shape, plan, config)
     if plan.num_chains > 1 and mesh.mirror is None:
         raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
     ends = {plan.placement[0], plan.placement[-1]}
@@ -99,8 +107,16 @@ def make_gpt_runtime(
     posting = Posting(wiring.ahead, wiring.mode is Mode.BLOCKING, tagged)
     transport = make_transport(mesh, wiring.mode, wiring.route)
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
+    fully_sharded = None
+    if wiring.zero >= Zero.GRADIENTS:
+        replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, wiring.route)
+        fully_sharded = FullySharded(stages, replicas, keeps_parameters=wiring.zero is Zero.GRADIENTS)
+    else:
+        for module in stages.values():
+            accumulate_in(module.parameters(), torch.float32)
     tied = tied_weight(made) if config.tied else None
-    gradients = GradientSync(mesh, list(made.values()), tied, parallel.region.group, wiring.route)
+    group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
+    gradients = GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
     modules = {stage: wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
     return PipelineRuntime(
@@ -115,3 +131,29 @@ def make_gpt_runtime(
         recomputed=recomputed,
         numbered=config.dropout > 0,
     )
+
+
+def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> None:
+    """Refuse what replicas cannot share out.
+
+    Raises:
+        UsageError: there is only one of them; or, with gradients or parameters shared out, a plan that splits the backward
+            or has stages twice, KV heads that are copied, or a tied embedding in two stages of one rank.
+    """
+    if zero is Zero.NONE:
+        return
+    if shape.dp * shape.cp == 1:
+        raise UsageError(f"ZeRO-{zero:d} shares out over dp × cp, which has one rank; give it more, or use ZeRO-0")
+    if zero is Zero.OPTIMIZER:
+        return
+    if plan.splits_backward or plan.num_chains > 1:
+        raise UsageError(
+            f"ZeRO-{zero:d} lets go of weights after a backward, and {plan.name} needs them again for its W; use ZeRO-1, "
+            "or a schedule with whole backwards"
+        )
+    if config.num_kv_heads < shape.tp:
+        raise UsageError(
+            f"ZeRO-{zero:d} cuts rows of {config.num_kv_heads} KV heads that tp={shape.tp} copies; use ZeRO-1, or more KV heads"
+        )
+    if config.tied and plan.chain_length > 1 and plan.placement[0] == plan.placement[-1]:
+        raise UsageError(f"ZeRO-{zero:d} does not take a tied embedding in two stages of one rank; use ZeRO-1")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from instrument.mesh import Mesh
+from instrument.mesh import Mesh, own_group
 from instrument.recorder import Recorder
 from pptrace.marks import Axis, Collective, Link
 
@@ -19,11 +18,18 @@ class ControlChannel:
 
     On a group of its own a control message never stands between two activations, whose order a backend without tags
     pairs them by; over gloo it never waits for a device. Every rank of the world makes one at the same time.
+
+    Args:
+        mesh: where this rank stands.
+        recorder: writes the ranges.
+        sharded: replicas count parts of their gradients (ZeRO), so that sums go over them as well.
     """
 
-    def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
+    def __init__(self, mesh: Mesh, recorder: Recorder, sharded: bool = False) -> None:
         self._mesh = mesh
-        self._group = _make_group(mesh)
+        self._group = _make_group(mesh, Axis.PP)
+        within = {Axis.TP: mesh.shape.tp, mesh.replicas: mesh.shape.dp * mesh.shape.cp if sharded else 1}
+        self._within = [(axis, _make_group(mesh, axis)) for axis, size in within.items() if size > 1]
         self._recorder = recorder
         self._sending: deque[tuple[dist.Work, Tensor, int]] = deque()
 
@@ -60,10 +66,19 @@ class ControlChannel:
                 work.wait()
 
     def sum(self, value: float, step: int) -> float:
-        """The sum over all ranks of the pipeline: a barrier."""
+        """The sum over all ranks that count gradients of one model: a barrier."""
+        return self._sum(self.sum_of_stage(value, step), Axis.PP, self._group, step)
+
+    def sum_of_stage(self, value: float, step: int) -> float:
+        """The sum over those of them that have the same stages."""
+        for axis, group in self._within:
+            value = self._sum(value, axis, group, step)
+        return value
+
+    def _sum(self, value: float, axis: Axis, group: dist.ProcessGroup, step: int) -> float:
         total = _message(value)
-        with self._recorder.collective(Collective.ALL_REDUCE, Axis.PP, self.size, total.nbytes, step):
-            dist.all_reduce(total, group=self._group)
+        with self._recorder.collective(Collective.ALL_REDUCE, axis, group.size(), total.nbytes, step):
+            dist.all_reduce(total, group=group)
         return total.item()
 
 
@@ -71,13 +86,7 @@ def _message(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
-def _make_group(mesh: Mesh) -> dist.ProcessGroup:
-    """Make the group of every pipeline of the world; this rank's own."""
-    mine: dist.ProcessGroup | None = None
-    for dp, cp, tp in product(range(mesh.shape.dp), range(mesh.shape.cp), range(mesh.shape.tp)):
-        ranks = [mesh.shape.rank_of(pp_rank, dp, cp, tp) for pp_rank in range(mesh.shape.pp)]
-        group = dist.new_group(ranks, backend="gloo", group_desc="mesh_pp_control")
-        if mesh.rank in ranks:
-            mine = group
-    assert mine is not None  # every rank is in one pipeline
-    return mine
+def _make_group(mesh: Mesh, axis: Axis) -> dist.ProcessGroup:
+    group = own_group(mesh.shape.groups_of(axis), "gloo", f"mesh_{axis}_control")
+    assert group is not None  # every rank is in one group of each axis
+    return group

@@ -1,130 +1,208 @@
-"""Gradient sums between ranks, once per step, after the last microbatch."""
+"""Gradient sums between ranks, once per step, during and after the backward of the last microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
+from instrument.data.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean, WholeMean, gradient_of, make_buckets
+from instrument.data.fully_sharded import FullySharded
+from instrument.data.main_parameters import Shards, Zero, main_parameters
 from instrument.mesh import Mesh
+from instrument.pipeline.split import Splittable
 from instrument.pipeline.transport import Route
 from instrument.sequence.partial import partial_gradients, sum_partial_gradients
-from pptrace.errors import PptraceError
+from instrument.tensor.shards import Share, counted_shares
 from pptrace.marks import Axis, SpanKind
+from pptrace.schedule.actions import Action, Kind
 
-BUCKET_BYTES = 25 * 2**20  # as DDP
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What an action finishes of a stage: the gradients of layers that can be split (``splittable``), and of all others."""
+
+    stage: int
+    splittable: bool
+    others: bool
+
+
+def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, ...]]:
+    """The actions of a rank after which some gradients of a stage are complete, as its plan says."""
+    halves = [(action, half) for action in actions for half in action.halves]
+    last_weights = {half.stage: half for _, half in halves if half.kind in (Kind.B, Kind.W)}
+    last_inputs = {half.stage: half for _, half in halves if half.kind in (Kind.B, Kind.I)}
+    found: dict[Action, tuple[Finish, ...]] = {}
+    for action, half in halves:
+        weights, inputs = (last.get(half.stage) is half for last in (last_weights, last_inputs))
+        if weights or inputs:
+            found[action] = (*found.get(action, ()), Finish(half.stage, weights, inputs))
+    return found
 
 
 class GradientSync:
     """Averages gradients over dp × cp and sums parts of one gradient: over tp those of norms under SP and of copied KV
     heads, over the first and last stage those of a tied embedding, over mirrored ranks (DualPipe) those of whole stages.
 
+    The averages run beside the last microbatch's backward, but for the parameters of which parts have to be summed first.
     A loss is the mean over a rank's own tokens, of which every rank of dp × cp has as many, so that the mean over these
     ranks is the mean over all tokens. Every sum has an order that the backend chooses: runs agree up to rounding.
-    Source of the order of the sums: Megatron-LM ``finalize_model_grads``.
+    Source of the sums: Megatron-LM ``finalize_model_grads``.
 
     Args:
         mesh: where this rank stands.
-        stages: this rank's, in an order that all ranks share that hold copies of them.
+        stages: stage → module, in an order that all ranks share that hold copies of them.
         tied: this rank's copy of a tied embedding whose other end is on another rank, if it has one.
         tensor_group: the axis tp.
         route: of the other axes.
-        bucket_bytes: how much is summed by one call.
+        bucket_bytes: how much is averaged by one call.
+        zero: what each replica has a part of only.
+        fully_sharded: the stages, where ``zero`` shares out gradients or parameters.
     """
 
     def __init__(
         self,
         mesh: Mesh,
-        stages: Sequence[nn.Module],
+        stages: Mapping[int, nn.Module],
         tied: nn.Parameter | None,
         tensor_group: AxisGroup,
         route: Route = Route.DIRECT,
         bucket_bytes: int = BUCKET_BYTES,
+        zero: Zero = Zero.NONE,
+        fully_sharded: FullySharded | None = None,
     ) -> None:
-        def axis(name: Axis) -> AxisGroup:
-            return AxisGroup(mesh.groups[name], name, tensor_group.recorder, route)
-
-        recorder = tensor_group.recorder
-        self._parameters = tuple(nn.ModuleList(stages).parameters())
+        modules = list(stages.values())
+        self._recorder = recorder = tensor_group.recorder
         self._tied = tied
-        self._recorder = recorder
-        self._bucket_bytes = bucket_bytes
         self._tensor = tensor_group
-        self._partials = [partial for stage in stages for partial in partial_gradients(stage)]
-        self._replicas = axis(mesh.replicas)
+        self._partials = [partial for stage in modules for partial in partial_gradients(stage)]
+        self._replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, route)
         self._mirror = None if mesh.mirror is None else AxisGroup(mesh.mirror, Axis.MIRROR, recorder, route)
         has_copy = tied is not None and mesh.embedding is not None
         self._embedding = AxisGroup(mesh.embedding, Axis.EMBEDDING, recorder, route) if has_copy else None
+        self._shares = self._counted_shares(modules)
+
+        parameters = list(nn.ModuleList(modules).parameters())
+        late = {id(partial.parameter) for partial in self._partials} if tensor_group.size > 1 else set()
+        late |= {id(tied)} if self._embedding is not None else set()
+        if self._mirror is not None:
+            late = {id(parameter) for parameter in parameters}
+        # Backward finishes the last layers first.
+        early = [parameter for parameter in reversed(parameters) if id(parameter) not in late]
+        self._fully_sharded = fully_sharded
+        self.sharded = zero is not Zero.NONE
+        multiple = self._replicas.size if zero is Zero.OPTIMIZER else 1
+        early_buckets = list(make_buckets(early, bucket_bytes, multiple))
+        last = [parameter for parameter in parameters if id(parameter) in late]
+        self._late_buckets = list(make_buckets(last, bucket_bytes, multiple))
+
+        buckets = [*early_buckets, *self._late_buckets]
+        self._shards = Shards(buckets, self._replicas) if zero is Zero.OPTIMIZER else None
+        self._mean: Mean = self._shards or WholeMean(self._replicas)
+        self._averages = fully_sharded is None and (self._shards is not None or self._replicas.size > 1)
+        self.main = self._shards or main_parameters(parameters, fully_sharded)
+        self._early = OverlappedMean(early_buckets, self._mean) if self._averages else None
+        self._parts = {stage: _Parts.of(module) for stage, module in stages.items()}
+        holders = Counter(id(p) for parts in self._parts.values() for p in (*parts.splittable, *parts.others))
+        self._holders = {id(parameter): holders[id(parameter)] for parameter in early}
+        self._finished: Counter[int] = Counter()
+        self._awaited: set[int] = set()
+        if self._early is not None:
+            for parameter in early:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def finishing(self, finishes: Sequence[Finish]) -> Iterator[None]:
+        """Around an action of :func:`finishing_actions`: what it completes may leave as soon as it is complete."""
+        if self._fully_sharded is not None:
+            with self._fully_sharded.finishing([finish.stage for finish in finishes]):
+                yield
+            return
+        if self._early is None:
+            yield
+            return
+        completed: list[nn.Parameter] = []
+        for finish in finishes:
+            parts = self._parts[finish.stage]
+            completed += [*(parts.splittable if finish.splittable else ()), *(parts.others if finish.others else ())]
+        self._awaited = {id(parameter) for parameter in completed}
+        yield
+        for parameter in reversed(completed):
+            self._accumulated(parameter)
 
     def run(self, step: int) -> None:
-        """All-reduce the gradients of this rank's stages. Called with the gradients of all microbatches in place."""
-        tensor_parallel = bool(self._partials) and self._tensor.size > 1
-        everywhere = self._replicas.size > 1 or self._mirror is not None
-        if not (tensor_parallel or everywhere or self._embedding is not None):
+        """Complete the gradients of this rank's stages. Called when all microbatches have run."""
+        self._finished.clear()
+        sums_parts = bool(self._partials) and self._tensor.size > 1
+        if not (sums_parts or self._averages or self._mirror is not None or self._embedding is not None):
             return
         with self._recorder.span(SpanKind.GRAD_SYNC, step):
-            if everywhere:
-                for bucket in self._buckets():
-                    self._reduce(bucket)
-            if tensor_parallel:
+            if sums_parts:
                 sum_partial_gradients(self._partials, self._tensor)
             if self._embedding is not None and self._tied is not None:
-                self._embedding.all_reduce(_gradient(self._tied))
+                self._embedding.all_reduce(gradient_of(self._tied))
+            if self._mirror is not None or self._averages:
+                for bucket in self._late_buckets:
+                    self._complete(bucket)
+            if self._early is not None:
+                self._early.finish()
 
-    def counted(self) -> tuple[nn.Parameter, ...]:
-        """Those of this rank's parameters that it counts in a sum over the whole model, such as the gradient norm.
+    def counted(self) -> list[Tensor]:
+        """The gradients that this rank counts in a sum over the whole model, such as their norm: over pp and tp, and where
+        replicas keep shards over them too.
 
-        Of a parameter with copies on several ranks of a pipeline, all of which have the summed gradient, only the first
-        rank's counts; the copies of other pipelines are in those pipelines' sums.
+        Of a parameter with copies on several of these ranks, all of which have the summed gradient, only the first rank's
+        counts.
         """
-        if self._mirror is not None and self._mirror.rank > 0:
-            return ()
-        copied = self._tied if self._embedding is not None and self._embedding.rank > 0 else None
-        return tuple(parameter for parameter in self._parameters if parameter is not copied)
+        if self._shards is not None:
+            return self._shards.counted({id(share.parameter): share.rows for share in self._shares})
+        return [share.gradient() for share in self._shares]
 
     def mean_loss(self, losses: Tensor, step: int) -> Tensor:
         """The mean of all losses (one per microbatch) of all pipelines; called by every rank that holds a last stage."""
         self._recorder.step = step
-        total = losses.mean() / (1 if self._mirror is None else 2)  # each end has half of the microbatches
-        self._sum(total)
-        return total / self._replicas.size
+        loss = losses.mean()
+        if self._mirror is not None:  # each end has half of the microbatches
+            loss = self._mirror.all_reduce(loss / 2)
+        return self._replicas.all_reduce(loss).div_(self._replicas.size)
 
-    def _reduce(self, bucket: Sequence[Tensor]) -> None:
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        self._sum(flat)
-        flat.div_(self._replicas.size)
-        start = 0
-        for gradient in bucket:
-            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-            start += gradient.numel()
-
-    def _sum(self, tensor: Tensor) -> None:
-        """Sum over the copies of this rank's stages in its own pipeline, then over all replicas; in place."""
+    def _complete(self, bucket: Bucket) -> None:
+        gradients = bucket.gradients()
         if self._mirror is not None:
-            self._mirror.all_reduce(tensor)
-        self._replicas.all_reduce(tensor)
+            self._mirror.all_reduce(gradients)
+        self._mean.finish(bucket, self._mean.start(bucket, gradients).wait())
 
-    def _buckets(self) -> Iterator[list[Tensor]]:
-        """The gradients in order, cut where a bucket is full or the dtype changes."""
-        bucket: list[Tensor] = []
-        size = 0
-        for parameter in self._parameters:
-            gradient = _gradient(parameter)
-            if bucket and (size + gradient.nbytes > self._bucket_bytes or gradient.dtype != bucket[0].dtype):
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(gradient)
-            size += gradient.nbytes
-        if bucket:
-            yield bucket
+    def _counted_shares(self, modules: Sequence[nn.Module]) -> list[Share]:
+        if self._mirror is not None and self._mirror.rank > 0:
+            return []
+        copied = self._tied if self._embedding is not None and self._embedding.rank > 0 else None
+        return [share for share in counted_shares(modules, self._tensor.rank) if share.parameter is not copied]
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """A gradient has grown. Where it is awaited it is complete, if it is so in every stage that has the parameter."""
+        if id(parameter) not in self._awaited:
+            return
+        self._awaited.discard(id(parameter))
+        self._finished[id(parameter)] += 1
+        if self._early is not None and self._finished[id(parameter)] == self._holders.get(id(parameter)):
+            assert isinstance(parameter, nn.Parameter)
+            self._early.ready(parameter)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        raise PptraceError(
-            f"a parameter of shape {tuple(parameter.shape)} has no gradient after the step; every parameter of a stage "
-            "must take part in its forward"
-        )
-    return parameter.grad
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """A stage's parameters: of layers whose weight gradients may be put aside, and all others."""
+
+    splittable: tuple[nn.Parameter, ...]
+    others: tuple[nn.Parameter, ...]
+
+    @classmethod
+    def of(cls, stage: nn.Module) -> _Parts:
+        layers = [part for part in stage.modules() if isinstance(part, Splittable)]
+        split = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        parameters = tuple(stage.parameters())
+        return cls(tuple(p for p in parameters if id(p) in split), tuple(p for p in parameters if id(p) not in split))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from instrument.data.text import Batch
-from instrument.pipeline.gradients import GradientSync
+from instrument.pipeline.gradients import GradientSync, finishing_actions
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS, Handler, StepRun
 from instrument.pipeline.ledger import Ledger
 from instrument.pipeline.order import Posting, arrange
@@ -29,6 +30,15 @@ from pptrace.errors import ScheduleError
 from pptrace.marks import SpanKind
 from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.plan import Plan
+
+
+class Optimizer(Protocol):
+    """One of torch's, or :class:`instrument.pipeline.optimizer.AdamW`."""
+
+    def step(self) -> object: ...
+
+    def zero_grad(self) -> None: ...
+
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(output of the last stage, targets) of one microbatch → scalar."""
@@ -96,6 +106,7 @@ class PipelineRuntime:
         _require_runnable(plan, self._handlers)
         self._posting = posting
         self._instructions = arrange(plan, pp_rank, posting)
+        self._finishing = finishing_actions(plan.compute_actions(pp_rank))
         if set(self.stages) != set(plan.stages_of(pp_rank)):
             raise ScheduleError(
                 f"{plan.name}: rank {pp_rank} runs stages {plan.stages_of(pp_rank)} and was given {tuple(self.stages)}"
@@ -129,11 +140,11 @@ class PipelineRuntime:
             loss = self.gradients.mean_loss(torch.stack(run.losses), step)
         return StepResult(loss, run.ledger.peak_in_flight, run.ledger.peak_put_aside)
 
-    def optimize(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def optimize(self, optimizer: Optimizer, step: int) -> None:
         """One optimizer step, and gradients cleared for the next."""
         with self.recorder.span(SpanKind.OPTIMIZER, step):
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     @cached_property
     def num_speculative(self) -> int:
@@ -143,7 +154,12 @@ class PipelineRuntime:
 
     def _execute(self, run: StepRun, start: int, end: int) -> None:
         for instruction in self._instructions[start:end]:
-            self._handlers[instruction[0].kind](run, instruction)
+            finishes = self._finishing.get(instruction[0])
+            if finishes is None:
+                self._handlers[instruction[0].kind](run, instruction)
+                continue
+            with self.gradients.finishing(finishes):
+                self._handlers[instruction[0].kind](run, instruction)
 
     def _complete(self, run: StepRun) -> None:
         """Wait for all transfers of a run that is given up; the prefixes of all ranks hold both ends of each."""

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from instrument.data.buckets import gradient_dtype
 from pptrace.errors import PptraceError
 
 
@@ -102,8 +103,8 @@ class LinearWork:
     gradient: Tensor  # (rows, out)
 
     def run(self) -> None:
-        if self.weight.grad is None:
-            self.weight.grad = self.gradient.t().mm(self.input)
+        if self.weight.grad is None or self.weight.grad.dtype != self.input.dtype:
+            _add(self.weight, self.gradient.t().mm(self.input))
         else:
             self.weight.grad.addmm_(self.gradient.t(), self.input)
         if self.bias is not None:
@@ -182,6 +183,6 @@ def embedding_gradient(indices: Tensor, gradient: Tensor, weight: Tensor) -> Ten
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
     if parameter.grad is None:
-        parameter.grad = gradient
+        parameter.grad = gradient.to(gradient_dtype(parameter))
     else:
         parameter.grad += gradient

@@ -11,18 +11,20 @@ Source: zero bubble, arXiv 2401.10241, section 4 and appendix C.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from instrument.pipeline.control import ControlChannel
-from instrument.pipeline.optimizer import AdamW, gradients_of
+from instrument.pipeline.optimizer import AdamW
 from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind
+
+Counted = Callable[[], Sequence[Tensor]]
 
 
 class OptimizerSync(StrEnum):
@@ -62,15 +64,15 @@ class Synchronous:
 
     Args:
         optimizer: of this rank's parameters.
-        counted: those of them whose gradients this rank adds to the norm, which counts every parameter of the model
-            once (:meth:`instrument.pipeline.gradients.GradientSync.counted`).
+        counted: gives the gradients that this rank adds to the norm, which counts every parameter of the model once
+            (:meth:`instrument.pipeline.gradients.GradientSync.counted`).
         max_norm: gradients are scaled down to it.
     """
 
     def __init__(
         self,
         optimizer: AdamW,
-        counted: Sequence[nn.Parameter],
+        counted: Counted,
         max_norm: float,
         channel: ControlChannel,
         recorder: Recorder,
@@ -78,14 +80,14 @@ class Synchronous:
         require_norm(max_norm)
         self.num_rollbacks = 0
         self._optimizer = optimizer
-        self._counted = tuple(counted)
+        self._counted = counted
         self._max_norm = max_norm
         self._channel = channel
         self._recorder = recorder
 
     def optimize(self, step: int) -> None:
         with self._recorder.span(SpanKind.OPTIMIZER, step):
-            total = self._channel.sum(sum_of_squares(self._counted), step)
+            total = self._channel.sum(sum_of_squares(self._counted()), step)
             _update(self._optimizer, clip_factor(total, self._max_norm))
         self._optimizer.zero_grad()
 
@@ -110,7 +112,7 @@ class PostValidation:
     def __init__(
         self,
         optimizer: AdamW,
-        counted: Sequence[nn.Parameter],
+        counted: Counted,
         max_norm: float,
         channel: ControlChannel,
         recorder: Recorder,
@@ -118,7 +120,7 @@ class PostValidation:
         require_norm(max_norm)
         self.num_rollbacks = 0
         self._optimizer = optimizer
-        self._counted = tuple(counted)
+        self._counted = counted
         self._max_norm = max_norm
         self._channel = channel
         self._recorder = recorder
@@ -129,7 +131,7 @@ class PostValidation:
     def optimize(self, step: int) -> None:
         channel = self._channel
         with self._recorder.span(SpanKind.OPTIMIZER, step):
-            own = sum_of_squares(self._counted)
+            own = channel.sum_of_stage(sum_of_squares(self._counted()), step)
             self._partial = own if self._is_first else channel.receive(channel.pp_rank - 1, step) + own
             # The rank before has settled its former update, so it has heard what this rank sent back.
             channel.complete_sends(step)
@@ -169,7 +171,7 @@ class PostValidation:
 def make_clipped_optimizer(
     sync: OptimizerSync,
     optimizer: AdamW,
-    counted: Sequence[nn.Parameter],
+    counted: Counted,
     max_norm: float,
     channel: ControlChannel,
     recorder: Recorder,
@@ -201,14 +203,14 @@ def clip_factor(sum_of_squares: float, max_norm: float) -> float | None:
 
 
 @torch.no_grad()
-def sum_of_squares(parameters: Sequence[nn.Parameter]) -> float:
-    """Of all gradients together, in float64: finite wherever gradients of 32 bits or fewer are.
+def sum_of_squares(gradients: Sequence[Tensor]) -> float:
+    """Of all of them together, in float64: finite wherever gradients of 32 bits or fewer are.
 
     On a device it waits for this number's copy alone.
     """
-    if not parameters:
+    if not gradients:
         return 0.0
-    norms = torch._foreach_norm(gradients_of(parameters), 2, dtype=torch.float64)
+    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float64)
     total = torch.stack(norms).square().sum()
     if not total.is_cuda:
         return total.item()

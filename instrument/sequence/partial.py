@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
+from instrument.data.buckets import gradient_of
 from instrument.pipeline import split
-from pptrace.errors import PptraceError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Partial:
 
     def spread(self) -> Tensor:
         """The rows where the other ranks look for them, zeros elsewhere."""
-        gradient = self._gradient()
+        gradient = gradient_of(self.parameter)
         if self.places is None:
             return gradient
         spread = gradient.new_zeros((self.num_places, *gradient.shape[1:]))
@@ -44,18 +44,10 @@ class Partial:
     def take(self, total: Tensor) -> None:
         """Put the sum in place of the part."""
         if self.places is None:
-            self._gradient().copy_(total)
+            gradient_of(self.parameter).copy_(total)
         else:
             rows = total[self.places.start : self.places.stop]
-            self._gradient()[self.first : self.first + len(self.places)] = rows
-
-    def _gradient(self) -> Tensor:
-        if self.parameter.grad is None:
-            raise PptraceError(
-                f"a parameter of shape {tuple(self.parameter.shape)} whose gradient is summed over tp has none after the "
-                "step; every parameter of a stage must take part in its forward"
-            )
-        return self.parameter.grad
+            gradient_of(self.parameter)[self.first : self.first + len(self.places)] = rows
 
 
 class HasPartial:

@@ -5,6 +5,7 @@ Source: Megatron-LM ``VocabParallelEmbedding`` (arXiv 1909.08053).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from instrument.pipeline.split import EmbeddingWork, WeightQueue, embedding_grad
 from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.tensor.region import Region, divide, shard
+from instrument.tensor.shards import HasShares, Share
 
 
-class VocabParallelEmbedding(split.Embedding):
+class VocabParallelEmbedding(HasShares, split.Embedding):
     """Each rank looks up the tokens of its own part of the vocabulary and has zeros for the others.
 
     All-reduce in forward, identity in backward; with sequence parallelism reduce-scatter in forward, all-gather in backward.
@@ -48,6 +50,9 @@ class VocabParallelEmbedding(split.Embedding):
     def take(self, weight: Tensor) -> None:
         """Copy this rank's part of the whole embedding's values."""
         self.weight.copy_(shard(weight, 0, self.region.group.rank, self.region.group.size))
+
+    def shares(self) -> Iterable[Share]:
+        return [Share(self.weight)]
 
 
 class _Embedding(Function):

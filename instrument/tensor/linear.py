@@ -32,9 +32,10 @@ from instrument.sequence.overlap import SEQUENCE_DIM, gather_matmul, matmul_scat
 from instrument.sequence.partial import HasPartial, Partial
 from instrument.tensor.heads import HeadShare
 from instrument.tensor.region import Region, divide, shard, take_rows
+from instrument.tensor.shards import HasShares, Share
 
 
-class ColumnParallelLinear(split.Linear):
+class ColumnParallelLinear(HasShares, split.Linear):
     """y = x·Wᵀ + b, of whose outputs this rank has some: W and b are cut by rows.
 
     Identity in forward, all-reduce of the input's gradient in backward; with sequence parallelism all-gather of the input
@@ -80,6 +81,9 @@ class ColumnParallelLinear(split.Linear):
         if bias is not None:
             self.bias.copy_(take_rows(bias, self.rows))
 
+    def shares(self) -> Iterable[Share]:
+        return [Share(parameter) for parameter in self.parameters(recurse=False)]
+
 
 class QkvParallelLinear(HasPartial, ColumnParallelLinear):
     """The fused projection to the queries, keys and values of this rank's heads, in this order.
@@ -118,8 +122,14 @@ class QkvParallelLinear(HasPartial, ColumnParallelLinear):
             for first in (query, query + key):
                 yield Partial(parameter, first, places, self.share.num_kv * self.head_dim)
 
+    def shares(self) -> Iterable[Share]:
+        """Of the copies of a KV head the first rank's counts; the others count their queries."""
+        is_first = self.region.group.rank % self.share.copies == 0
+        rows = None if is_first else len(self.rows[0])
+        return [Share(parameter, rows) for parameter in self.parameters(recurse=False)]
 
-class RowParallelLinear(HasPartial, split.Linear):
+
+class RowParallelLinear(HasPartial, HasShares, split.Linear):
     """y = x·Wᵀ + b, of whose inputs this rank has some: W is cut by columns, b is whole on every rank.
 
     All-reduce in forward, identity in backward; with sequence parallelism reduce-scatter in forward, all-gather in
@@ -164,6 +174,9 @@ class RowParallelLinear(HasPartial, split.Linear):
 
     def partial_gradients(self) -> Iterable[Partial]:
         return [Partial(self.bias)] if self.bias is not None and self.region.shards_sequence else []
+
+    def shares(self) -> Iterable[Share]:
+        return [Share(self.weight)]
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]

@@ -57,7 +57,7 @@ def clipped_optimizer_of(
     recorder = runtime.recorder
     optimizer = AdamW(runtime.parameters(), LR)
     return make_clipped_optimizer(
-        sync, optimizer, runtime.gradients.counted(), max_norm, ControlChannel(mesh, recorder), recorder
+        sync, optimizer, runtime.gradients.counted, max_norm, ControlChannel(mesh, recorder), recorder
     )
 
 

@@ -9,16 +9,23 @@ from functools import lru_cache
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
 
+from instrument.data.buckets import BUCKET_BYTES
 from instrument.data.feed import make_feed
+from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.pipeline.control import ControlChannel
+from instrument.pipeline.optimizer import AdamW
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.transport import Route
+from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.recorder import Recorder
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -48,6 +55,11 @@ class Mix:
     dropout: float = 0.0
     host_staged: bool = False
     ahead: int = 0
+    bucket_bytes: int = BUCKET_BYTES
+    zero: int = 0
+    bfloat16: bool = False
+    clip: float | None = None  # the largest norm of the gradient
+    sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
 
     @property
     def world(self) -> int:
@@ -61,7 +73,7 @@ class Mix:
             HEADS,
             SEQUENCE,
             self.tied,
-            torch.float64,
+            torch.bfloat16 if self.bfloat16 else torch.float64,
             recompute=self.recompute,
             kv_heads=self.kv_heads,
             dropout=self.dropout,
@@ -99,7 +111,9 @@ def mesh_of(mix: Mix) -> Mesh:
 
 def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
-    wiring = Wiring(CPU, route=route, ahead=mix.ahead, parallel=mix.options)
+    wiring = Wiring(
+        CPU, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=Zero(mix.zero)
+    )
     cut = partition(LAYERS, mix.plan.chain_length)
     return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
 
@@ -108,19 +122,35 @@ def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> lis
     """Train; the losses, on ranks that have them."""
     data = TextData(MICROBATCHES, MICROBATCH_SIZE, SEQUENCE)
     feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), CPU, (MICROBATCH_SIZE, SEQUENCE))
-    optimizer = torch.optim.AdamW(runtime.parameters(), lr=LEARNING_RATE)
+    optimizer = make_adamw(runtime.parameters(), runtime.gradients.main, LEARNING_RATE)
+    clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
     for step in range(steps):
-        result = runtime.run(feed.batch(step), step)
-        runtime.optimize(optimizer, step)
+        result = runtime.run(feed.batch(step), step, clipped)
+        if clipped is None:
+            runtime.optimize(optimizer, step)
+        else:
+            clipped.optimize(step)
         if result.loss is not None:
             losses.append(float(result.loss))
+    if clipped is not None:
+        clipped.finish(steps - 1)
     return losses
+
+
+def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, max_norm: float) -> ClippedOptimizer:
+    channel = ControlChannel(mesh, runtime.recorder, sharded=runtime.gradients.sharded)
+    counted = runtime.gradients.counted
+    return make_clipped_optimizer(mix.sync, optimizer, counted, max_norm, channel, runtime.recorder)
 
 
 def parallel_of(runtime: PipelineRuntime) -> Parallel:
     stage = next(iter(runtime.stages.values()))
     assert isinstance(stage, GptStage)
+    return _parallel_in(stage)
+
+
+def _parallel_in(stage: GptStage) -> Parallel:
     block = next(iter(stage.blocks.values()))
     assert isinstance(block.parallel, Parallel)
     return block.parallel
@@ -129,33 +159,46 @@ def parallel_of(runtime: PipelineRuntime) -> Parallel:
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
     runtime = runtime_of(mix, mesh, Recorder())
     losses = run_steps(mix, mesh, runtime, STEPS)
-    whole, expected = reference(mix.dp, mix.tied, mix.kv_heads)
+    whole, expected = reference(mix.dp, mix.tied, mix.kv_heads, mix.clip)
     errors = [0.0]
     for stage in runtime.stages.values():
         assert isinstance(stage, GptStage)
-        errors += [float((mine - theirs).abs().max()) for mine, theirs in _pairs(stage, whole)]
+        errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     return Outcome(max(loss_errors), max(errors), tuple(losses), len(list(runtime.parameters())))
 
 
-def _pairs(stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
+def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
     """Each parameter of a stage, and the part of the whole model's that it should be."""
-    trained = [parameter.detach().clone() for parameter in stage.parameters()]
+    layers = [int(layer) for layer in stage.blocks]
+    right = GptStage(mix.config, layers, _parallel_in(stage))
     with torch.no_grad():
-        if stage.embedding is not None and whole.embedding is not None:
-            stage.embedding.take(whole.embedding)
-        for layer, block in stage.blocks.items():
+        if right.embedding is not None and whole.embedding is not None:
+            right.embedding.take(whole.embedding)
+        for layer, block in right.blocks.items():
             block.take(whole.blocks[layer])  # type: ignore[operator]
-        if stage.head is not None and whole.head is not None:
-            stage.head.take(whole.head)
-    return list(zip(trained, (parameter.detach() for parameter in stage.parameters()), strict=True))
+        if right.head is not None and whole.head is not None:
+            right.head.take(whole.head)
+    trained, expected = (dict(each.named_parameters(remove_duplicate=False)) for each in (stage, right))
+    return [_same_part(mesh, trained[name], expected[name].detach()) for name in expected]
+
+
+def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor and what it should be; of a sharded one this replica's rows."""
+    if not isinstance(trained, DTensor):
+        return trained.detach(), expected
+    replicas = mesh.groups[mesh.replicas]
+    rows = expected.chunk(replicas.size())[dist.get_rank(replicas) :][:1]
+    return trained.to_local().detach(), rows[0] if rows else expected[:0]
 
 
 @lru_cache
-def reference(dp: int, tied: bool, kv_heads: int | None) -> tuple[GptStage, tuple[float, ...]]:
-    """The model after the same steps in one process, and its losses."""
-    mix = Mix(dp=dp, tied=tied, kv_heads=kv_heads)
-    model = GptStage(mix.config, range(LAYERS))
+def reference(
+    dp: int, tied: bool, kv_heads: int | None, clip: float | None = None, bfloat16: bool = False
+) -> tuple[GptStage, tuple[float, ...]]:
+    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
+    mix = Mix(dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16)
+    model = GptStage(mix.config, range(LAYERS)).double()
     if tied:
         assert model.embedding is not None
         assert model.head is not None
@@ -170,6 +213,8 @@ def reference(dp: int, tied: bool, kv_heads: int | None) -> tuple[GptStage, tupl
         loss = cross_entropy(model(tokens), targets)
         optimizer.zero_grad()
         loss.backward()
+        if clip is not None:
+            clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(float(loss.detach()))
     return model, tuple(losses)

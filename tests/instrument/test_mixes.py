@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from instrument.models.gpt import Recompute
+from instrument.pipeline.validation import OptimizerSync
 from tests.instrument.mix_cases import STEPS, Mix, Outcome, train_mixes
 from tests.instrument.pool import Pool
 
@@ -75,3 +76,42 @@ def test_recomputed_layers_communicate_again_and_are_exact(large_pool: Pool, rec
 def test_every_axis_goes_through_host_memory(large_pool: Pool) -> None:
     check(large_pool, [Mix(pp=2, tp=2, cp=2, sequence=True, host_staged=True)])
     check(large_pool, [Mix(cp=2, tp=2, dp=2, host_staged=True, tied=False)])
+
+
+@pytest.mark.parametrize("sync", OptimizerSync)
+def test_the_norm_counts_every_parameter_of_the_model_once(large_pool: Pool, sync: OptimizerSync) -> None:
+    """Gradients of both norms are cut down, so that one that is counted twice, or not at all, changes the update."""
+    mix = Mix(pp=2, tp=2, cp=2, clip=0.3, sync=sync)
+    check(large_pool, [replace(mix, sequence=sequence) for sequence in (False, True)])
+    check(large_pool, [replace(mix, cp=1, dp=2, sequence=True, schedule="zbv", tied=tied) for tied in (False, True)])
+    check(large_pool, [Mix(pp=2, tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_each_replica_updates_its_part(large_pool: Pool, clip: float | None) -> None:
+    """ZeRO-1, with buckets that end within a parameter, and parameters that are shared out over tp, copied and tied."""
+    mix = Mix(dp=2, zero=1, clip=clip, bucket_bytes=1000)
+    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("1f1b", "interleaved-1f1b", "zb-h1", "zbv")])
+    check(large_pool, [replace(mix, pp=2, schedule="dualpipe")])
+    check(large_pool, [replace(mix, pp=2, tp=2, sequence=sequence) for sequence in (False, True)])
+    check(large_pool, [replace(mix, cp=2, tp=2, kv_heads=1, sequence=True)])
+    check(large_pool, [replace(mix, dp=1, cp=4, pp=2, host_staged=True)])
+    post = replace(mix, pp=4, sync=OptimizerSync.POST_VALIDATION)
+    check(large_pool, [post] if clip else [replace(mix, dp=4)])
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_replicas_share_out_gradients_and_parameters(large_pool: Pool, zero: int) -> None:
+    mix = Mix(dp=2, zero=zero)
+    check(large_pool, [mix, replace(mix, tied=False), replace(mix, clip=0.3)])
+    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("1f1b", "gpipe", "interleaved-1f1b")])
+    check(large_pool, [replace(mix, pp=2, tp=2, sequence=sequence, clip=0.3) for sequence in (False, True)])
+    check(large_pool, [replace(mix, pp=2, cp=2, recompute=recompute) for recompute in Recompute])
+    check(large_pool, [replace(mix, pp=2, dp=4, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
+    check(large_pool, [replace(mix, pp=2, host_staged=True)])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v"])
+def test_small_buckets_change_nothing(large_pool: Pool, schedule: str) -> None:
+    mix = Mix(pp=2, tp=2, dp=2, schedule=schedule, sequence=True, bucket_bytes=1000)
+    check(large_pool, [mix, replace(mix, tied=False, clip=0.3)])

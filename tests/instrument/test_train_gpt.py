@@ -126,7 +126,6 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--prefetch", "1", "--negotiate"], 2, "use --prefetch 0"),
         (["--clip-grad", "-1"], 2, "cannot be clipped to a norm of -1.0; expected a positive number"),
         (["--optimizer-sync", "post-validation"], 2, "give it one with --clip-grad"),
-        (["--clip-grad", "1", "--optimizer-sync", "post-validation", "--dtype", "bfloat16"], 2, "use --dtype float32"),
         (["--balance", "--split", "4,4"], 2, "leave out --split, counts and ends"),
         (["--balance", "--layer-times", "x.json"], 2, "give one of the two"),
         (["--save-layer-times", "x.json"], 2, "keeps what --balance measures; give both"),

@@ -1,0 +1,173 @@
+"""Gradient buckets: averaged over the replicas while the backward of the last microbatch goes on.
+
+Parameters are put into buckets in the order in which backward finishes them, last layer first, as DDP and Megatron-LM's
+``distributed_data_parallel`` do. A bucket leaves when the last of its parameters has its whole gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from instrument.collectives import AxisGroup, Pending
+from pptrace.errors import PptraceError
+
+BUCKET_BYTES = 25 * 2**20  # as DDP
+
+
+class Bucket:
+    """Parameters of one dtype whose gradients travel together.
+
+    Args:
+        parameters: in the order of their gradients in the message.
+        multiple: the message is filled up with zeros to a multiple of so many numbers.
+    """
+
+    __slots__ = ("length", "parameters")
+
+    def __init__(self, parameters: Sequence[nn.Parameter], multiple: int = 1) -> None:
+        self.parameters = tuple(parameters)
+        numel = sum(parameter.numel() for parameter in self.parameters)
+        self.length = -(-numel // multiple) * multiple
+
+    def places(self) -> Iterator[tuple[nn.Parameter, int]]:
+        """Each parameter, and where it begins in the message."""
+        place = 0
+        for parameter in self.parameters:
+            yield parameter, place
+            place += parameter.numel()
+
+    def gradients(self) -> Tensor:
+        """The gradients in one tensor (length,), a copy."""
+        return self._flat([gradient_of(parameter) for parameter in self.parameters])
+
+    def values(self) -> Tensor:
+        """The parameters in one tensor (length,), a copy."""
+        return self._flat([parameter.detach() for parameter in self.parameters])
+
+    def take_gradients(self, flat: Tensor) -> None:
+        """Put (length,) in place of the gradients."""
+        for parameter, place in self.places():
+            gradient_of(parameter).copy_(flat[place : place + parameter.numel()].view_as(parameter))
+
+    @torch.no_grad()
+    def take_values(self, flat: Tensor) -> None:
+        """Put (length,) in place of the parameters."""
+        for parameter, place in self.places():
+            parameter.copy_(flat[place : place + parameter.numel()].view_as(parameter))
+
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        flat = [tensor.flatten() for tensor in tensors]
+        missing = self.length - sum(tensor.numel() for tensor in flat)
+        return torch.cat([*flat, flat[0].new_zeros(missing)] if missing else flat)
+
+
+class Mean(Protocol):
+    """How the gradients of a bucket are averaged over the replicas."""
+
+    def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:
+        """Send ``gradients`` (length,), which must not be touched until the wait."""
+        ...
+
+    def finish(self, bucket: Bucket, summed: Tensor) -> None:
+        """Put what came in its place."""
+        ...
+
+
+class WholeMean:
+    """Every replica has the mean of every gradient, in ``.grad``."""
+
+    def __init__(self, group: AxisGroup) -> None:
+        self._group = group
+
+    def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:  # noqa: ARG002
+        return self._group.start_all_reduce(gradients)
+
+    def finish(self, bucket: Bucket, summed: Tensor) -> None:
+        bucket.take_gradients(summed.div_(self._group.size))
+
+
+class OverlappedMean:
+    """The means of buckets that leave one by one.
+
+    Every replica tells the same parameters ready in the same order, so that their buckets meet.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], mean: Mean) -> None:
+        self._mean = mean
+        self._buckets = tuple(buckets)
+        self._bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._missing: dict[int, int] = {}
+        self._pending: dict[int, Pending[Tensor]] = {}
+        self._clear()
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """A parameter of a bucket has the gradients of all microbatches; told once per step."""
+        bucket = self._bucket_of[id(parameter)]
+        self._missing[id(bucket)] -= 1
+        if self._missing[id(bucket)] == 0:
+            self._post(bucket)
+
+    def finish(self) -> None:
+        """Send what nobody has told ready, and put the means in their places."""
+        for bucket in self._buckets:
+            if id(bucket) not in self._pending:
+                self._post(bucket)
+        for bucket in self._buckets:
+            self._mean.finish(bucket, self._pending[id(bucket)].wait())
+        self._clear()
+
+    def _post(self, bucket: Bucket) -> None:
+        self._pending[id(bucket)] = self._mean.start(bucket, bucket.gradients())
+
+    def _clear(self) -> None:
+        self._pending = {}
+        self._missing = {id(bucket): len(bucket.parameters) for bucket in self._buckets}
+
+
+def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int, multiple: int = 1) -> Iterator[Bucket]:
+    """In order, cut where the gradients fill a bucket or the dtype changes."""
+    members: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        num_bytes = parameter.numel() * gradient_dtype(parameter).itemsize
+        if members and (size + num_bytes > bucket_bytes or parameter.dtype != members[0].dtype):
+            yield Bucket(members, multiple)
+            members, size = [], 0
+        members.append(parameter)
+        size += num_bytes
+    if members:
+        yield Bucket(members, multiple)
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """Of what ``.grad`` accumulates: the parameter's own, unless it was given another (``grad_dtype``)."""
+    given = parameter.grad_dtype
+    return parameter.dtype if given is None else given
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """The gradient; of a sharded one this rank's part.
+
+    Raises:
+        PptraceError: there is none.
+    """
+    if parameter.grad is None:
+        raise PptraceError(
+            f"a parameter of shape {tuple(parameter.shape)} has no gradient after the step; every parameter of a stage "
+            "must take part in its forward"
+        )
+    return local(parameter.grad)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or a tensor itself."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

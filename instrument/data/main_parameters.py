@@ -1,0 +1,201 @@
+"""What the optimizer updates in place of the model's parameters: copies with more bits, or a replica's share of them.
+
+Mixed precision keeps parameters of 16 bits in the model, and their values, gradients and moments in 32: updates are often
+smaller than half of a bfloat16's last bit. ZeRO-1 gives each replica the updates of one part of every bucket, so that
+moments and main parameters exist once among the replicas; gradients are reduce-scattered and updated parameters
+all-gathered, together as many bytes as one all-reduce.
+
+Sources: mixed precision, arXiv 1710.03740; ZeRO, arXiv 1910.02054; Megatron-LM ``DistributedOptimizer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from instrument.collectives import AxisGroup, Pending
+from instrument.data.buckets import Bucket, gradient_dtype, local
+from instrument.data.fully_sharded import FullySharded
+from instrument.pipeline.optimizer import AdamW
+
+
+class Zero(IntEnum):
+    """What each replica has a part of only (ZeRO's stages)."""
+
+    NONE = 0
+    OPTIMIZER = 1  # moments and main parameters
+    GRADIENTS = 2  # these and gradients
+    PARAMETERS = 3  # these and parameters
+
+
+class MainParameters(Protocol):
+    """Tensors that stand for a model's parameters in the optimizer."""
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The tensors; of each, ``.grad`` is what its step takes."""
+        ...
+
+    def take_gradients(self) -> None:
+        """Give each its gradient, unless it has it already."""
+        ...
+
+    def drop_gradients(self) -> None:
+        """Let go of the model's gradients."""
+        ...
+
+    def publish(self) -> None:
+        """Put the tensors' values into the model's parameters."""
+        ...
+
+
+class Copies:
+    """A copy of every parameter in the dtype of its gradient."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._model = tuple(parameters)
+        self.parameters = tuple(nn.Parameter(p.detach().to(gradient_dtype(p))) for p in self._model)
+
+    def take_gradients(self) -> None:
+        for main, parameter in zip(self.parameters, self._model, strict=True):
+            main.grad = parameter.grad
+
+    def drop_gradients(self) -> None:
+        for parameter in self._model:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        torch._foreach_copy_(self._model, self.parameters)
+
+
+class Locals:
+    """This replica's parts of parameters that ``fully_shard`` has shared out: the same memory, as plain tensors."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], sharding: FullySharded) -> None:
+        self._model = tuple(parameters)
+        self._sharding = sharding
+        self.parameters = tuple(nn.Parameter(local(parameter).detach()) for parameter in self._model)
+
+    def take_gradients(self) -> None:
+        for mine, parameter in zip(self.parameters, self._model, strict=True):
+            mine.grad = None if parameter.grad is None else local(parameter.grad)
+
+    def drop_gradients(self) -> None:
+        for parameter in self._model:
+            parameter.grad = None
+
+    def publish(self) -> None:
+        self._sharding.forget_gathered()
+
+
+class Shards:
+    """This replica's part of every bucket, in the dtype of the gradients: equal parts, in the order of the ranks.
+
+    It is a :class:`instrument.data.buckets.Mean` as well: gradients are averaged straight into the parts.
+
+    Args:
+        buckets: whose lengths the number of replicas divides.
+        group: the replicas.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], group: AxisGroup) -> None:
+        self._group = group
+        self._parts = {id(bucket): self._part_of(bucket) for bucket in buckets}
+        self._buckets = tuple(buckets)
+        self.parameters = tuple(self._parts.values())
+
+    def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:  # noqa: ARG002
+        return self._group.start_reduce_scatter(gradients)
+
+    def finish(self, bucket: Bucket, summed: Tensor) -> None:
+        self._parts[id(bucket)].grad = summed.div_(self._group.size)
+        bucket.drop_gradients()
+
+    def take_gradients(self) -> None:
+        """They are in the parts since they were averaged."""
+
+    def drop_gradients(self) -> None:
+        """They went when they were averaged."""
+
+    def publish(self) -> None:
+        for bucket in self._buckets:
+            part = self._parts[id(bucket)].detach().to(bucket.parameters[0].dtype)
+            bucket.take_values(self._group.all_gather(part))
+
+    def counted(self, rows: Mapping[int, int | None]) -> list[Tensor]:
+        """The gradients in this rank's parts, of the first ``rows[id(parameter)]`` rows of each parameter, or of all where
+        that is None; of a parameter without an entry nothing.
+        """
+        found = []
+        for bucket in self._buckets:
+            part = self._parts[id(bucket)]
+            assert part.grad is not None  # averaged before
+            begin = self._group.rank * part.numel()
+            for parameter, place in bucket.places():
+                if id(parameter) not in rows:
+                    continue
+                wanted = rows[id(parameter)]
+                size = parameter.numel() if wanted is None else wanted * (parameter.numel() // parameter.shape[0])
+                first, last = max(place, begin), min(place + size, begin + part.numel())
+                if first < last:
+                    found.append(part.grad[first - begin : last - begin])
+        return found
+
+    def _part_of(self, bucket: Bucket) -> nn.Parameter:
+        length = bucket.length // self._group.size
+        mine = bucket.values()[self._group.rank * length :][:length]
+        return nn.Parameter(mine.to(gradient_dtype(bucket.parameters[0]), copy=True))
+
+
+class MainAdamW(AdamW):
+    """AdamW on main parameters, which the model's follow after every step, and after one that is taken back.
+
+    Args:
+        main: whose tensors are updated.
+        lr: may be changed between steps.
+    """
+
+    def __init__(self, main: MainParameters, lr: float) -> None:
+        super().__init__(main.parameters, lr)
+        self._main = main
+
+    def step(self) -> None:
+        self._main.take_gradients()
+        super().step()
+        self._main.publish()
+
+    def roll_back(self) -> None:
+        super().roll_back()
+        self._main.publish()
+
+    def scale_gradients(self, factor: float) -> None:
+        self._main.take_gradients()
+        super().scale_gradients(factor)
+
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self._main.drop_gradients()
+
+
+def main_parameters(parameters: Iterable[nn.Parameter], sharding: FullySharded | None) -> MainParameters | None:
+    """What stands for parameters that ``fully_shard`` has shared out, or have gradients with more bits; else None."""
+    own = tuple(parameters)
+    if sharding is not None:
+        return Locals(own, sharding)
+    return Copies(own) if any(gradient_dtype(parameter) != parameter.dtype for parameter in own) else None
+
+
+def make_adamw(parameters: Iterable[nn.Parameter], main: MainParameters | None, lr: float) -> AdamW:
+    """AdamW of a rank's parameters, or of what stands for them."""
+    return AdamW(parameters, lr) if main is None else MainAdamW(main, lr)
+
+
+def accumulate_in(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Let ``.grad`` of floating-point parameters have at least the bits of ``dtype``."""
+    for parameter in parameters:
+        parameter.grad_dtype = torch.promote_types(parameter.dtype, dtype)

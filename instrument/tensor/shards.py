@@ -1,0 +1,43 @@
+"""Which parameters the ranks of tp share out, and which each of them holds whole.
+
+What is summed over the whole model, such as the norm of the gradient, must count every entry once: of a shared-out
+parameter each rank counts its part, of any other the first rank alone counts it. Source: Megatron-LM
+``param_is_not_tensor_parallel_duplicate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from instrument.data.buckets import gradient_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """A parameter whose first ``rows`` rows a rank counts; all of them where it is None."""
+
+    parameter: Tensor
+    rows: int | None = None
+
+    def gradient(self) -> Tensor:
+        """What the rank counts of it."""
+        return gradient_of(self.parameter)[: self.rows]
+
+
+class HasShares:
+    """A module some of whose parameters are shared out over tp."""
+
+    def shares(self) -> Iterable[Share]:
+        """Its own parameters only, not those of its children."""
+        raise NotImplementedError
+
+
+def counted_shares(stages: Sequence[nn.Module], tp_rank: int) -> list[Share]:
+    """What a rank counts of its stages' parameters, each parameter once."""
+    modules = [part for stage in stages for part in stage.modules()]
+    shared = {id(s.parameter): s for part in modules if isinstance(part, HasShares) for s in part.shares()}
+    whole = [Share(parameter) for parameter in nn.ModuleList(stages).parameters() if id(parameter) not in shared]
+    return [*shared.values(), *(whole if tp_rank == 0 else ())]
