@@ -48,7 +48,8 @@ def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
 
 def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> pd.Series[int]:
     ordered = collectives.sort_values("start_ns", kind="stable")
-    groups = [mesh.group_of(rank, axis) for rank, axis in zip(ordered["rank"], ordered["axis"], strict=True)]
+    calls = zip(ordered["rank"], ordered["axis"], ordered["group_size"], strict=True)
+    groups = [mesh.group_of(rank, axis, size) for rank, axis, size in calls]
     key = ordered[["step", "kind", "axis"]].copy()
     key["group"] = [str(group) if group else "" for group in groups]
     key["nth"] = key.assign(rank=ordered["rank"]).groupby(["step", "kind", "axis", "group", "rank"]).cumcount()

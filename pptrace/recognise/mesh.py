@@ -31,8 +31,19 @@ class MeshInfo:
         pipeline = self.pipeline_of(rank)
         return pipeline.index(rank) if pipeline else None
 
-    def group_of(self, rank: int, axis: str) -> tuple[int, ...] | None:
-        """The global ranks of the group of ``axis`` that holds ``rank``; None when the mesh does not tell."""
+    def group_of(self, rank: int, axis: str, size: int | None = None) -> tuple[int, ...] | None:
+        """The global ranks of the group of ``axis`` that holds ``rank``; None when the mesh does not tell.
+
+        With a ``size`` that divides the group's, only the neighbours that share a part of that size with it: Ulysses within
+        a ring (USP, arXiv 2405.07719).
+        """
+        group = self._whole_group_of(rank, axis)
+        if group is None or size is None or not 0 < size < len(group) or len(group) % size:
+            return group
+        first = group.index(rank) // size * size
+        return group[first : first + size]
+
+    def _whole_group_of(self, rank: int, axis: str) -> tuple[int, ...] | None:
         if axis == "world":
             return tuple(range(self.num_ranks))
         pipeline = self.pipeline_of(rank)

@@ -369,6 +369,14 @@ def test_groups_of_an_axis_are_megatrons() -> None:
     assert (mesh.pp_rank(6), mesh.pipeline_of(6), mesh.pp_rank(9), mesh.pipeline_of(9)) == (1, (2, 6), None, ())
 
 
+def test_a_call_of_fewer_ranks_than_its_axis_has_is_one_of_neighbours() -> None:
+    mesh = MeshInfo(8, 1, 1, 2, 4, 1, 1)
+    assert mesh.group_of(5, "cp") == (1, 3, 5, 7)
+    assert mesh.group_of(5, "cp", 2) == (5, 7)
+    assert mesh.group_of(1, "cp", 2) == (1, 3)
+    assert mesh.group_of(5, "cp", 4) == mesh.group_of(5, "cp", 3) == mesh.group_of(5, "cp")
+
+
 def test_tied_embeddings_join_the_ends_of_a_pipeline_only() -> None:
     mesh = MeshInfo(4, pp=4, vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=((0, 1, 2, 3),))
     assert [mesh.group_of(rank, "embd") for rank in range(4)] == [(0, 3), None, None, (0, 3)]
