@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from pptrace.marks import (
     AwaitMark,
@@ -22,17 +21,9 @@ from pptrace.marks import (
     parse_mark,
 )
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action
-from pptrace.tables import COMMS, OPS, Category, Trace, make_table
-
-
-@dataclass(frozen=True, slots=True)
-class RankTables:
-    """What one rank did (schemas OPS and COMMS), unmatched and in its own clock."""
-
-    ops: pd.DataFrame
-    comms: pd.DataFrame
-    warnings: tuple[str, ...]
+from pptrace.tables import COMMS, OPS, Category, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,7 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
     ranges, given_up = _last_runs(ranges)
     if given_up:
         warnings += (_given_up_warning(rank, given_up),)
-    owner = _Owner(work)
+    owner = Owner(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
@@ -76,11 +67,7 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
                 comms += _axis_rows(rank, entry, awaits, owner)
             case WaitMark() | AwaitMark():
                 pass
-    return RankTables(_frame(OPS, ops), _frame(COMMS, comms), warnings)
-
-
-def _frame(schema: Any, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    return make_table(schema, {name: [row[name] for row in rows] for name in schema})
+    return RankTables(table_of(OPS, ops), table_of(COMMS, comms), warnings)
 
 
 def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
@@ -129,30 +116,7 @@ def _given_up_warning(rank: int, ops: list[_Marked]) -> str:
     )
 
 
-class _Owner:
-    """Finds the device work that was launched inside a host range, by any thread of the process."""
-
-    def __init__(self, work: DeviceWork) -> None:
-        launched = np.flatnonzero(work.launch_ns >= 0)
-        self._rows = launched[np.argsort(work.launch_ns[launched], kind="stable")]
-        self._launch = work.launch_ns[self._rows]
-        self._work = work
-
-    def span(self, start_ns: int, end_ns: int, communication: bool) -> tuple[int, int, int] | None:
-        """(start, end, stream) from the first to the last kernel launched in [start_ns, end_ns); None without any."""
-        low, high = np.searchsorted(self._launch, (start_ns, end_ns))
-        rows = self._rows[low:high]
-        rows = rows[self._work.is_communication[rows] if communication else self._work.is_compute[rows]]
-        if not len(rows):
-            return None
-        return (
-            int(self._work.start_ns[rows].min()),
-            int(self._work.end_ns[rows].max()),
-            int(self._work.stream[rows[0]]),
-        )
-
-
-def _op_row(rank: int, entry: _Marked, owner: _Owner) -> dict[str, Any]:
+def _op_row(rank: int, entry: _Marked, owner: Owner) -> dict[str, Any]:
     mark = entry.mark
     span = owner.span(entry.start_ns, entry.end_ns, communication=False)
     start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
@@ -194,7 +158,7 @@ class _Times:
     stream: int = -1
 
 
-def _times(call: _Marked, wait: _Marked | None, owner: _Owner) -> _Times:
+def _times(call: _Marked, wait: _Marked | None, owner: Owner) -> _Times:
     """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
     if span := owner.span(call.start_ns, call.end_ns, communication=True):
         start, end, stream = span
@@ -204,7 +168,7 @@ def _times(call: _Marked, wait: _Marked | None, owner: _Owner) -> _Times:
     return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
-def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: _Owner) -> list[dict[str, Any]]:
+def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
@@ -231,7 +195,7 @@ def _awaited_bytes(wait: _Marked | None) -> int:
     return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
 
 
-def _axis_rows(rank: int, entry: _Marked, awaits: Mapping[int, _Marked], owner: _Owner) -> list[dict[str, Any]]:
+def _axis_rows(rank: int, entry: _Marked, awaits: Mapping[int, _Marked], owner: Owner) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)

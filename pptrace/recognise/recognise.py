@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.recognise.devices import DeviceWork, device_work
+from pptrace.recognise.from_labels import framework_of, tables_from_labels, with_peers
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.matching import match_comms
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages
@@ -51,6 +52,7 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
     work: dict[int, DeviceWork] = {}
     warnings: list[str] = []
     facts: dict[int, Mapping[str, Any]] = {}
+    frameworks: set[str] = set()
     for trace in traces:
         assert trace.rank is not None
         rank = trace.rank
@@ -58,16 +60,22 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
         work[rank] = device_work(trace.events)
         if not trace.memory.empty:
             memory.append(trace.memory.assign(rank=rank))
-        if tables := tables_from_marks(trace, rank, work[rank]):
+        tables = tables_from_marks(trace, rank, work[rank])
+        if tables is not None:
+            frameworks.add("pptrace")
+        elif (tables := tables_from_labels(trace, rank, work[rank])) is not None:
+            frameworks.add(framework_of(trace) or "unlabelled")
+        if tables is not None:
             ops.append(tables.ops)
             comms.append(tables.comms)
             warnings += tables.warnings
     all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
     metadata = list(facts.values())
     mesh = _mesh(metadata, all_ops, num_ranks or len(traces))
+    all_comms = with_peers(all_comms, all_ops, mesh)
     found = recognise_schedule(all_ops, mesh, metadata, schedule)
     return Recognised(
-        framework="pptrace" if len(all_ops) else "unlabelled",
+        framework=min(frameworks, default="unlabelled"),
         ops=all_ops,
         comms=match_comms(all_comms, mesh),
         memory=pd.concat(memory, ignore_index=True) if memory else pd.DataFrame(),

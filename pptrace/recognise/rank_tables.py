@@ -1,0 +1,50 @@
+"""What is found in the trace of one rank, and which device work belongs to a host range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pptrace.recognise.devices import DeviceWork
+from pptrace.tables import Schema, make_table
+
+
+@dataclass(frozen=True, slots=True)
+class RankTables:
+    """What one rank did (schemas OPS and COMMS), unmatched and in its own clock."""
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    warnings: tuple[str, ...]
+
+
+def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """A table of rows that have at least the schema's columns."""
+    return make_table(schema, {name: [row[name] for row in rows] for name in schema})
+
+
+class Owner:
+    """Finds the device work that was launched inside a host range, by any thread of the process."""
+
+    def __init__(self, work: DeviceWork) -> None:
+        launched = np.flatnonzero(work.launch_ns >= 0)
+        self._rows = launched[np.argsort(work.launch_ns[launched], kind="stable")]
+        self._launch = work.launch_ns[self._rows]
+        self._work = work
+
+    def span(self, start_ns: int, end_ns: int, communication: bool) -> tuple[int, int, int] | None:
+        """(start, end, stream) from the first to the last kernel launched in [start_ns, end_ns); None without any."""
+        low, high = np.searchsorted(self._launch, (start_ns, end_ns))
+        rows = self._rows[low:high]
+        rows = rows[self._work.is_communication[rows] if communication else self._work.is_compute[rows]]
+        if not len(rows):
+            return None
+        return (
+            int(self._work.start_ns[rows].min()),
+            int(self._work.end_ns[rows].max()),
+            int(self._work.stream[rows[0]]),
+        )
