@@ -120,6 +120,7 @@ OPS: Schema = {
     "rank": "int64",
     "step": "int64",
     "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
+    "pair": "str",  # of an OVERLAP_F_B, whose other columns are its forward half's: the whole action as text
     "stage": "int64",
     "chunk": "int64",
     "microbatch": "int64",

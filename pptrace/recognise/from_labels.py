@@ -16,6 +16,7 @@ import pandas as pd
 from pptrace.recognise.catalogue import Label, read_label
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.host_compute import HostCompute
+from pptrace.recognise.inferred import Inferred, infer_ops, messages_in_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
@@ -33,23 +34,30 @@ class _Labelled:
     step: int = -1
 
 
-def framework_of(trace: Trace) -> str | None:
-    """The framework whose op labels a trace has; None when it has none."""
-    for name in trace.events.names:
-        label = read_label(name)
-        if label is not None and label.action is not None:
-            return label.framework
-    return None
+@dataclass(frozen=True, slots=True)
+class LabelledTables(RankTables):
+    """What one rank did, as the labels of ``framework`` tell, or "unlabelled" where order alone does.
 
-
-def tables_from_labels(trace: Trace, rank: int, work: DeviceWork) -> RankTables | None:
-    """The ops and comms of a trace with op labels; None when it has none.
-
-    Peers are -1 and wait for :func:`with_peers`, stages of labels without one for :func:`with_stages`.
+    Peers are -1 and wait for :func:`with_peers`, stages that no label tells are -1 and wait for :func:`with_stages`.
     """
-    ranges = _with_steps(_labelled(trace.events))
-    if not any(entry.label.action is not None for entry in ranges):
+
+    framework: str
+
+
+def tables_from_labels(trace: Trace, rank: int, work: DeviceWork) -> LabelledTables | None:
+    """The ops and comms of a trace with op labels or with messages between ops; None when it has neither."""
+    labelled = _labelled(trace.events)
+    framework, source = _framework(labelled), "label"
+    if framework is None:
+        labelled = [entry for entry in labelled if entry.label.action is None]
+        framework, source = "unlabelled", "inferred"
+        found = infer_ops(trace.events)
+    else:
+        found = messages_in_ranges(trace.events, [_plain(e) for e in labelled if _lacks_stage(e.label)])
+    if source == "inferred" and not _is_pipeline(found):
         return None
+    labelled += [_Labelled(Label(framework, f.action), f.start_ns, f.end_ns, f.thread) for f in found]
+    ranges = _with_steps(sorted(labelled, key=lambda entry: entry.start_ns))
     times = _Times(Owner(work), HostCompute(trace.events))
     messages = _Messages(trace.events)
     readers = {(key, entry.step): entry for entry in ranges for key in _reads(entry.label.action)}
@@ -59,19 +67,46 @@ def tables_from_labels(trace: Trace, rank: int, work: DeviceWork) -> RankTables 
         if action is not None and action.kind.is_p2p:
             comms.append(_comm_row(rank, entry, readers.get((action.key, entry.step)), times, messages))
         else:
-            ops.append(_op_row(rank, entry, times))
+            ops.append(_op_row(rank, entry, times) | ({} if action is None else {"source": source}))
     chunk_of = {stage: chunk for chunk, stage in enumerate(sorted({row["stage"] for row in ops} - {-1}))}
     for row in ops:
         row["chunk"] = chunk_of.get(row["stage"], -1)
-    return RankTables(table_of(OPS, ops), table_of(COMMS, comms), ())
+    return LabelledTables(table_of(OPS, ops), table_of(COMMS, comms), (), framework)
 
 
-def with_stages(ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``ops`` in which what has no stage has its rank's place in the pipeline, as non-interleaved schedules do."""
-    filled = ops.copy()
-    lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
-    filled.loc[lacking, "stage"] = [mesh.pp_rank(rank) or 0 for rank in ops.loc[lacking, "rank"]]
-    filled.loc[lacking, "chunk"] = 0
+def _framework(ranges: Sequence[_Labelled]) -> str | None:
+    """Whose op labels these are. Those without a stage are common words: they count where both directions are there."""
+    actions = {entry.label.action.kind: entry.label for entry in ranges if entry.label.action is not None}
+    sure = [label for label in actions.values() if not _lacks_stage(label)]
+    if sure:
+        return sure[0].framework
+    return actions[Kind.F].framework if {Kind.F, Kind.B} <= set(actions) else None
+
+
+def _lacks_stage(label: Label) -> bool:
+    return label.action is not None and label.action.stage < 0
+
+
+def _plain(entry: _Labelled) -> Inferred:
+    assert entry.label.action is not None
+    return Inferred(entry.label.action, entry.start_ns, entry.end_ns, entry.thread)
+
+
+def _is_pipeline(found: Sequence[Inferred]) -> bool:
+    """Whether order found forwards, backwards and messages."""
+    kinds = {entry.action.kind for entry in found}
+    return {Kind.F, Kind.B} <= kinds and any(kind.is_p2p for kind in kinds)
+
+
+def with_stages(table: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Ops or comms in which what has no stage has its rank's place in the pipeline, as with one stage per rank."""
+    lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
+    if not lacking.any():
+        return table
+    filled = table.copy()
+    filled.loc[lacking, "stage"] = [mesh.pp_rank(rank) or 0 for rank in table.loc[lacking, "rank"]]
+    if "chunk" in table:
+        filled.loc[lacking, "chunk"] = 0
     return filled
 
 
@@ -80,9 +115,10 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
     holders: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
         holders[mesh.pipeline_of(rank), stage] = rank
-    filled = comms.copy()
     lacking = (comms["peer"] < 0) & (comms["stage"] >= 0)
-    own = comms[lacking]
+    if not lacking.any():
+        return comms
+    filled, own = comms.copy(), comms[lacking]
     away = np.where((own["kind"] == "send") == (own["direction"] == "F"), 1, -1)
     wanted = zip(own["rank"], own["stage"] + away, strict=True)
     filled.loc[lacking, "peer"] = [holders.get((mesh.pipeline_of(rank), stage), -1) for rank, stage in wanted]
@@ -174,6 +210,7 @@ class _Messages:
 def _op_row(rank: int, entry: _Labelled, times: _Times) -> dict[str, Any]:
     action = entry.label.action
     row: dict[str, Any] = {"rank": rank, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
+    row["pair"] = "" if action is None or not action.parts else str(action)
     if action is None:
         row |= {"kind": entry.label.span, "start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
         return row | {"source": "label"}
@@ -195,7 +232,7 @@ def _comm_row(
         start, end, stream = span
         posted, asked, clock = start, start, "device"
     elif action.kind.is_recv and reader is not None:
-        asked = reader.start_ns
+        asked = max(posted, reader.start_ns)
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
         begun = times.of_op(reader)[0]
         end = max(posted, begun if arrival is None else min(arrival, begun))

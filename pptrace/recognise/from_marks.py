@@ -123,6 +123,7 @@ def _op_row(rank: int, entry: _Marked, owner: Owner) -> dict[str, Any]:
     row: dict[str, Any] = {
         "rank": rank,
         "step": mark.step,
+        "pair": "",
         "stage": -1,
         "chunk": -1,
         "microbatch": -1,
@@ -136,6 +137,7 @@ def _op_row(rank: int, entry: _Marked, owner: Owner) -> dict[str, Any]:
         action = mark.action
         row |= {"kind": action.kind.value, "stage": action.stage, "chunk": action.chunk, "phase": action.phase.value}
         row["microbatch"] = action.microbatch if action.microbatch is not None else -1
+        row["pair"] = str(action) if action.parts else ""
     elif isinstance(mark, SpanMark):
         row["kind"] = mark.kind.value
         if mark.kind.value == "STEP":

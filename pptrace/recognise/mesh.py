@@ -119,3 +119,8 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
         ep=single,
         pipelines=tuple(tuple(column[index] for column in columns) for index in range(replicas)),
     )
+
+
+def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
+    """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
+    return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),))

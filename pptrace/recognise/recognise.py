@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from pptrace.recognise.devices import DeviceWork, device_work
-from pptrace.recognise.from_labels import framework_of, tables_from_labels, with_peers
+from pptrace.recognise.from_labels import tables_from_labels, with_peers, with_stages
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.matching import match_comms
-from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages
+from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
 from pptrace.tables import COMMS, OPS, Trace, empty_table
 
@@ -60,18 +60,20 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
         work[rank] = device_work(trace.events)
         if not trace.memory.empty:
             memory.append(trace.memory.assign(rank=rank))
-        tables = tables_from_marks(trace, rank, work[rank])
-        if tables is not None:
+        marked = tables_from_marks(trace, rank, work[rank])
+        labelled = tables_from_labels(trace, rank, work[rank]) if marked is None else None
+        if labelled is not None:
+            frameworks.add(labelled.framework)
+        elif marked is not None:
             frameworks.add("pptrace")
-        elif (tables := tables_from_labels(trace, rank, work[rank])) is not None:
-            frameworks.add(framework_of(trace) or "unlabelled")
-        if tables is not None:
+        if (tables := marked or labelled) is not None:
             ops.append(tables.ops)
             comms.append(tables.comms)
             warnings += tables.warnings
     all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
     metadata = list(facts.values())
     mesh = _mesh(metadata, all_ops, num_ranks or len(traces))
+    all_ops, all_comms = with_stages(all_ops, mesh), with_stages(all_comms, mesh)
     all_comms = with_peers(all_comms, all_ops, mesh)
     found = recognise_schedule(all_ops, mesh, metadata, schedule)
     return Recognised(
@@ -101,6 +103,8 @@ def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, num_ranks: i
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    if len(compute) and (compute["stage"] < 0).all():
+        return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
     stages = {
         rank: frozenset(compute.loc[compute["rank"] == rank, "stage"].tolist()) for rank in compute["rank"].unique()
     }

@@ -127,8 +127,7 @@ def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
     for pp_rank, rank, actual in zip(step.pp_ranks, step.ranks, step.rows, strict=True):
         if pp_rank >= plan.pp:
             continue
-        # An overlapped pair goes by its forward half, as in the ops table.
-        planned = [f"{action.stage}{action.kind}{action.microbatch}" for action in plan.compute_actions(pp_rank)]
+        planned = [str(action) for action in plan.compute_actions(pp_rank)]
         pairs = zip(planned, actual, strict=False)
         wrong = next((place for place, (want, have) in enumerate(pairs) if want != have), None)
         if wrong is not None:
@@ -144,7 +143,8 @@ def _listed(steps: Sequence[int]) -> str:
 def _measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
     """Every step of every pipeline."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
-    cells = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
+    simple = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
+    cells = compute["pair"].where(compute["pair"] != "", simple)
     rows: dict[tuple[int, int], list[str]] = {}
     for step, rank, cell in zip(compute["step"].tolist(), compute["rank"].tolist(), cells, strict=True):
         rows.setdefault((step, rank), []).append(cell)

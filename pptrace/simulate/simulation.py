@@ -63,6 +63,7 @@ class Simulation:
                 "rank": [rank for rank, _ in rows],
                 "step": [0] * len(rows),
                 "kind": [action.kind.value for action in actions],
+                "pair": [str(action) if action.parts else "" for action in actions],
                 "stage": [action.stage for action in actions],
                 "chunk": [action.chunk for action in actions],
                 "microbatch": [action.microbatch for action in actions],

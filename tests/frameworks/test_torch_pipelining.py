@@ -1,0 +1,111 @@
+"""Traces of torch.distributed.pipelining, made here by torch itself: the plan, the ops and the messages are found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pptrace.recognise.catalogue import read_label
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.report.load import load
+from pptrace.schedule.actions import Action, Kind
+from tests.frameworks.torch_cases import SCHEDULES, TorchRun, train_profiled
+from tests.instrument.pool import Pool
+
+LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
+
+
+def record(pool: Pool, run: TorchRun, folder: Path) -> None:
+    pool.run(train_profiled, run, str(folder), world=run.pp, timeout_s=120)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
+    run = TorchRun(name, pp, 2 * pp)
+    record(torch_pool, run, tmp_path)
+    analysis = load([tmp_path])
+    plan = analysis.plan
+    assert plan is not None
+    assert [list(map(str, plan.compute_actions(rank))) for rank in range(pp)] == [
+        list(map(str, run.plan.compute_actions(rank))) for rank in range(pp)
+    ]
+    report = analysis.report
+    assert report.schedule.name == name
+    assert report.schedule.source == "recognised"
+    assert report.schedule.mismatches == ()
+    assert report.framework == ("unlabelled" if name == "1f1b" else "torch.distributed.pipelining")
+    assert (report.mesh.pp, report.mesh.vpp) == (pp, run.plan.num_chunks)
+    assert len(report.steps) == run.steps
+    ops = analysis.data.ops
+    assert set(ops.loc[ops["kind"].isin(COMPUTE_KINDS), "source"]) == {"inferred" if name == "1f1b" else "label"}
+
+
+@pytest.mark.parametrize("record_shapes", [True, False])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "zbv"])
+def test_every_message_meets_its_other_end(torch_pool: Pool, tmp_path: Path, name: str, record_shapes: bool) -> None:
+    run = TorchRun(name, 2, 4, record_shapes=record_shapes)
+    record(torch_pool, run, tmp_path)
+    comms = load([tmp_path]).data.comms
+    plan = run.plan
+    crossing = sum(plan.placement[s] != plan.placement[s + 1] for s in range(plan.num_stages - 1))
+    assert len(comms) == 2 * 2 * crossing * run.microbatches * run.steps  # two ends, two directions
+    assert (comms["match"] >= 0).all()
+    assert (comms["transfer_start_ns"] <= comms["transfer_end_ns"]).all()
+
+
+def test_the_parts_of_every_window_sum_to_it(torch_pool: Pool, tmp_path: Path) -> None:
+    record(torch_pool, TorchRun("interleaved-zb", 4, 8), tmp_path)
+    for step in load([tmp_path]).report.steps:
+        for rank in step.ranks:
+            assert rank.exposed_comm_ns is not None
+            assert rank.bubble_ns is not None
+            assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == step.span_ns
+        assert step.bubble.waterfall_ns is not None
+        assert sum(part for part in vars_of(step.bubble.waterfall_ns) if part is not None) == step.span_ns
+
+
+def vars_of(waterfall: object) -> list[int | None]:
+    return [getattr(waterfall, name) for name in waterfall.__slots__]  # type: ignore[attr-defined]
+
+
+def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) -> None:
+    """Ops last from their first operator to their last, and lie within their labels."""
+    record(torch_pool, TorchRun("interleaved-1f1b", 2, 4, steps=1), tmp_path)
+    ops = load([tmp_path]).data.ops
+    for rank in range(2):
+        events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
+        labels = {e["name"]: e["dur"] * 1e3 for e in events if e.get("ph") == "X" and e["name"].startswith("PP:")}
+        mine = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
+        assert len(mine) == 16
+        shorter = 0
+        for op in mine.itertuples():
+            label = labels[f"PP:{op.stage}{op.kind}{op.microbatch}"]
+            assert 0 < op.end_ns - op.start_ns <= label
+            shorter += op.end_ns - op.start_ns < 0.95 * label
+        assert shorter > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        ("PP:3SEND_B1", Action(Kind.SEND_B, 3, 1)),
+        ("PP:0W12", Action(Kind.W, 0, 12)),
+        ("PP:0F3, seq = 4, op_id = 7, sizes = [[2, 3]]", Action(Kind.F, 0, 3)),
+        ("Backward 3", Action(Kind.B, -1, 3)),
+    ],
+)
+def test_labels_say_their_action(name: str, action: Action) -> None:
+    label = read_label(name)
+    assert label is not None
+    assert label.action == action
+
+
+@pytest.mark.parametrize(
+    "name", ["PP:", "PP:0X1", "PP:0F", "PP:0UNSHARD", "Forward", "Forward 1 2", "forward 1", "aten::mm"]
+)
+def test_other_names_are_no_ops(name: str) -> None:
+    label = read_label(name)
+    assert label is None or label.action is None
