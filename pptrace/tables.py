@@ -120,7 +120,6 @@ OPS: Schema = {
     "rank": "int64",
     "step": "int64",
     "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
-    "pair": "str",  # of an OVERLAP_F_B, whose other columns are its forward half's: the whole action as text
     "stage": "int64",
     "chunk": "int64",
     "microbatch": "int64",
@@ -129,6 +128,7 @@ OPS: Schema = {
     "end_ns": "int64",
     "clock": "str",  # device or host
     "source": "str",  # label or inferred; simulated for a simulated run
+    "pair": "str",  # of an OVERLAP_F_B, whose other columns are its forward half's: the whole action as text
 }
 
 COMMS: Schema = {

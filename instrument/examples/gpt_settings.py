@@ -13,11 +13,13 @@ import torch
 from instrument.data.main_parameters import Zero
 from instrument.data.text import TextData
 from instrument.mesh import MeshShape, fit_shape, read_order
-from instrument.models.gpt import GptConfig, Recompute
+from instrument.models.activations import RankForm
+from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
 from instrument.pipeline.balance import LayerTimes, balance
+from instrument.pipeline.optimizer import WEIGHT_DECAY
 from instrument.pipeline.order import Posting, require_total_order
 from instrument.pipeline.partition import Layout, partition
 from instrument.pipeline.transport import Mode, Route
@@ -70,18 +72,24 @@ class Settings:
 
 def settle(options: argparse.Namespace, place: Place) -> Settings:
     """Check all arguments against each other and against the machine. Makes no process group."""
-    if options.steps < 1:
-        raise UsageError(f"--steps is {options.steps}; expected at least 1")
+    for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
+        if count < 1:
+            raise UsageError(f"{name} is {count}; expected at least 1")
     if min(options.sleep_forward, options.sleep_backward) < 0:
         raise UsageError("--sleep-forward and --sleep-backward take milliseconds from 0 up")
     if options.sleep_weight is not None and not 0 <= options.sleep_weight <= options.sleep_backward:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
+    if not 0 < options.lr < 1 / WEIGHT_DECAY:
+        raise UsageError(f"--lr is {options.lr}; expected more than 0 and less than {1 / WEIGHT_DECAY:g}")
     _check_clipping(options)
     order = read_order(options.order)
     shape = fit_shape(place.world, options.pp, options.dp, options.cp, options.tp, order)
+    model = _make_model(options)
+    _check_axes(options)
     parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
-    kv_heads = options.heads if options.kv_heads is None else options.kv_heads
-    check_parallel(shape, parallel, options.seq, options.heads, kv_heads)
+    check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads)
+    if VOCABULARY % shape.tp:
+        raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
     plan = _read_plan(options, shape.pp)
     validate(plan)
     plan = lower(plan)
@@ -94,20 +102,9 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     )
     _check_balance(options, layout)
     cut = _cut(options.layers, plan.chain_length, layout)
-    model = GptConfig(
-        options.layers,
-        options.hidden,
-        options.heads,
-        options.seq,
-        options.tied,
-        DTYPES[options.dtype],
-        options.seed,
-        Recompute(options.recompute),
-        options.kv_heads,
-        options.dropout,
-    )
     if options.layer_times is not None:
-        cut = balanced_cut(read_layer_times(Path(options.layer_times), model, options.microbatch_size), plan)
+        form = RankForm.of(model, options.microbatch_size, shape, parallel)
+        cut = balanced_cut(read_layer_times(Path(options.layer_times), form, parallel.overlap), plan)
     _check_recompute(options)
     if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
         raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
@@ -117,9 +114,7 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     if backend != "gloo":
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
-    if options.bucket_mb <= 0:
-        raise UsageError(f"--bucket-mb is {options.bucket_mb}; expected more than 0 MiB of gradients a call")
-    mode, bucket_bytes = Mode(options.p2p_mode), int(options.bucket_mb * 2**20)
+    mode, bucket_bytes = Mode(options.p2p_mode), _bucket_bytes(options.bucket_mb)
     ahead = _prefetch_depth(options, mode)
     wiring = Wiring(device, mode, route, options.negotiate, ahead, parallel, bucket_bytes, Zero(options.zero))
     check_zero(wiring.zero, shape, plan, model)
@@ -132,6 +127,43 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
 def balanced_cut(times: LayerTimes, plan: Plan) -> tuple[range, ...]:
     """The layers of every stage such that the heaviest rank of a plan has least to do."""
     return partition(len(times.layers_ns), plan.chain_length, balance(times, plan))
+
+
+def _make_model(options: argparse.Namespace) -> GptConfig:
+    return GptConfig(
+        options.layers,
+        options.hidden,
+        options.heads,
+        options.seq,
+        options.tied,
+        DTYPES[options.dtype],
+        options.seed,
+        Recompute(options.recompute),
+        options.kv_heads,
+        options.dropout,
+    )
+
+
+def _check_axes(options: argparse.Namespace) -> None:
+    """Refuse what belongs to an axis that has one rank: it would change nothing."""
+    for name, given in (("--sequence-parallel", options.sequence_parallel), ("--overlap", options.overlap)):
+        if given and options.tp == 1:
+            raise UsageError(
+                f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
+            )
+    if options.ulysses > 1 and options.cp == 1:
+        raise UsageError(
+            f"--ulysses is {options.ulysses} and cp is 1; it says how many ranks of cp exchange heads: give --cp a multiple of "
+            f"{options.ulysses}"
+        )
+
+
+def _bucket_bytes(mebibytes: float) -> int:
+    if not 2**-20 <= mebibytes < math.inf:
+        raise UsageError(
+            f"--bucket-mb is {mebibytes}; expected MiB of gradients a call, at least a byte and not infinite"
+        )
+    return int(mebibytes * 2**20)
 
 
 def _check_balance(options: argparse.Namespace, layout: Layout) -> None:

@@ -14,22 +14,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend
 
 from instrument import session
 from instrument.data.feed import BatchFeed, make_feed
-from instrument.data.main_parameters import make_adamw
+from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import Batch
 from instrument.examples.gpt_settings import Place, Settings, balanced_cut, make_parser, settle
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
+from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations
 from instrument.models.flops import StepFlops, count_full, step_flops
-from instrument.models.gpt import GptStage
+from instrument.models.gpt import VOCABULARY, GptStage
 from instrument.models.gpt_pipeline import make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
@@ -40,9 +43,10 @@ from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.optimizer import AdamW
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
-from instrument.recorder import Recorder
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
+
+REFUSAL_S = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = Place.from_environment()
         settings = settle(options, place)
     except PptraceError as err:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"train_gpt: {err}", file=sys.stderr)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(REFUSAL_S)  # a rank that ends first has the others stopped: let it be the one that says why
+            return 2
+        print(f"train_gpt: {err}", file=sys.stderr)
         return 2
     if settings.wiring.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # ranks on one machine share its cores
@@ -65,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(settings: Settings, options: argparse.Namespace) -> None:
     """The training loop; the process group exists."""
     observer = session.current()
-    if options.balance:
-        settings = _balanced(settings, options, observer.recorder)
     mirrored = settings.plan.num_chains > 1
     mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored)
     wiring = settings.wiring
     parallel = make_parallel(mesh, wiring.parallel, observer.recorder, wiring.route, options.seed)
+    if options.balance:
+        settings = _balanced(settings, options, mesh, parallel)
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
@@ -105,15 +111,21 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     progress.finish()
     if options.memory:
         batch = _load(feed, observer, options.steps)
-        print(_memory_line(mesh, measure(runtime, batch, options.steps)), flush=True)
+        use = measure(runtime, batch, options.steps)
+        print(_memory_line(mesh, use), _prediction_line(settings, options, mesh, use), sep="\n", flush=True)
 
 
-def _balanced(settings: Settings, options: argparse.Namespace, recorder: Recorder) -> Settings:
-    """The settings with layers cut by times that rank 0 measures now; every rank has the same."""
-    times = share_layer_times(settings.model, options.microbatch_size, settings.wiring.device, recorder)
-    if options.save_layer_times is not None and dist.get_rank() == 0:
-        write_layer_times(Path(options.save_layer_times), times, settings.model, options.microbatch_size)
+def _balanced(settings: Settings, options: argparse.Namespace, mesh: Mesh, parallel: Parallel) -> Settings:
+    """The settings with layers cut by times that are measured now; every rank has the same."""
+    device = settings.wiring.device
+    times = share_layer_times(settings.model, options.microbatch_size, device, mesh, parallel)
+    if options.save_layer_times is not None and mesh.rank == 0:
+        write_layer_times(Path(options.save_layer_times), times, _form(settings, options), options.overlap)
     return replace(settings, cut=balanced_cut(times, settings.plan))
+
+
+def _form(settings: Settings, options: argparse.Namespace) -> RankForm:
+    return RankForm.of(settings.model, options.microbatch_size, settings.shape, settings.wiring.parallel)
 
 
 def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
@@ -141,6 +153,26 @@ def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
     ]
     if use.allocator_bytes is not None:
         words.append(f"allocator {use.allocator_bytes / 2**20:,.2f} MiB with gradients and temporaries")
+    return "   ".join(words)
+
+
+def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh, use: MemoryUse) -> str:
+    """What is predicted beside what is measured, which has messages on their way as well."""
+    form, keep = _form(settings, options), options.recompute_microbatches_beyond
+    most = rank_activations(form, settings.plan, settings.cut, mesh.pp_rank, keep)
+    numbers = (most.bytes, most.layers_bytes, most.ends_bytes, most.paper_bytes)
+    total, layers, ends, paper = (f"{number / use.in_flight / 2**20:,.3f}" for number in numbers)
+    kernel = fused_kernel(form, settings.wiring.device)
+    ran = form.attention + ("" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel")
+    predicted = f"predicted {total} MiB for each in flight: layers {layers}, embedding and head {ends} ({ran})"
+    if kernel == SDPBackend.MATH:
+        predicted = f"predicted nothing, because the attention keeps its scores ({ran})"
+    words = [f"memory   rank {mesh.rank}", predicted]
+    words.append(f"{PAPER}: layers {paper} (16 bit, dropout masks, scores stored)")
+    if use.put_aside:
+        words.append("neither has what is put aside for W")
+    if settings.wiring.zero >= Zero.GRADIENTS:
+        words.append("neither has gathered parameters and their gradients")
     return "   ".join(words)
 
 
@@ -221,6 +253,12 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "recompute": options.recompute,
         "recompute_microbatches_beyond": options.recompute_microbatches_beyond,
         "layers_per_stage": [len(layers) for layers in settings.cut],
+        "vocabulary": VOCABULARY,
+        "zero": int(settings.wiring.zero),
+        "bucket_bytes": settings.wiring.bucket_bytes,
+        "clip_grad": options.clip_grad,
+        "optimizer_sync": options.optimizer_sync,
+        "steps": options.steps,
         "sleep_forward_ms": options.sleep_forward,
         "sleep_backward_ms": options.sleep_backward,
         "sleep_weight_ms": options.sleep_backward / 2 if options.sleep_weight is None else options.sleep_weight,

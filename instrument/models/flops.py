@@ -9,6 +9,14 @@ backward of each twice its forward. So the *model* FLOPs of a step are
 (arXiv 2205.05198, appendix A; arXiv 2104.04473, eq. 3, is the same with full recompute). *Hardware* FLOPs add what
 recompute runs again: the attention's 4·B·s²·h per layer (selective), or a layer's whole forward (full).
 
+The papers' q, k and v are as wide as h each. Grouped queries have narrower k and v, of width k = KV heads · head dim; the
+fused projection is then h × (h + 2k), and the 24·B·s·h² of a layer 20·B·s·h² + 4·B·s·h·k, the same where k = h.
+
+These are the FLOPs of all ranks of a pipeline together. Ranks of tp and of cp share out every product (but norms and what
+else is not counted), so that a rank does 1/(tp·cp) of its layers' FLOPs, and MFU divides by all ranks of the world. Where
+a KV head is copied to several ranks of tp, each multiplies for its copy: work that the model does not need, and that is
+counted neither as model nor as hardware FLOPs.
+
 What the papers do and do not count, and so neither do we:
 
 - only matrix products: no norms, GELU, softmax, biases, nor the look-up in the embedding;
@@ -67,7 +75,8 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
         )
     tokens = config.sequence
     attention = 4 * tokens**2 * config.hidden
-    layer = 24 * tokens * config.hidden**2 + attention
+    kv_width = config.num_kv_heads * config.head_dim
+    layer = 20 * tokens * config.hidden**2 + 4 * tokens * config.hidden * kv_width + attention
     head = 2 * tokens * config.hidden * VOCABULARY
     model = 3 * (num_passes * layer + num_sequences * head)
     again = {Recompute.NONE: 0, Recompute.SELECTIVE: attention, Recompute.FULL: layer}[config.recompute]

@@ -1,7 +1,9 @@
-"""How long the parts of a GPT take: measured on this device, or read from the file of a former run.
+"""How long the parts of a GPT take on one rank: measured on its device, or read from the file of a former run.
+
+Along tp and cp a rank has a share of each part, and waits for the other ranks of it: that is what is measured.
 
 The file is JSON: ``{"model": {…}, "embedding_ns": 1, "layers_ns": [1, …], "head_ns": 1}``, where "model" says for which
-sizes the times hold.
+sizes, of the model and of a rank's share, the times hold.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from instrument.mesh import Mesh
+from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, Block, Embedding, GptConfig, Head, cross_entropy
+from instrument.models.parallel import Parallel, alone
 from instrument.pipeline.balance import LayerTimes
-from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.marks import Axis, Collective
 
@@ -27,42 +31,53 @@ _NUM_RUNS = 7
 _NUM_WARMUPS = 3
 
 
-def measure_layer_times(config: GptConfig, microbatch_size: int, device: torch.device) -> LayerTimes:
+def measure_layer_times(
+    config: GptConfig, microbatch_size: int, device: torch.device, parallel: Parallel | None = None
+) -> LayerTimes:
     """Forward and backward of one microbatch through each part alone: medians of several runs.
 
-    All layers are alike, so one stands for every one of them.
+    All layers are alike, so one stands for every one of them. The ranks that share layers by ``parallel`` call this
+    together; left out, a rank has whole layers.
     """
-    tokens = torch.randint(VOCABULARY, (microbatch_size, config.sequence), device=device)
-    hidden = torch.randn(microbatch_size, config.sequence, config.hidden, dtype=config.dtype, device=device)
+    parallel = parallel or alone()
+    held, between = config.sequence // parallel.context.size, parallel.activation_length(config.sequence)
+    tokens = torch.randint(VOCABULARY, (microbatch_size, held), device=device)
+    hidden = torch.randn(microbatch_size, between, config.hidden, dtype=config.dtype, device=device)
     hidden.requires_grad_()
-    embedding, block, head = (part(config).to(device) for part in (Embedding, Block, Head))
+    embedding, block, head = (part(config, parallel).to(device) for part in (Embedding, Block, Head))
     embedding_ns = _median_ns(lambda: embedding(tokens).sum(), device)
     layer_ns = _median_ns(lambda: block(hidden).sum(), device)
-    head_ns = _median_ns(lambda: cross_entropy(head(hidden), tokens), device)
+    head_ns = _median_ns(lambda: cross_entropy(head(hidden), tokens, parallel.region.group), device)
     return LayerTimes(embedding_ns, (layer_ns,) * config.layers, head_ns)
 
 
-def share_layer_times(config: GptConfig, microbatch_size: int, device: torch.device, recorder: Recorder) -> LayerTimes:
-    """Global rank 0 measures, and tells all ranks, so that each makes the same cut of it. Every rank calls this."""
+def share_layer_times(
+    config: GptConfig, microbatch_size: int, device: torch.device, mesh: Mesh, parallel: Parallel
+) -> LayerTimes:
+    """The ranks that share layers with global rank 0 measure, and it tells all, so that each makes the same cut of it.
+
+    Every rank of the world calls this.
+    """
     times = torch.zeros(3, dtype=torch.int64)
-    if dist.get_rank() == 0:
-        measured = measure_layer_times(config, microbatch_size, device)
+    if mesh.pp_rank == mesh.dp_rank == 0:
+        measured = measure_layer_times(config, microbatch_size, device, parallel)
         times = torch.tensor([measured.embedding_ns, measured.layers_ns[0], measured.head_ns])
     times = times.to(device if dist.get_backend() == "nccl" else "cpu")
+    recorder = parallel.region.group.recorder
     with recorder.collective(Collective.BROADCAST, Axis.WORLD, dist.get_world_size(), times.nbytes, step=0):
         dist.broadcast(times, src=0)
     embedding_ns, layer_ns, head_ns = times.tolist()
     return LayerTimes(embedding_ns, (layer_ns,) * config.layers, head_ns)
 
 
-def write_layer_times(path: Path, times: LayerTimes, config: GptConfig, microbatch_size: int) -> None:
-    """Keep times for a run that does not measure.
+def write_layer_times(path: Path, times: LayerTimes, form: RankForm, overlap: bool = False) -> None:
+    """Keep times for a run that does not measure; they are of ranks of this ``form``, ``overlap`` on or off.
 
     Raises:
         UsageError: the file cannot be written.
     """
     written = {
-        "model": _sizes(config, microbatch_size),
+        "model": _sizes(form, overlap),
         "embedding_ns": times.embedding_ns,
         "layers_ns": times.layers_ns,
         "head_ns": times.head_ns,
@@ -73,11 +88,11 @@ def write_layer_times(path: Path, times: LayerTimes, config: GptConfig, microbat
         raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
 
 
-def read_layer_times(path: Path, config: GptConfig, microbatch_size: int) -> LayerTimes:
+def read_layer_times(path: Path, form: RankForm, overlap: bool = False) -> LayerTimes:
     """The times in a file.
 
     Raises:
-        UsageError: the file cannot be read, is none of layer times, or is of another model.
+        UsageError: the file cannot be read, is none of layer times, or is of another model or share of it.
     """
     try:
         found = json.loads(path.read_text())
@@ -87,10 +102,13 @@ def read_layer_times(path: Path, config: GptConfig, microbatch_size: int) -> Lay
         raise UsageError(f"{path}: is no JSON ({err}); --balance --save-layer-times writes such a file") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: holds no JSON object; expected layer times as --save-layer-times writes them")
-    expected = _sizes(config, microbatch_size)
-    if found.get("model") != expected:
-        raise UsageError(f"{path}: has times of the model {found.get('model')}; this run's is {expected}; measure anew")
-    return LayerTimes(_time(path, found, "embedding_ns"), _layers(path, found, config), _time(path, found, "head_ns"))
+    expected = _sizes(form, overlap)
+    model = found.get("model")
+    if model != expected:
+        raise UsageError(f"{path}: has times of another model: {_differences(model, expected)}; measure anew")
+    return LayerTimes(
+        _time(path, found, "embedding_ns"), _layers(path, found, form.config), _time(path, found, "head_ns")
+    )
 
 
 def _median_ns(forward: Callable[[], Tensor], device: torch.device) -> int:
@@ -108,16 +126,32 @@ def _timed_ns(forward: Callable[[], Tensor], device: torch.device) -> int:
     return time.perf_counter_ns() - started
 
 
-def _sizes(config: GptConfig, microbatch_size: int) -> dict[str, object]:
+def _sizes(form: RankForm, overlap: bool) -> dict[str, object]:
+    config = form.config
     return {
         "layers": config.layers,
         "hidden": config.hidden,
         "heads": config.heads,
+        "kv_heads": config.num_kv_heads,
         "sequence": config.sequence,
-        "microbatch_size": microbatch_size,
+        "microbatch_size": form.microbatch_size,
         "dtype": str(config.dtype).removeprefix("torch."),
+        "dropout": config.dropout,
         "recompute": config.recompute.value,
+        "tp": form.tp,
+        "cp": form.context.size,
+        "ulysses": form.context.ulysses,
+        "sequence_parallel": form.sequence,
+        "overlap": overlap,
     }
+
+
+def _differences(found: object, expected: dict[str, object]) -> str:
+    """What a file says and this run needs, where they differ."""
+    if not isinstance(found, dict):
+        return f"model is {found!r}"
+    differing = [name for name in expected | found if found.get(name) != expected.get(name)]
+    return ", ".join(f"{name} is {found.get(name)} where this run has {expected.get(name)}" for name in differing)
 
 
 def _time(path: Path, found: dict[str, Any], name: str) -> int:

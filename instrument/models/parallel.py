@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from instrument.recorder import Recorder
 from instrument.sequence.dropout import DropoutSeeds
 from instrument.sequence.mappings import own_part
 from instrument.tensor.heads import share_heads
-from instrument.tensor.region import Region, divide
+from instrument.tensor.region import Region
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 
@@ -108,5 +109,10 @@ def check_parallel(shape: MeshShape, options: ParallelOptions, sequence: int, he
     share_heads(heads, kv_heads, 0, shape.tp)
     context = options.context(shape.cp)
     check_context(context, sequence, heads // shape.tp, max(1, kv_heads // shape.tp))
-    if options.sequence and shape.tp > 1:
-        divide(sequence // shape.cp, shape.tp, "positions of a sequence shard")
+    held = sequence // shape.cp
+    if options.sequence and held % shape.tp:
+        of_rank = f", {held} for each of cp={shape.cp}," if shape.cp > 1 else ""
+        raise UsageError(
+            f"sequence length {sequence}{of_rank} does not divide into sequence shards for tp={shape.tp} ranks; choose a "
+            f"multiple of {math.lcm(context.divisor, shape.cp * shape.tp)}"
+        )

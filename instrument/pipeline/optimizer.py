@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from pptrace.errors import PptraceError, UsageError
 
+WEIGHT_DECAY = 1e-2  # as torch's
+
 
 class AdamW:
     """``torch.optim.AdamW``, to the bit of its foreach form, with an inverse of the last step.
@@ -34,7 +36,7 @@ class AdamW:
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        weight_decay: float = WEIGHT_DECAY,
     ) -> None:
         if not all(0 < beta < 1 for beta in betas):
             raise UsageError(f"AdamW's betas are {betas}; a step can be taken back if both lie between 0 and 1")

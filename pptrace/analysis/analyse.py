@@ -17,6 +17,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
+from pptrace.analysis.step_volume import volume_of_run
 from pptrace.analysis.steps import Aligned, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
@@ -94,7 +95,8 @@ def _align(found: Recognised, clock: Clock) -> Aligned:
     comms = with_transfers(shift(found.comms, clock))
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
-    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns)
+    volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
+    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns, volume)
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

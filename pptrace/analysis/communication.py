@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from pptrace.analysis.result import CommSummary
+from pptrace.analysis.volume import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, union
 
 BUS_FACTORS = {
@@ -16,28 +17,31 @@ BUS_FACTORS = {
 """Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind."""
 
 
-def summarise_comms(comms: pd.DataFrame, compute: Int64) -> tuple[CommSummary, ...]:
+def summarise_comms(comms: pd.DataFrame, compute: Int64, predicted: Volume | None = None) -> tuple[CommSummary, ...]:
     """One summary per (axis, kind) of one rank's communication in one step.
 
     Args:
         comms: the rank's rows (schema COMMS) with transfer starts filled.
         compute: when the rank computes.
+        predicted: what the rank should communicate, where that is known; what is not in ``comms`` has a count of 0.
     """
+    groups = {(str(axis), str(kind)): rows for (axis, kind), rows in comms.groupby(["axis", "kind"], sort=True)}
+    none = comms.iloc[:0]
     return tuple(
-        _summarise(str(axis), str(kind), rows, compute)
-        for (axis, kind), rows in comms.groupby(["axis", "kind"], sort=True)
+        _summarise(*key, groups.get(key, none), compute, None if predicted is None else predicted.get(key, Calls(0, 0)))
+        for key in sorted(groups.keys() | (predicted or {}).keys())
     )
 
 
-def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> CommSummary:
+def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64, predicted: Calls | None) -> CommSummary:
     transfer = union(rows["transfer_start_ns"], rows["transfer_end_ns"])
     transfer_ns = int((rows["transfer_end_ns"] - rows["transfer_start_ns"]).sum())
     total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
-    num_bytes = int(rows["bytes"].sum())
+    num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
     hidden, whole = length(intersect(transfer, compute)), length(transfer)
     matched = bool(((rows["match"] >= 0) | (rows["group_size"] == 1)).all())
-    algorithm = num_bytes / transfer_ns if transfer_ns and matched else None
-    factor = BUS_FACTORS[kind](int(rows["group_size"].max())) if kind in BUS_FACTORS else 1.0
+    algorithm = num_bytes / transfer_ns if transfer_ns and matched and num_bytes is not None else None
+    factor = BUS_FACTORS[kind](int(rows["group_size"].max())) if kind in BUS_FACTORS and len(rows) else 1.0
     return CommSummary(
         axis=axis,
         kind=kind,
@@ -50,4 +54,5 @@ def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64) -> Comm
         overlap_ratio=hidden / whole if whole and matched else None,
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None else algorithm * factor,
+        predicted_bytes=None if predicted is None else predicted.bytes,
     )

@@ -79,6 +79,8 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     nulls = ["waterfall_ns.host (launching is not told apart)"]
     if found.memory.empty:
         nulls.append("peak_memory_bytes (no memory events)")
+    if any(comm.bytes is None for step in steps for rank in step.ranks for comm in rank.comms):
+        nulls.append("comms[].bytes and bandwidths (the calls do not tell their sizes)")
     nulls.append("stragglers (not computed by this version)")
     yield f"null in this report: {', '.join(nulls)}"
 

@@ -85,13 +85,15 @@ class PhaseSummary:
 class CommSummary:
     """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes).
 
-    What depends on telling waiting from transfer is None where the other side is not in the traces.
+    What depends on telling waiting from transfer is None where the other side is not in the traces, and ``bytes`` where a call
+    does not tell its size. ``predicted_bytes`` is
+    what the run's sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
     """
 
     axis: str
     kind: str
     count: int
-    bytes: int
+    bytes: int | None
     total_ns: int
     wait_ns: int | None
     hidden_ns: int | None
@@ -99,6 +101,7 @@ class CommSummary:
     overlap_ratio: float | None
     algbw_gbps: float | None
     busbw_gbps: float | None
+    predicted_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ taken back (post-validation) is not among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from pptrace.analysis.gpt_facts import GptFacts, Parameter, StageParameters, stage_parameters
+from pptrace.analysis.gpt_facts import GptFacts, read_gpt_facts, stage_parameters
+from pptrace.analysis.gradient_volume import GradientVolume, ShardedUnits
 from pptrace.analysis.volume import (
     AttentionSizes,
     BothWays,
@@ -31,6 +31,7 @@ from pptrace.analysis.volume import (
 )
 from pptrace.marks import Axis, Collective
 from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.schedule import PlanSource, ScheduleInfo
 from pptrace.schedule.actions import Action, Kind, iter_halves
 from pptrace.schedule.plan import Plan
 
@@ -38,7 +39,6 @@ _TOKEN_BYTES = 8
 _CONTROL_BYTES = 8
 
 
-@dataclass(frozen=True)
 class StepVolume:
     """Predicts a run's steps.
 
@@ -48,16 +48,20 @@ class StepVolume:
         plan: the run's own, with sends and receives or without.
     """
 
-    facts: GptFacts
-    mesh: MeshInfo
-    plan: Plan
+    def __init__(self, facts: GptFacts, mesh: MeshInfo, plan: Plan) -> None:
+        self.facts = facts
+        self.mesh = mesh
+        self.plan = plan
+        self._every_step: dict[int, Volume] = {}
 
     def of_rank(self, rank: int, step: int) -> Volume:
         """What a global rank communicates in a step; {} where it is in no pipeline of the mesh."""
         pp_rank = self.mesh.pp_rank(rank)
         if pp_rank is None:
             return {}
-        return total((self._always(rank, pp_rank), *self._clipping(pp_rank, step)))
+        if rank not in self._every_step:
+            self._every_step[rank] = self._always(rank, pp_rank)
+        return total((self._every_step[rank], *self._clipping(pp_rank, step)))
 
     def _always(self, rank: int, pp_rank: int) -> Volume:
         """What is the same in every step."""
@@ -111,7 +115,7 @@ class StepVolume:
     def _batch(self, pp_rank: int) -> Iterator[Volume]:
         """Tokens for the first stage and targets for the last, from the first rank of tp."""
         stages = self.plan.stages_of(pp_rank)
-        reads = any(self.plan.previous_stage(stage) is None for stage in stages)
+        reads = int(any(self.plan.previous_stage(stage) is None for stage in stages))
         reads += any(self.plan.next_stage(stage) is None for stage in stages)
         num_bytes = reads * self.plan.num_microbatches * self._tokens * _TOKEN_BYTES
         yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if reads else 0)
@@ -183,14 +187,14 @@ class StepVolume:
         """ZeRO-3 gathers every unit for each forward and each backward (arXiv 1910.02054, section 7.2.2)."""
         return self._units(place).gathered() if self.facts.zero == 3 else {}
 
-    def _units(self, place: int) -> _Units:
+    def _units(self, place: int) -> ShardedUnits:
         parameters = stage_parameters(self.facts, place, self._tp)
-        return _Units(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
+        return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
 
-    def _gradient_parts(self, rank: int, pp_rank: int) -> _Gradients:
+    def _gradient_parts(self, rank: int, pp_rank: int) -> GradientVolume:
         places = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
         group = self.mesh.group_of(rank, str(self._replica_axis)) or (rank,)
-        return _Gradients(
+        return GradientVolume(
             self.facts,
             tuple(self._units(place) for place in places),
             self._tp,
@@ -234,134 +238,12 @@ class StepVolume:
         yield times(messages(Axis.PP, _CONTROL_BYTES, sent=has_previous, received=has_next), validations)
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """A stage's parameters, as ``fully_shard`` shares them out over replicas: layer by layer, and all others together."""
-
-    parameters: StageParameters
-    facts: GptFacts
-    axis: Axis
-    replicas: int
-    is_whole_model: bool
-
-    @property
-    def others(self) -> tuple[Parameter, ...]:
-        before, after = self.parameters.before, self.parameters.after
-        if self.facts.tied and self.is_whole_model:  # one parameter, which stands where it stood first
-            after = tuple(parameter for parameter in after if not parameter.is_embedding)
-        return before + after
-
-    def __iter__(self) -> Iterator[Parameter]:
-        first = len(self.parameters.before)
-        yield from self.others[:first]
-        for layer in self.parameters.layers:
-            yield from layer
-        yield from self.others[first:]
-
-    def gathered(self) -> Volume:
-        return self._calls(Collective.ALL_GATHER, self.facts.item_bytes)
-
-    def scattered(self) -> Volume:
-        return self._calls(Collective.REDUCE_SCATTER, self.facts.sum_bytes)
-
-    def _calls(self, kind: Collective, item_bytes: int) -> Volume:
-        units = [unit for unit in (*self.parameters.layers, self.others) if unit]
-        sizes = [sum(parameter.padded_numel(self.replicas) for parameter in unit) for unit in units]
-        return total(collective(self.axis, kind, self.replicas, size * item_bytes) for size in sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """A rank's gradient sums of one step (:mod:`instrument.pipeline.gradients`); ``units`` are its stages in the model's
-    order. ``tied_apart``: the embedding's other end is on another rank."""
-
-    facts: GptFacts
-    units: tuple[_Units, ...]
-    tp: int
-    axis: Axis
-    replicas: int
-    replica_rank: int
-    tied_apart: bool
-    mirrored: bool
-
-    def volumes(self) -> Iterator[Volume]:
-        yield from self._partial_sums()
-        if self.tied_apart:
-            embedding = next(parameter for parameter in self._parameters() if parameter.is_embedding)
-            yield collective(Axis.EMBEDDING, Collective.ALL_REDUCE, 2, self._held(embedding) * self.facts.sum_bytes)
-        if self.facts.zero >= 2:
-            for unit in self.units:
-                yield unit.scattered()
-                if self.facts.zero == 2:  # kept from the first forward of a step to the last backward
-                    yield unit.gathered()
-            return
-        for is_late, length in self._buckets():
-            yield from self._mean(length, is_late)
-
-    def _parameters(self) -> list[Parameter]:
-        """Each once: a tied embedding with both ends on this rank stands where its first end does."""
-        found = [parameter for unit in self.units for parameter in unit]
-        if not self.facts.tied:
-            return found
-        ends = [index for index, parameter in enumerate(found) if parameter.is_embedding]
-        return [parameter for index, parameter in enumerate(found) if index not in ends[1:]]
-
-    def _partial_sums(self) -> Iterator[Volume]:
-        """One all-reduce over tp of what each rank has a part of (Megatron-LM ``finalize_model_grads``)."""
-        numbers = sum(
-            self._held(parameter) if parameter.summed == parameter.numel else parameter.summed
-            for parameter in self._parameters()
-            if parameter.summed
-        )
-        count = 1 if numbers else 0
-        yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.sum_bytes, count)
-
-    def _held(self, parameter: Parameter) -> int:
-        """Numbers of its gradient on this rank."""
-        if self.facts.zero < 2:
-            return parameter.numel
-        return parameter.local_numel(self.replica_rank, self.replicas)
-
-    def _mean(self, length: int, is_late: bool) -> Iterator[Volume]:
-        """A bucket over the replicas: an all-reduce; with ZeRO-1 a reduce-scatter, and an all-gather of the parameters
-        (arXiv 1910.02054, section 7.2.1: as many bytes on the wire)."""
-        num_bytes = length * self.facts.sum_bytes
-        if is_late and self.mirrored:
-            yield collective(Axis.MIRROR, Collective.ALL_REDUCE, 2, num_bytes)
-        if self.facts.zero == 0:
-            yield collective(self.axis, Collective.ALL_REDUCE, self.replicas, num_bytes)
-            return
-        yield collective(self.axis, Collective.REDUCE_SCATTER, self.replicas, num_bytes)
-        yield collective(self.axis, Collective.ALL_GATHER, self.replicas, length * self.facts.item_bytes)
-
-    def _buckets(self) -> Iterator[tuple[bool, int]]:
-        """(whether it waits for the end of the step, numbers in it): in reverse order those that leave during backward."""
-        parameters = self._parameters()
-        late = [parameter for parameter in parameters if self._is_late(parameter)]
-        early = [parameter for parameter in reversed(parameters) if not self._is_late(parameter)]
-        for is_late, members in ((False, early), (True, late)):
-            for length in _fill(members, self.facts.bucket_bytes // self.facts.sum_bytes):
-                multiple = self.replicas if self.facts.zero else 1
-                yield is_late, -(-length // multiple) * multiple
-
-    def _is_late(self, parameter: Parameter) -> bool:
-        """Parts of it have to be summed before the mean."""
-        return self.mirrored or (parameter.summed > 0 and self.tp > 1) or (self.tied_apart and parameter.is_embedding)
-
-
-def _fill(parameters: list[Parameter], limit: int) -> Iterator[int]:
-    """The lengths of buckets of at most ``limit`` numbers, or of one parameter (:func:`instrument.data.buckets.make_buckets`)."""
-    length = 0
-    for parameter in parameters:
-        if length and length + parameter.numel > limit:
-            yield length
-            length = 0
-        length += parameter.numel
-    if length:
-        yield length
-
-
-def predict_step(facts: GptFacts, mesh: MeshInfo, plan: Plan, step: int) -> Mapping[int, Volume]:
-    """Rank → what it communicates in a step, for every rank of the mesh's pipelines."""
-    predicted = StepVolume(facts, mesh, plan)
-    return {rank: predicted.of_rank(rank, step) for pipeline in mesh.pipelines for rank in pipeline}
+def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo) -> StepVolume | None:
+    """The prediction for a run whose traces told their ``models``; None where they are not the GPT's or do not fit its plan."""
+    facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
+    plan = schedule.plan
+    if facts is None or plan is None or schedule.source is not PlanSource.METADATA or schedule.mismatches:
+        return None
+    tp, cp = mesh.tp or 1, mesh.cp or 1
+    fits = plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
+    return StepVolume(facts, mesh, plan) if fits else None

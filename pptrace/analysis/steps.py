@@ -10,6 +10,7 @@ import pandas as pd
 from pptrace.analysis.attribution import measured_costs, waterfall
 from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.result import Bubble, MarkedStep, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.step_volume import StepVolume
 from pptrace.intervals import length
 from pptrace.recognise.devices import DeviceWork, breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
@@ -22,7 +23,10 @@ from pptrace.timeline.windows import StepWindow
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane."""
+    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
+
+    ``volume`` predicts what each rank communicates, where the run's facts tell.
+    """
 
     ops: pd.DataFrame
     comms: pd.DataFrame
@@ -30,6 +34,7 @@ class Aligned:
     lanes: Mapping[int, Lane]
     work: Mapping[int, DeviceWork]
     offsets_ns: Mapping[int, int]
+    volume: StepVolume | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     work, offset = data.work[rank], data.offsets_ns.get(rank, 0)
     stages = sorted(set(ops["stage"]))
+    predicted = None if data.volume is None else data.volume.of_rank(rank, window.step)
     return RankStep(
         rank=rank,
         stage=int(stages[0]) if stages else None,
@@ -102,7 +108,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns),
         bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns),
         phases=_phases(ops, window, lane),
-        comms=summarise_comms(comms, data.lanes[rank].compute),
+        comms=summarise_comms(comms, data.lanes[rank].compute, predicted),
         spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
         device=breakdown(work, window.start_ns - offset, window.end_ns - offset),
         peak_memory_bytes=_peak_memory(data.memory, rank, spans),

@@ -17,7 +17,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
-from pptrace.schedule.text import read_csv
+from pptrace.schedule.text import read_csv, to_csv
 from pptrace.schedule.validate import validate
 from pptrace.simulate import Costs, simulate, uniform
 
@@ -37,6 +37,9 @@ _MOST_MS = 1e9
 @click.option("--backward", type=float, default=2.0, show_default=True, metavar="MS", help="Cost of one full B.")
 @click.option("--wgrad", type=float, metavar="MS", help="W's part of a full B [default: half of it].")
 @click.option("--p2p", type=float, default=0.0, show_default=True, metavar="MS", help="Cost of one message.")
+@click.option(
+    "--csv", "csv_file", metavar="FILE|-", help="Write the plan as torch's CSV ('-': to stdout, nothing else)."
+)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
@@ -52,6 +55,7 @@ def command(
     backward: float,
     wgrad: float | None,
     p2p: float,
+    csv_file: str | None,
     json_file: str | None,
     with_ops: bool,
     html_file: Path | None,
@@ -70,11 +74,13 @@ def command(
     shape = None if asked.is_file else asked.shape(costs)
     plan = _checked(asked.read()) if shape is None else registry.get(schedule).build(shape)
     simulation = simulate(plan.compute_only(), costs)
-    if json_file != "-":
+    if "-" not in (json_file, csv_file):
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(simulation_table(simulation))
         if shape is not None and (note := optimality_line(schedule, plan, shape)):
             console.print(note)
+    if csv_file is not None:
+        write_text(csv_file, to_csv(plan.compute_only()))
     if json_file is not None:
         from pptrace.report.to_json import dump, simulation_object
 

@@ -71,6 +71,7 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
             comms.append(tables.comms)
             warnings += tables.warnings
     all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
+    warnings += _inferences(all_ops)
     metadata = list(facts.values())
     mesh = _mesh(metadata, all_ops, num_ranks or len(traces))
     all_ops, all_comms = with_stages(all_ops, mesh), with_stages(all_comms, mesh)
@@ -87,6 +88,20 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
         facts=facts,
         warnings=(*warnings, *found.warnings),
     )
+
+
+def _inferences(ops: pd.DataFrame) -> list[str]:
+    """What no label says and order had to, with what it was taken from."""
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    told = []
+    if (compute["source"] == "inferred").any():
+        told.append(
+            "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators, autograd's "
+            "engine and messages on each rank's thread, with one stage per rank"
+        )
+    if len(compute) and (compute["stage"] < 0).all():
+        told.append("no label tells the stages: the ranks are taken as one pipeline in their order")
+    return told
 
 
 def _concat(tables: list[pd.DataFrame], schema: Mapping[str, str]) -> pd.DataFrame:
@@ -106,6 +121,7 @@ def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
     if len(compute) and (compute["stage"] < 0).all():
         return mesh_in_order(sorted(compute["rank"].unique().tolist()), num_ranks)
     stages = {
-        rank: frozenset(compute.loc[compute["rank"] == rank, "stage"].tolist()) for rank in compute["rank"].unique()
+        rank: frozenset(compute.loc[compute["rank"] == rank, "stage"].tolist())
+        for rank in compute["rank"].unique().tolist()
     }
     return mesh_from_stages(stages, num_ranks)

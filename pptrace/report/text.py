@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.analysis.result import MarkedStep, RankStep, Report, Severity, StepReport
+from pptrace.analysis.result import CommSummary, MarkedStep, RankStep, Report, Severity, StepReport
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
@@ -201,7 +201,31 @@ def _comms(step: StepReport) -> RenderableType:
             units.percent(comm.overlap_ratio),
             units.gigabytes_per_second(comm.busbw_gbps),
         )
-    return table
+    known = [
+        (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in rows if comm.predicted_bytes is not None
+    ]
+    return Group(table, Text(_against_prediction(known), style="dim")) if known else table
+
+
+_SHOWN_DIFFERENCES = 4
+
+
+def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> str:
+    """Whether the bytes are those that the run's sizes and options come to, in one sentence."""
+    wrong = [
+        f"{name}: {comm.predicted_bytes:,} predicted, {comm.bytes:,} measured"
+        for name, comm in rows
+        if comm.bytes != comm.predicted_bytes
+    ]
+    if not wrong:
+        return (
+            f"bytes: predicted from the model's sizes and options = measured, in all {units.counted(len(rows), 'row')}"
+        )
+    more = len(wrong) - _SHOWN_DIFFERENCES
+    listed = "; ".join(wrong[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return (
+        f"bytes: predicted from the model's sizes and options ≠ measured in {len(wrong)} of {len(rows)} rows: {listed}"
+    )
 
 
 def _device(report: Report) -> RenderableType:

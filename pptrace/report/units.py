@@ -15,7 +15,9 @@ def ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def num_bytes(count: int) -> str:
+def num_bytes(count: int | None) -> str:
+    if count is None:
+        return "–"
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000:

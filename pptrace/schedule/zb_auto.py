@@ -5,8 +5,8 @@ arrives; then one F and one I per round, with W's put where a rank would wait fo
 make it the rank that waits most, and where memory is full; what W's are left come at the end. Each rank stays a forward
 ahead of the next one while it has any. Three yes-or-no choices of the heuristic are tried in all eight combinations; the
 shortest step wins, and among equals the one whose slowest rank is busy for the shortest time (what counts without an
-optimizer barrier), then the one with the least memory. ZB-H1 and ZB-H2 stand in where they fit into memory and are shorter
-still (long messages, little memory).
+optimizer barrier), then the one with the least memory. Beside these drafts stand two of a list scheduler, which is shorter
+where memory holds fewer microbatches than there are ranks, and ZB-H1 and ZB-H2 where they fit into memory.
 
 Source: Qi et al. (arXiv 2401.10241), section 3; sail-sg/zero-bubble-pipeline-parallelism ``scheduler/zb.py``.
 """
@@ -52,6 +52,7 @@ class Optimality:
 def build(shape: Shape) -> Plan:
     require_one_chunk(NAME, shape)
     drafts = [draft(shape, Choices(*choices)) for choices in product((True, False), repeat=3)]
+    drafts += [list_schedule(shape, patient) for patient in (True, False)]
     best = min(drafts, key=lambda found: (found.makespan, found.longest_rank, found.most_in_flight))
     plan, makespan = make_plan(NAME, (_tagged(rank, row) for rank, row in enumerate(best.rows))), best.makespan
     for fixed in _fixed_that_fit(shape):
@@ -87,11 +88,13 @@ def lower_bound(shape: Shape) -> int:
 
     Rank r cannot start before r forwards and messages. Its first I cannot start before the first microbatch has gone down
     and come back, and until then it can only run as many forwards as memory holds. After its last I the gradient goes up r
-    ranks, and rank 0 has a W to run.
+    ranks, and rank 0 has a W to run. A microbatch is in memory from its F to its W, at least for as long as it travels to the
+    last rank and back.
     """
     p, m, costs = shape.pp, shape.num_microbatches, shape.costs
     f, i, w, c = costs.forward, costs.input_grad, costs.weight_grad, costs.p2p
-    num_early = min(m, shape.memory_limit or m)
+    limit = shape.memory_limit or m
+    num_early = min(m, limit)
     bounds = [0]
     for rank in range(p):
         start = rank * (f + c)
@@ -99,6 +102,8 @@ def lower_bound(shape: Shape) -> int:
         forwards_end = max(start + num_early * f, first_input_grad)
         bounds.append(forwards_end + (m - num_early) * f + m * (i + w))
         bounds.append(forwards_end + (m - num_early) * f + m * i + rank * (i + c) + w)
+        lifespan = f + (p - 1 - rank) * (f + i + 2 * c) + i + w
+        bounds.append(start + -(-m * lifespan // limit))
     return max(bounds)
 
 
@@ -179,6 +184,49 @@ def draft(shape: Shape, choices: Choices) -> _Draft:
         while found.owes_weight_grad(rank):
             found.put(Kind.W, rank)
     return found
+
+
+_ORDER = (Kind.I, Kind.F, Kind.W)
+
+
+def list_schedule(shape: Shape, patient: bool) -> _Draft:
+    """Every rank runs what it can start first, an I before an F before a W; never more forwards than memory holds.
+
+    ``patient``: a W waits where an input that is on its way comes before the W would end.
+    """
+    found = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    ready = [_next(found, rank, patient) for rank in range(found.pp)]
+    while (chosen := min((entry for entry in ready if entry is not None), default=None)) is not None:
+        _, place, rank = chosen
+        found.put(_ORDER[place], rank)
+        for near in range(max(0, rank - 1), min(found.pp, rank + 2)):
+            ready[near] = _next(found, near, patient)
+    return found
+
+
+def _next(found: _Draft, rank: int, patient: bool) -> tuple[int, int, int] | None:
+    """(start, place of its kind in the order, rank) of what a rank can start first, as far as is known; None: nothing yet."""
+    clock = found.clock[rank]
+    starts = [
+        (max(clock, found.arrival(kind, rank)), _ORDER.index(kind))
+        for kind in (Kind.I, Kind.F)
+        if _has_input(found, kind, rank)
+    ]
+    soonest = min(starts, default=None)
+    if found.owes_weight_grad(rank):
+        ends = clock + found.costs.weight_grad
+        if soonest is None or (soonest[0] > clock and not (patient and soonest[0] < ends)):
+            soonest = (clock, _ORDER.index(Kind.W))
+    return None if soonest is None else (*soonest, rank)
+
+
+def _has_input(found: _Draft, kind: Kind, rank: int) -> bool:
+    """Whether the rank's next F or I is due, fits into memory, and has an input that was made."""
+    number = found.num[kind][rank]
+    if kind is Kind.F:
+        made = rank == 0 or number < len(found.ended[kind][rank - 1])
+        return number < found.m and made and found.in_flight(rank) < found.limit
+    return number < found.num[Kind.F][rank] and (rank == found.pp - 1 or number < len(found.ended[kind][rank + 1]))
 
 
 def _warm_up(found: _Draft, overfill: bool) -> None:

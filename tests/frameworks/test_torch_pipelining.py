@@ -41,6 +41,11 @@ def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: 
     assert len(report.steps) == run.steps
     ops = analysis.data.ops
     assert set(ops.loc[ops["kind"].isin(COMPUTE_KINDS), "source"]) == {"inferred" if name == "1f1b" else "label"}
+    warned = " ".join(report.warnings)
+    assert ("inferred from the order" in warned) == (name == "1f1b")
+    assert ("the ranks are taken as one pipeline" in warned) == (name in ("1f1b", "gpipe"))
+    assert all(comm.bytes is None for step in report.steps for rank in step.ranks for comm in rank.comms)
+    assert "comms[].bytes" in warned
 
 
 @pytest.mark.parametrize("record_shapes", [True, False])

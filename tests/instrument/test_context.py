@@ -10,8 +10,8 @@ import torch
 
 from instrument.context.shard import ContextShape, Layout
 from instrument.context.squares import RingPlan
-from instrument.context.volume import AttentionSizes, Volume, ring_volume, ulysses_volume
 from instrument.pipeline.transport import Route
+from pptrace.analysis.volume import AttentionSizes, Calls, Volume, attention_volume, total
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
 from tests.instrument.context_cases import (
     HEAD_DIM,
@@ -116,27 +116,25 @@ def test_exchanges_are_posted_before_the_computation_that_hides_them(pool: Pool)
     assert found == [("xcwxcwxcwc", "xcwxcxwxcwxwcwxccw")] * 4
 
 
-def volume(marks: list[Mark]) -> tuple[int, int]:
-    """Bytes of all-to-alls, and bytes sent in exchanges."""
+def volume(marks: list[Mark]) -> Volume:
+    """Calls and bytes of all-to-alls and messages."""
     assert all(mark.axis is Axis.CP for mark in marks if isinstance(mark, CollectiveMark | ExchangeMark | AwaitMark))
-    to_all = sum(mark.bytes for mark in marks if isinstance(mark, CollectiveMark))
+    to_all = [{("cp", str(mark.kind)): Calls(1, mark.bytes)} for mark in marks if isinstance(mark, CollectiveMark)]
     links = [link for mark in marks if isinstance(mark, ExchangeMark) for link in mark.links]
-    assert sum(link.bytes for link in links if not link.sends) == sum(link.bytes for link in links if link.sends)
-    return to_all, sum(link.bytes for link in links if link.sends)
+    return total([*to_all, *({("cp", "send" if link.sends else "recv"): Calls(1, link.bytes)} for link in links)])
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_predicted_bytes_are_the_marked_bytes(pool: Pool, dtype: torch.dtype, kv_heads: int) -> None:
-    sizes = (ContextShape(2), ContextShape(4), ContextShape(1, 2), ContextShape(1, 4), ContextShape(2, 2))
-    for shape, causal in product(sizes, (True, False)):
+    shapes = (ContextShape(2), ContextShape(4), ContextShape(1, 2), ContextShape(1, 4), ContextShape(2, 2))
+    for shape, causal in product(shapes, (True, False)):
         case = ContextCase(shape, causal, kv_heads, dtype=dtype)
-        layer = AttentionSizes(MICROBATCH, case.sequence, HEADS, kv_heads, HEAD_DIM, dtype.itemsize)
-        to_all, exchanged = ulysses_volume(layer, shape), ring_volume(layer, shape)
+        sizes = (MICROBATCH, case.sequence, HEADS, kv_heads, HEAD_DIM, dtype.itemsize, shape.ring, shape.ulysses)
+        predicted = attention_volume(AttentionSizes(*sizes))
         for forward, backward in pool.run(marks_of, case, world=shape.size):
-            ways = (volume(forward), volume(backward))
-            assert to_all == Volume(ways[0][0], ways[1][0]), case
-            assert exchanged == Volume(ways[0][1], ways[1][1]), case
+            assert predicted.forward == volume(forward), case
+            assert predicted.backward == volume(backward), case
 
 
 def test_marks_name_the_neighbours_and_are_awaited_once(pool: Pool) -> None:

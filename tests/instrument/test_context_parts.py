@@ -1,4 +1,4 @@
-"""The parts of context parallelism that need no processes: shards, squares, kernels, the merge, and volumes."""
+"""The parts of context parallelism that need no processes: shards, squares, kernels and the merge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from instrument.context.ring import merge
 from instrument.context.shard import ContextShape, Layout, cut, join, positions
 from instrument.context.squares import RingPlan
 from instrument.context.ulysses import ulysses_kv_heads
-from instrument.context.volume import AttentionSizes, ring_step_bytes, ring_volume, ulysses_elements, ulysses_volume
 from pptrace.errors import UsageError
 
 shapes = st.builds(ContextShape, st.integers(1, 5), st.integers(1, 4), st.sampled_from(Layout))
@@ -188,14 +187,3 @@ def test_the_cuda_kernel_computes_the_definition(dtype: torch.dtype) -> None:
     assert isinstance(kernel_for(q), CudaFlash)
     assert isinstance(kernel_for(q.float()), Exact)
     assert isinstance(kernel_for(q[..., :20]), Exact)
-
-
-def test_volumes_are_the_formulas_of_the_field() -> None:
-    assert ulysses_elements(sequence=1024, hidden=64, size=4) == 8 * 1024 * 64 // 4
-    assert ring_step_bytes(chunk=256, hidden=64) == 4 * 256 * 64
-    sizes = AttentionSizes(microbatch=3, sequence=1024, heads=8, kv_heads=8, head_dim=8, item_bytes=2)
-    assert ulysses_volume(sizes, ContextShape(1, 4)).bytes == 3 * 8 * 1024 * 64 // 4 * 2
-    ring = ring_volume(sizes, ContextShape(4))
-    assert ring.forward_bytes == 3 * 3 * 4 * 256 * 64
-    assert ring.backward_bytes == 3 * ring.forward_bytes  # k and v again, and their gradients in float32
-    assert ulysses_volume(sizes, ContextShape(4)).bytes == ring_volume(sizes, ContextShape(1, 4)).bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -9,8 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from instrument.mesh import fit_shape, make_mesh
+from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.models.parallel import ParallelOptions, make_parallel
+from instrument.recorder import Recorder
 from instrument.sequence.dropout import DropoutSeeds, Moment, dropout
 from pptrace.errors import UsageError
+from tests.instrument.mix_cases import Mix, mesh_of, run_steps, runtime_of
+from tests.instrument.pool import Pool
 
 SEEDS = DropoutSeeds(seed=3, position=(0, 0), tp_rank=0)
 
@@ -90,3 +97,92 @@ def test_without_dropout_nothing_is_done() -> None:
 def test_a_probability_out_of_range_is_refused(probability: float) -> None:
     with pytest.raises(UsageError, match=rf"dropout probability {probability} is not in \[0, 1\)"):
         dropout(ones(), probability, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What one rank's layer zeroed between its parts, as bytes, each run the same layer anew; and gradients of its input."""
+
+    place: tuple[int, int, int, int]
+    runs: tuple[tuple[bytes, ...], ...]
+    gradients: tuple[bytes, ...]
+
+
+def masks_of(sizes: dict[str, int], options: ParallelOptions) -> Masks:
+    """The masks of two runs of one layer without recompute, and of one that recomputes fully, backward included."""
+    mesh = make_mesh(fit_shape(4, **sizes), "cpu", "gloo")
+    parallel = make_parallel(mesh, options, Recorder(), seed=5)
+    runs, gradients = [], []
+    for recompute in (Recompute.NONE, Recompute.NONE, Recompute.FULL):
+        torch.rand(mesh.rank + len(runs))  # what the default generator does must not matter
+        model = GptConfig(2, 16, 2, 16, dtype=torch.float64, dropout=0.4, recompute=recompute, seed=5)
+        stage = GptStage(model, [1], parallel)  # the same initial values each time; not the first stage
+        stage.head = None
+        x = torch.ones(2, parallel.activation_length(16), 16, dtype=torch.float64)
+        x += torch.arange(16) / 10  # what a norm does not make zero
+        x.requires_grad_()
+        kept: list[bytes] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (_note(t, kept), t)[1], lambda t: t):
+            output = stage(x, Moment(3, 1))
+        output.backward(torch.ones_like(output))
+        assert x.grad is not None
+        runs.append((*kept, output.detach().numpy().tobytes()))
+        gradients.append(x.grad.numpy().tobytes())
+    return Masks(mesh.coordinates, tuple(runs), tuple(gradients))
+
+
+def _note(tensor: Tensor, kept: list[bytes]) -> None:
+    if tensor.dtype is torch.bool:
+        kept.append(tensor.numpy().tobytes())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({"pp": 1, "dp": 2, "tp": 2}, ParallelOptions()),
+        ({"pp": 1, "dp": 2, "tp": 2}, ParallelOptions(sequence=True)),
+        ({"pp": 1, "dp": 2, "tp": 2}, ParallelOptions(sequence=True, overlap=True)),
+        ({"pp": 1, "cp": 2, "tp": 2}, ParallelOptions()),
+        ({"pp": 1, "cp": 2, "tp": 2}, ParallelOptions(sequence=True)),
+        ({"pp": 1, "dp": 2, "cp": 2}, ParallelOptions()),
+    ],
+)
+def test_masks_of_a_layer_are_those_of_the_rank(pool: Pool, sizes: dict[str, int], options: ParallelOptions) -> None:
+    """In a re-run and recomputed the same; on all ranks of tp the same where they hold the same; everywhere else others."""
+    ranks = pool.run(masks_of, sizes, options, timeout_s=120)
+    owners: dict[bytes, set[tuple[int, ...]]] = {}
+    for rank in ranks:
+        first, again, recomputed = rank.runs
+        assert first == again
+        assert first[-1] == recomputed[-1], "the output of a layer that recomputes"
+        assert len(set(rank.gradients)) == 1, "a recomputed forward has the masks of the first"
+        assert len(first) == 3, "two masks and the output"
+        assert first[0] != first[1]
+        for mask in first[:2]:
+            _, dp, cp, tp = rank.place
+            owners.setdefault(mask, set()).add((dp, cp, tp) if options.sequence else (dp, cp))
+    assert all(len(places) == 1 for places in owners.values()), "a mask on two places that hold different activations"
+    replicated = sizes.get("tp", 1) if not options.sequence else 1
+    assert len(owners) == 2 * len(ranks) // replicated
+
+
+def losses_with_dropout(mix: Mix) -> list[list[float]]:
+    """Of two trainings in the same processes."""
+    mesh = mesh_of(mix)
+    return [run_steps(mix, mesh, runtime_of(mix, mesh, Recorder()), 3) for _ in range(2)]
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_training_with_dropout_again_gives_the_same_losses_to_the_bit(pool: Pool, sequence: bool) -> None:
+    mix = Mix(pp=2, tp=2, sequence=sequence, dropout=0.2)
+    mixes = (mix, replace(mix, recompute=Recompute.FULL), replace(mix, schedule="zb-h1"), replace(mix, dropout=0.0))
+    runs = {each: pool.run(losses_with_dropout, each, timeout_s=120) for each in mixes}
+    for each, ranks in runs.items():
+        last = [losses for losses in ranks if losses[0]]
+        assert len(last) == 2, "the tensor-parallel ranks of the last stage"
+        assert all(losses == last[0] for losses in last)
+        assert last[0][0] == last[0][1], each
+        assert len(last[0][0]) == 3
+    plain, full, _, none = (next(losses for losses in runs[each] if losses[0])[0] for each in mixes)
+    assert plain == full, "recompute draws the same masks"
+    assert plain[0] != none[0], "dropout does something"

@@ -8,13 +8,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.examples.progress import Work
+from instrument.mesh import fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition
 from instrument.pipeline.split import attach
+from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.schedule.registry import build
+from tests.instrument.pool import Pool
 
 LAYERS, HIDDEN, SEQUENCE, BATCH = 3, 8, 20, 2
 LAST_OF_LAYER = 8 * BATCH * SEQUENCE * HIDDEN**2
@@ -69,6 +73,60 @@ def test_selective_recompute_runs_the_attention_again_but_for_its_last_product()
     flops = step_flops(config(Recompute.SELECTIVE), BATCH)
     assert flops.hardware == flops.model + LAYERS * 4 * BATCH * SEQUENCE**2 * HIDDEN
     assert flops.hardware - LAYERS * LAST_OF_ATTENTION == counted(Recompute.SELECTIVE, splits=False)
+
+
+def test_selective_recompute_is_a_third_more_of_the_attention_where_the_paper_writes_twice_as_much() -> None:
+    """Appendix A of arXiv 2205.05198 has s/(3h) for the s/(6h) of the attention: two attentions more, where a third runs."""
+    s, h, layers, v = 2048, 1536, 24, 256
+    paper = 72 * 8 * s * layers * h**2 * (1 + s / (3 * h) + v / (12 * layers * h))
+    flops = step_flops(GptConfig(layers, h, 16, s, recompute=Recompute.SELECTIVE), 8)
+    attention = 12 * 8 * s**2 * h * layers
+    assert flops.hardware - flops.model == attention // 3
+    assert paper - flops.model == pytest.approx(attention, rel=1e-9)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_have_a_smaller_projection(kv_heads: int) -> None:
+    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, kv_heads=kv_heads)
+    stage = GptStage(model, range(LAYERS))
+    tokens = torch.randint(256, (BATCH, SEQUENCE))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(stage(tokens), tokens).backward()
+    assert step_flops(model, BATCH).model == counter.get_total_flops()
+
+
+def shares_of(sizes: dict[str, int], options: ParallelOptions, recompute: Recompute) -> int:
+    """FLOPs of this rank's forward and backward by torch, with an attention made of matrix products."""
+    mesh = make_mesh(fit_shape(4, **sizes), "cpu", "gloo")
+    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
+    parallel = make_parallel(mesh, options, Recorder())
+    stage = GptStage(model, range(LAYERS), parallel)
+    attach(stage)  # so that a recomputed layer runs whole
+    tokens = torch.randint(256, (BATCH, SEQUENCE // mesh.shape.cp))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(stage(tokens), tokens, parallel.region.group).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({"pp": 1, "tp": 2}, ParallelOptions()),
+        ({"pp": 1, "tp": 2}, ParallelOptions(sequence=True, overlap=True)),
+        ({"pp": 1, "cp": 2}, ParallelOptions(ulysses=2)),
+        ({"pp": 1, "tp": 2, "cp": 2}, ParallelOptions(sequence=True, ulysses=2)),
+    ],
+)
+def test_the_ranks_of_a_mesh_share_out_the_flops_of_a_step(
+    pool: Pool, sizes: dict[str, int], options: ParallelOptions
+) -> None:
+    for recompute in (Recompute.NONE, Recompute.FULL):
+        ranks = pool.run(shares_of, sizes, options, recompute, timeout_s=120)
+        shape = fit_shape(4, **sizes)
+        model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
+        # What all ranks do is what MFU divides by the time, the world and a rank's peak.
+        assert sum(ranks) == step_flops(model, BATCH).times(shape.dp).hardware
+        assert len(set(ranks)) == 1
 
 
 def test_microbatches_beyond_those_that_are_kept_count_as_full() -> None:

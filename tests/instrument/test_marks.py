@@ -12,6 +12,7 @@ import pytest
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.transport import Mode
 from pptrace.marks import (
+    AwaitMark,
     Axis,
     Collective,
     CollectiveMark,
@@ -96,7 +97,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
                 transfers = tuple(Transfer(untagged(a), pp_ranks[plan.peer_of(a)], MESSAGE_BYTES) for a in instruction)
                 expected.append(P2PMark(transfers, Axis.PP, step))
                 expected += [WaitMark(transfer, step) for transfer in transfers]
-        collectives = {mark for mark in found if isinstance(mark, CollectiveMark) or is_sync(mark)}
+        collectives = {mark for mark in found if isinstance(mark, CollectiveMark | AwaitMark) or is_sync(mark)}
         assert Counter(expected) == Counter({mark: n for mark, n in found.items() if mark not in collectives})
         assert not any(isinstance(mark, UnknownMark) for mark in found)
         assert bool(collectives) == (case.dp > 1)
@@ -130,15 +131,27 @@ def test_every_gloo_message_begins_inside_exactly_one_p2p_mark(run: tuple[Case, 
             assert any(event.start <= message.end <= event.end for event in ends)
 
 
-def test_every_gloo_collective_lies_inside_exactly_one_collective_mark(run: tuple[Case, Plan, Path]) -> None:
+def test_every_collective_is_posted_inside_exactly_one_mark_and_awaited_in_another(
+    run: tuple[Case, Plan, Path],
+) -> None:
+    """A bucket of gradients is posted during backward and awaited after it; a loss is posted and awaited in one range."""
     case, _, folder = run
     for rank, _, _ in ranks_of(case):
         events = read_events(folder / f"rank{rank}.json")
         marks = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), CollectiveMark)]
-        collectives = [event for event in events if event.name == "gloo:all_reduce"]
-        assert len(collectives) == len(marks)
-        for collective in collectives:
-            assert sum(event.holds(collective) for event, _ in marks) == 1
+        calls = [event for event in events if event.name == "c10d::allreduce_"]
+        assert len(calls) == len(marks)
+        for call in calls:
+            assert sum(event.holds(call) for event, _ in marks) == 1
+        awaited = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), AwaitMark)]
+        ends = {mark.handle: event.end for event, mark in awaited}
+        assert len(ends) == len(awaited)
+        assert sorted(ends) == sorted(mark.handle for _, mark in marks if mark.handle is not None)
+        spans = [(event.start, event.end if mark.handle is None else ends[mark.handle]) for event, mark in marks]
+        running = [event for event in events if event.name == "gloo:all_reduce"]
+        assert len(running) == len(marks)
+        for event in running:
+            assert any(start <= event.start and event.end <= end for start, end in spans)
         assert all(mark.kind is Collective.ALL_REDUCE and mark.size == 2 for _, mark in marks)
         if case.tied:
             assert {mark.axis for _, mark in marks} == {Axis.DP, Axis.EMBEDDING}

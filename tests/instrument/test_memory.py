@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from instrument.models.activations import RankForm, stage_activations
 from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.pipeline.memory import MemoryLedger, StorageWatch
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.split import Linear, attach
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulate.simulation import peak_inflight
-from tests.instrument.cases import Case
+from tests.instrument.cases import MICROBATCH_SIZE, Case
 from tests.instrument.memory_cases import Measured, keeps, measure_cases
 from tests.instrument.pool import Pool
 
@@ -47,6 +48,17 @@ def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
         assert peaks[3] == peaks[4], "keeping none is full recompute"
         if row[0].use.in_flight > 2:
             assert peaks[0] > peaks[1] > peaks[2] > peaks[3], (schedule, rank)
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, told: bool) -> None:
+    case = Case("1f1b", 3, 4, layers=5, recompute=recompute)
+    form = RankForm(case.config, MICROBATCH_SIZE)
+    for stage, layers in enumerate(case.cut):
+        how = Recompute.FULL if told else recompute
+        predicted = stage_activations(form, len(layers), stage == 0, stage == 2, how)
+        assert keeps(case, stage, told).after_forward == predicted.bytes, stage
 
 
 def test_weight_work_keeps_less_than_a_forward_and_is_freed_by_w() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from instrument.examples import train_gpt
 from instrument.examples.train_gpt import main
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
@@ -44,6 +46,20 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
     assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
     assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
     assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
+    predicted = re.search(r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+), ", printed)
+    measured = re.search(r"([\d.]+) MiB for each in flight\n", printed)
+    assert predicted is not None
+    assert measured is not None
+    assert 0 < float(predicted[2]) < float(predicted[1]) <= float(measured[1]) < 1.05 * float(predicted[1])
+    assert "embedding and head 0.0" in printed
+    assert "(scaled_dot_product_attention, flash kernel)   arXiv 2205.05198: layers 0.0" in printed
+
+
+def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        assert main([*SMALL, "--steps", "1", "--memory"]) == 0
+    told = "predicted nothing, because the attention keeps its scores (scaled_dot_product_attention, math kernel)"
+    assert told in capsys.readouterr().out
 
 
 def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
@@ -114,11 +130,70 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
     [
         (["--pp", "3"], 4, "pp=3 does not divide the world of 4 ranks; choose sizes whose product is 4"),
         (["--layers", "3"], 4, "4 stages need at least 4 layers and the model has 3"),
+        (
+            ["--pp", "2", "--tp", "4"],
+            4,
+            "pp=2 · tp=4 does not divide the world of 4 ranks; choose sizes whose product is 4",
+        ),
+        (["--pp", "2", "--dp", "1"], 4, "pp=2 fills 2 of 4 ranks; choose sizes whose product is 4"),
+        (["--tp", "0"], 4, "tp is 0; every axis of the mesh needs at least 1 rank"),
+        (["--tp", "4", "--heads", "6"], 4, "6 attention heads do not divide among 4 tensor-parallel ranks"),
+        (["--heads", "0"], 1, "heads is 0; the model needs at least 1"),
+        (["--kv-heads", "0"], 1, "kv_heads is 0; the model needs at least 1"),
+        (["--kv-heads", "3"], 1, "4 attention heads do not divide among 3 KV heads; choose a divisor of 4"),
+        (
+            ["--tp", "4", "--heads", "12", "--kv-heads", "3"],
+            4,
+            "3 KV heads neither divide among 4 tensor-parallel ranks",
+        ),
+        (["--tp", "3", "--heads", "3"], 3, "tp=3 does not divide the vocabulary of 256 bytes; choose a power of two"),
+        (["--cp", "2", "--seq", "66"], 4, "sequence length 66 is not divisible by 2·cp = 4"),
+        (["--cp", "2", "--ulysses", "2", "--seq", "63"], 4, "sequence length 63 is not divisible by cp = 2"),
+        (
+            ["--tp", "2", "--sequence-parallel", "--seq", "63"],
+            4,
+            "sequence length 63 does not divide into sequence shards",
+        ),
+        (
+            ["--tp", "4", "--cp", "2", "--sequence-parallel", "--seq", "20"],
+            8,
+            "sequence length 20, 10 for each of cp=2, does not divide into sequence shards for tp=4 ranks; choose a "
+            "multiple of 8",
+        ),
+        (["--seq", "0"], 1, "sequence is 0; the model needs at least 1"),
+        (["--cp", "4", "--ulysses", "3"], 4, "ulysses=3 does not divide cp=4; choose a divisor of 4"),
+        (["--cp", "4", "--ulysses", "4", "--heads", "6"], 4, "6 heads do not divide among 4 Ulysses ranks"),
+        (
+            ["--cp", "4", "--ulysses", "4", "--heads", "12", "--kv-heads", "3"],
+            4,
+            "3 KV heads neither divide among 4 Ulysses ranks",
+        ),
+        (["--ulysses", "2"], 4, "--ulysses is 2 and cp is 1; it says how many ranks of cp exchange heads"),
+        (["--sequence-parallel"], 4, "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more"),
+        (["--overlap"], 4, "--overlap is for the ranks of tp, which is 1; give it 2 or more"),
+        (["--order", "tp-xx"], 4, "the order of axes is 'tp-xx'; expected tp, cp, dp and pp, fastest first"),
+        (["--order", "pp-pp"], 4, "the order of axes is 'pp-pp'"),
+        (["--microbatch-size", "0"], 1, "--microbatch-size is 0; expected at least 1"),
+        (["--schedule", "dualpipe", "--microbatches", "3"], 4, "expected an even number, at least 2p=8"),
+        (["--zero", "1"], 4, "ZeRO-1 shares out over dp × cp, which has one rank"),
+        (
+            ["--zero", "2", "--pp", "2", "--schedule", "zb-h1"],
+            4,
+            "ZeRO-2 lets go of weights after a backward, and zb-h1",
+        ),
+        (["--zero", "3", "--tp", "2", "--dp", "2", "--kv-heads", "1"], 4, "ZeRO-3 cuts rows of 1 KV heads"),
+        (["--bucket-mb", "0"], 1, "--bucket-mb is 0.0; expected MiB of gradients a call"),
+        (["--bucket-mb", "1e-9"], 1, "--bucket-mb is 1e-09; expected MiB of gradients a call, at least a byte"),
+        (["--bucket-mb", "nan"], 1, "--bucket-mb is nan; expected MiB"),
+        (["--bucket-mb", "inf"], 1, "--bucket-mb is inf; expected MiB"),
+        (["--dropout", "1"], 1, "dropout is 1.0; expected a probability from 0 up to, not including, 1"),
         (["--hidden", "97"], 4, "hidden size 97 does not divide into 4 heads"),
         (["--schedule", "nosuch"], 4, "schedule 'nosuch' is not known"),
         (["--split", "3,x"], 2, "--split is '3,x'; expected layers per stage, such as 3,2,2,1"),
         (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
         (["--steps", "0"], 1, "--steps is 0"),
+        (["--lr", "100"], 1, "--lr is 100.0; expected more than 0 and less than 100"),
+        (["--lr", "nan"], 1, "--lr is nan; expected more than 0"),
         (["--schedule", "nosuch.csv"], 2, "nosuch.csv: "),
         (["--split", "4,4", "--count-loss"], 2, "give the split alone"),
         (["--first-layers", "7"], 4, "8 layers on 4 stages with 7 in the first leave 1 for 3 stages"),
@@ -186,6 +261,8 @@ def test_a_broken_plan_is_refused_before_any_process_group(
 
 
 def test_only_rank_zero_tells_the_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others wait for it, or to be stopped."""
+    monkeypatch.setattr(train_gpt, "REFUSAL_S", 0.01)
     for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 4)):
         monkeypatch.setenv(name, str(value))
     assert main(["--pp", "3"]) == 2

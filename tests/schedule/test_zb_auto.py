@@ -120,7 +120,7 @@ def test_the_lower_bound_by_hand() -> None:
     """
     assert lower_bound(Shape(2, 2, costs=OpCosts(3, 2, 1, 1))) == 18
     one_held = Shape(2, 2, costs=OpCosts(3, 2, 1, 1), memory_limit=1)
-    assert lower_bound(one_held) == 19, "rank 0 runs one F only before the first I at 10: then F, 2 I, 2 W"
+    assert lower_bound(one_held) == 26, "F 3, there 1, F 3, I 2, back 1, I 2, W 1: 13 for each, one after the other"
 
 
 def test_negative_costs_are_refused() -> None:
@@ -132,3 +132,22 @@ def test_a_memory_limit_is_for_searched_schedules() -> None:
     assert shape_for(NAME, 2, 4, memory_limit=3).memory_limit == 3
     with pytest.raises(ShapeError, match="its memory is fixed; a memory limit belongs to zb-auto"):
         shape_for("1f1b", 2, 4, memory_limit=3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        (Shape(8, 24, memory_limit=6), 89),  # a list scheduler's, found by an independent program
+        (Shape(4, 8, memory_limit=2), 41),
+        (Shape(4, 8, memory_limit=1), 72),  # one microbatch at a time: 9 each
+    ],
+)
+def test_little_memory_is_no_excuse_for_a_long_step(shape: Shape, most: int) -> None:
+    assert optimality(searched(shape), shape).makespan <= most
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_a_microbatch_that_fills_memory_bounds_the_step(limit: int) -> None:
+    shape = Shape(4, 8, memory_limit=limit)
+    assert lower_bound(shape) >= 8 * 9 // limit
+    assert optimality(searched(shape), shape).excess >= 0

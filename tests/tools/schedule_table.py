@@ -36,8 +36,8 @@ HEADER = (
     "ideal bubble",
     "simulated bubble",
     "measured bubble",
-    "measured − simulated",
-    "step time against simulated",
+    "measured / simulated bubble − 1",
+    "measured / simulated step − 1",
     "in flight planned",
     "in flight measured",
 )

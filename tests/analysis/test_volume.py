@@ -1,0 +1,272 @@
+"""Predicted communication in closed form: the field's formulas, and sums over a step worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+import pytest
+
+from pptrace.analysis.gpt_facts import GptFacts, Parameter, read_gpt_facts, stage_parameters
+from pptrace.analysis.step_volume import StepVolume, volume_of_run
+from pptrace.analysis.volume import (
+    AttentionSizes,
+    Calls,
+    TensorSizes,
+    Volume,
+    attention_again_volume,
+    attention_volume,
+    column_volume,
+    cross_entropy_volume,
+    ring_step_bytes,
+    ring_volume,
+    row_volume,
+    tensor_volume,
+    total,
+    ulysses_elements,
+    ulysses_volume,
+)
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.schedule import PlanSource, ScheduleInfo
+from pptrace.schedule.registry import build
+
+WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Bytes on the wire of a ring algorithm, in (n − 1)/n of the whole tensor (nccl-tests)."""
+
+
+def wire_bytes(volume: Volume, size: int) -> int:
+    collectives = sum(WIRE[kind] * calls.bytes for (_, kind), calls in volume.items() if kind in WIRE)
+    return collectives * (size - 1) // size + sum(c.bytes for (_, kind), c in volume.items() if kind == "send")
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_layer_has_four_all_reduces_of_its_activations(tp: int) -> None:
+    layer = tensor_volume(TensorSizes(tp, 1024, sequence_parallel=False, overlap=False))
+    assert layer.forward == layer.backward == {("tp", "all_reduce"): Calls(2, 2 * 1024)}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_sequence_parallelism_moves_the_same_bytes_and_gathers_two_inputs_again(tp: int, overlap: bool) -> None:
+    plain = tensor_volume(TensorSizes(tp, 1024, sequence_parallel=False, overlap=False))
+    cut = tensor_volume(TensorSizes(tp, 1024, sequence_parallel=True, overlap=overlap))
+    again = 2 * 1024 * (tp - 1) // tp
+    assert wire_bytes(cut.forward, tp) == wire_bytes(plain.forward, tp)
+    assert wire_bytes(cut.backward, tp) == wire_bytes(plain.backward, tp) + again
+    if not overlap:
+        both = total((cut.forward, cut.backward))
+        assert both == {("tp", "all_gather"): Calls(6, 6 * 1024), ("tp", "reduce_scatter"): Calls(4, 4 * 1024)}
+    else:
+        steps = 2 * (tp - 1)
+        assert cut.forward[("tp", "send")] == cut.forward[("tp", "recv")] == Calls(2 * steps, 2 * steps * 1024 // tp)
+
+
+def test_one_rank_of_tp_communicates_nothing() -> None:
+    sizes = TensorSizes(1, 1024, sequence_parallel=True, overlap=True)
+    for part in (tensor_volume(sizes), column_volume(sizes), row_volume(sizes)):
+        assert not part.forward
+        assert not part.backward
+    assert cross_entropy_volume(1, tokens=5, number_bytes=4) == {}
+
+
+def test_the_cross_entropy_exchanges_three_numbers_a_token() -> None:
+    assert cross_entropy_volume(4, tokens=5, number_bytes=4) == {("tp", "all_reduce"): Calls(2, 3 * 5 * 4)}
+
+
+def test_context_volumes_are_the_formulas_of_the_field() -> None:
+    assert ulysses_elements(sequence=1024, hidden=64, size=4) == 8 * 1024 * 64 // 4
+    assert ring_step_bytes(chunk=256, hidden=64) == 4 * 256 * 64
+    sizes = AttentionSizes(microbatch=3, sequence=1024, heads=8, kv_heads=8, head_dim=8, item_bytes=2)
+    to_all = ulysses_volume(replace(sizes, ulysses=4))
+    assert sum(c.bytes for way in (to_all.forward, to_all.backward) for c in way.values()) == 3 * 8 * 1024 * 64 // 4 * 2
+    ring = ring_volume(replace(sizes, ring=4))
+    assert ring.forward[("cp", "send")] == Calls(3, 3 * 3 * 4 * 256 * 64)
+    # k and v again, and their gradients in float32
+    assert ring.backward[("cp", "recv")] == Calls(6, 3 * ring.forward[("cp", "send")].bytes)
+    assert attention_volume(sizes).forward == attention_volume(sizes).backward == {}
+
+
+def test_selective_recompute_does_not_bring_the_output_back() -> None:
+    sizes = AttentionSizes(3, 1024, heads=8, kv_heads=2, head_dim=8, item_bytes=2, ring=2, ulysses=4)
+    whole, again = attention_volume(sizes).forward, attention_again_volume(sizes)
+    assert again[("cp", "send")] == whole[("cp", "send")]
+    output = 3 * (1024 // 8) * 8 * 8 * 2  # microbatch, positions of a rank, heads, head dim, bytes
+    key = ("cp", "all_to_all")
+    assert (again[key].count, again[key].bytes) == (whole[key].count - 1, whole[key].bytes - output)
+
+
+def facts(**changes: object) -> GptFacts:
+    plain = GptFacts(
+        hidden=32,
+        heads=4,
+        kv_heads=4,
+        sequence=16,
+        microbatch_size=2,
+        vocabulary=256,
+        dtype="float32",
+        tied=False,
+        layers_per_stage=(4,),
+        sequence_parallel=False,
+        overlap=False,
+        ulysses=1,
+        recompute="none",
+        recompute_microbatches_beyond=None,
+        zero=0,
+        bucket_bytes=25 * 2**20,
+        clip_grad=0.0,
+        optimizer_sync="synchronous",
+        steps=10,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def mesh(pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> MeshInfo:
+    inner = dp * cp * tp
+    pipelines = tuple(tuple(first + inner * stage for stage in range(pp)) for first in range(inner))
+    return MeshInfo(pp * inner, pp, 1, tp, cp, dp, 1, pipelines)
+
+
+def step_of(facts: GptFacts, mesh: MeshInfo, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:
+    predicted = StepVolume(facts, mesh, build(schedule, mesh.pp or 1, microbatches))
+    return [predicted.of_rank(rank, step=3) for rank in range(mesh.num_ranks)]
+
+
+def test_transfers_are_activations_of_every_microbatch_in_both_directions() -> None:
+    num_bytes = 2 * 16 * 32 * 4
+    first, *middle, last = step_of(facts(layers_per_stage=(1, 1, 1, 1)), mesh(pp=4))
+    assert first == last == {("pp", "send"): Calls(4, 4 * num_bytes), ("pp", "recv"): Calls(4, 4 * num_bytes)}
+    for rank in middle:
+        assert rank == {("pp", "send"): Calls(8, 8 * num_bytes), ("pp", "recv"): Calls(8, 8 * num_bytes)}
+
+
+def test_with_sequence_and_context_parallelism_shards_travel() -> None:
+    cut = facts(layers_per_stage=(2, 2), sequence_parallel=True)
+    for rank in step_of(cut, mesh(pp=2, tp=2, cp=2)):
+        assert rank[("pp", "send")] == Calls(4, 4 * 2 * (16 // 2 // 2) * 32 * 4)
+
+
+def test_replicas_average_every_gradient_and_the_loss() -> None:
+    h, layers, vocabulary, sequence = 32, 4, 256, 16
+    parameters = layers * (12 * h * h + 13 * h) + vocabulary * h + sequence * h + 2 * h
+    for tied, numbers in ((True, parameters), (False, parameters + vocabulary * h)):
+        for rank in step_of(facts(tied=tied), mesh(dp=3)):
+            assert rank == {("dp", "all_reduce"): Calls(2, (numbers + 1) * 4)}
+
+
+def test_zero_1_moves_as_much_as_an_all_reduce_and_zero_3_gathers_for_every_pass() -> None:
+    (plain, *_), (sharded, *_), (whole, *_) = (step_of(facts(zero=zero), mesh(dp=4)) for zero in (0, 1, 3))
+    loss = 4
+    gradients = plain[("dp", "all_reduce")].bytes - loss
+    for kind in ("reduce_scatter", "all_gather"):
+        assert sharded[("dp", kind)] == Calls(1, gradients)
+    assert whole[("dp", "reduce_scatter")] == Calls(5, gradients)  # a unit for each layer, and one for all else
+    assert whole[("dp", "all_gather")] == Calls(5 * 4 * 2, 4 * 2 * gradients)  # microbatches, forward and backward
+
+
+def test_buckets_are_filled_up_to_equal_parts() -> None:
+    for bucket_bytes in (1, 1000):
+        (rank, *_) = step_of(facts(zero=1, bucket_bytes=bucket_bytes, layers_per_stage=(1,)), mesh(dp=3))
+        scattered = rank[("dp", "reduce_scatter")]
+        assert scattered.bytes % 3 == 0
+        sizes = [parameter.numel for parameter in stage_parameters(facts(layers_per_stage=(1,)), 0, 1)]
+        if bucket_bytes == 1:  # each parameter is a bucket of its own
+            assert scattered == Calls(len(sizes), sum(-(-size // 3) * 3 for size in sizes) * 4)
+        assert sum(sizes) * 4 <= scattered.bytes < (sum(sizes) + 3 * scattered.count) * 4
+
+
+def test_rows_that_replicas_do_not_divide_are_padded() -> None:
+    parameter = Parameter((7, 5))
+    assert [parameter.local_numel(rank, 4) for rank in range(4)] == [10, 10, 10, 5]
+    assert parameter.padded_numel(4) == 40
+    assert Parameter((2, 5)).local_numel(3, 4) == 0
+
+
+def test_parts_of_gradients_are_summed_over_tp_once() -> None:
+    plain, cut = (step_of(facts(sequence_parallel=shards), mesh(tp=2))[0] for shards in (False, True))
+    whole_on_every_rank = 4 * 6 * 32 + 2 * 32 + 16 * 32  # norms and two biases of a layer, last norm, positions
+    assert cut[("tp", "all_reduce")].bytes == whole_on_every_rank * 4 + 4 * 3 * 2 * 16 * 4  # and the cross-entropies
+    assert plain[("tp", "all_reduce")].count == 4 * (4 * 4 + 2 + 2)  # layers, embedding and head, cross-entropy
+
+
+def test_a_tied_embedding_is_summed_over_both_ends() -> None:
+    ends = step_of(facts(tied=True, layers_per_stage=(1, 1, 2)), mesh(pp=3))
+    assert [rank.get(("embd", "all_reduce")) for rank in ends] == [Calls(1, 256 * 32 * 4), None, Calls(1, 256 * 32 * 4)]
+
+
+def test_the_norm_travels_as_single_numbers() -> None:
+    cut = facts(clip_grad=1.0, layers_per_stage=(2, 2))
+    assert [rank[("pp", "all_reduce")] for rank in step_of(cut, mesh(pp=2))] == [Calls(1, 8)] * 2
+    validated = StepVolume(replace(cut, optimizer_sync="post-validation"), mesh(pp=2), build("1f1b", 2, 4))
+    without = StepVolume(replace(cut, clip_grad=0.0), mesh(pp=2), build("1f1b", 2, 4)).of_rank(0, 0)
+    sent = [validated.of_rank(0, step)[("pp", "send")].count - without[("pp", "send")].count for step in (0, 5, 9)]
+    heard = [validated.of_rank(0, step)[("pp", "recv")].count - without[("pp", "recv")].count for step in (0, 5, 9)]
+    assert (sent, heard) == ([1, 1, 1], [0, 1, 2])  # nothing is validated in the first step, two sums in the last
+
+
+def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
+    none, part, full = (
+        step_of(replace(facts(), **changes), mesh(tp=2))[0][("tp", "all_reduce")].count
+        for changes in (
+            dict[str, object](),
+            {"recompute_microbatches_beyond": 0, "recompute": "none"},
+            {"recompute": "full"},
+        )
+    )
+    assert full == none + 4 * 4 * 2
+    assert part == full  # one microbatch is in flight, and none may keep its activations
+    stages = facts(layers_per_stage=(2, 2), recompute_microbatches_beyond=1)
+    counts = [rank[("tp", "all_reduce")].count for rank in step_of(stages, mesh(pp=2, tp=2))]
+    plain = [
+        rank[("tp", "all_reduce")].count
+        for rank in step_of(replace(stages, recompute_microbatches_beyond=None), mesh(pp=2, tp=2))
+    ]
+    # The first stage has two in flight and keeps every other one; the last has one.
+    assert [more - less for more, less in zip(counts, plain, strict=True)] == [2 * 2 * 2] * 2 + [0] * 2
+
+
+def told(**changes: object) -> Mapping[str, object]:
+    return {"name": "gpt"} | asdict(facts()) | {"layers_per_stage": [4]} | changes
+
+
+def test_facts_are_read_as_they_were_told() -> None:
+    assert read_gpt_facts(told()) == facts()
+    assert read_gpt_facts(told(more=1)) == facts()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "other"},
+        {"hidden": "32"},
+        {"hidden": True},
+        {"ulysses": 0},
+        {"dtype": "int8"},
+        {"layers_per_stage": 4},
+        {"layers_per_stage": [None]},
+        {"zero": 4},
+        {"tied": 1},
+        {"recompute": "some"},
+        {"clip_grad": None},
+        {"recompute_microbatches_beyond": -1},
+    ],
+)
+def test_facts_that_make_no_sense_predict_nothing(changes: dict[str, object]) -> None:
+    assert read_gpt_facts(told(**changes)) is None
+
+
+def test_facts_of_older_traces_predict_nothing() -> None:
+    for name in asdict(facts()):
+        assert read_gpt_facts({key: value for key, value in told().items() if key != name}) is None
+    assert read_gpt_facts(None) is None
+
+
+def test_a_run_that_fits_its_facts_is_predicted() -> None:
+    plan = build("1f1b", 2, 4)
+    schedule = ScheduleInfo(plan, plan.name, PlanSource.METADATA)
+    model = told(layers_per_stage=[2, 2])
+    assert volume_of_run([{}, model], mesh(pp=2), schedule) is not None
+    assert volume_of_run([{}], mesh(pp=2), schedule) is None
+    assert volume_of_run([told()], mesh(pp=2), schedule) is None  # one stage's layers, and two stages
+    assert volume_of_run([told(layers_per_stage=[2, 2], ulysses=3)], mesh(pp=2, cp=2), schedule) is None
+    assert volume_of_run([model], mesh(pp=2), replace(schedule, source=PlanSource.OPTION)) is None
+    assert volume_of_run([model], mesh(pp=2), replace(schedule, mismatches=("rank 0: …",))) is None

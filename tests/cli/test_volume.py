@@ -1,0 +1,113 @@
+"""A recorded run of the example: what every rank communicated is what its sizes and options come to, to the byte."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pptrace.analysis.analyse import analyse
+from pptrace.analysis.result import Report
+from pptrace.ingest import open_inputs, read_traces
+from pptrace.report.load import load
+from pptrace.report.text import print_report
+from pptrace.report.to_json import report_object
+from pptrace.tables import Trace
+from tests.programs import EXAMPLE, SAMPLES, pptrace
+
+_TINY = (
+    "--layers",
+    "2",
+    "--hidden",
+    "16",
+    "--heads",
+    "4",
+    "--seq",
+    "16",
+    "--microbatch-size",
+    "1",
+    "--microbatches",
+    "4",
+)
+_PARALLEL = ("--pp", "2", "--tp", "2", "--sequence-parallel", "--tied", "--clip-grad", "1", "--dropout", "0.1")
+AXES_AND_KINDS = {
+    ("pp", "send"),
+    ("pp", "recv"),
+    ("pp", "all_reduce"),
+    ("tp", "all_gather"),
+    ("tp", "all_reduce"),
+    ("tp", "broadcast"),
+    ("tp", "reduce_scatter"),
+    ("embd", "all_reduce"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volume") / "run"
+    ended = pptrace("run", "-n", "4", "--steps", "1:3", "-o", folder, EXAMPLE, "--steps", "4", *_TINY, *_PARALLEL)
+    assert ended.code == 0, ended.err
+    assert "bytes: predicted from the model's sizes and options = measured, in all 32 rows" in ended.out
+    return folder
+
+
+def comms_of(report: Report) -> list[dict[str, Any]]:
+    steps = report_object(report)["steps"]
+    return [comm for step in steps for rank in step["ranks"] for comm in rank["comms"]]
+
+
+def printed(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_predicted_bytes_are_the_measured_bytes(run: Path) -> None:
+    report = load([run]).report
+    assert [step.step for step in report.steps] == [1, 2]
+    for step in report.steps:
+        for rank in step.ranks:
+            assert {(comm.axis, comm.kind) for comm in rank.comms} == AXES_AND_KINDS
+    for comm in comms_of(report):
+        assert comm["predicted_bytes"] == comm["bytes"] > 0
+
+
+def changed(traces: Sequence[Trace], **facts: object) -> Report:
+    """The report of the run if it had said something else of itself."""
+    models = [trace.metadata["model"] | facts for trace in traces]
+    told = [
+        replace(trace, metadata={**trace.metadata, "model": model}) for trace, model in zip(traces, models, strict=True)
+    ]
+    return analyse(told).report
+
+
+def test_a_difference_is_named(run: Path) -> None:
+    report = changed(read_traces(open_inputs([run]), 1, None).traces, hidden=32)
+    text = printed(report)
+    assert "bytes: predicted from the model's sizes and options ≠ measured in 24 of 32 rows: " in text
+    assert "; and 20 more" in text
+
+
+def test_calls_that_did_not_happen_and_calls_that_nobody_foresaw_are_rows(run: Path) -> None:
+    traces = read_traces(open_inputs([run]), 1, None).traces
+    overlapped = comms_of(changed(traces, overlap=True))
+    absent = [comm for comm in overlapped if comm["count"] == 0]
+    assert {(comm["axis"], comm["kind"]) for comm in absent} == {("tp", "send"), ("tp", "recv")}
+    assert all(comm["bytes"] == 0 and comm["predicted_bytes"] > 0 and comm["busbw_gbps"] is None for comm in absent)
+    plain = comms_of(changed(traces, sequence_parallel=False))
+    unforeseen = [comm for comm in plain if comm["predicted_bytes"] == 0]
+    assert {(comm["axis"], comm["kind"]) for comm in unforeseen} == {("tp", "all_gather"), ("tp", "reduce_scatter")}
+
+
+def test_a_run_that_says_nothing_of_itself_is_reported_without_predictions(run: Path) -> None:
+    report = changed(read_traces(open_inputs([run]), 1, None).traces, name="other")
+    assert {comm["predicted_bytes"] for comm in comms_of(report)} == {None}
+    assert "predicted" not in printed(report)
+    sample = load([SAMPLES / "1f1b_p4"]).report
+    assert {comm["predicted_bytes"] for comm in comms_of(sample)} == {None}

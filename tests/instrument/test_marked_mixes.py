@@ -1,0 +1,244 @@
+"""No unmarked communication: whatever parallel ranks say to each other lies in one mark that tells it right, and is predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from instrument.mesh import MeshShape
+from instrument.models.gpt import Recompute
+from instrument.pipeline.validation import OptimizerSync
+from pptrace.analysis.step_volume import StepVolume
+from pptrace.analysis.volume import Calls, Volume, total
+from pptrace.marks import Axis, Collective, CollectiveMark, UnknownMark, parse_mark
+from pptrace.recognise.mesh import MeshInfo
+from tests.instrument.marked_cases import (
+    GROUP,
+    CommunicationMark,
+    Event,
+    Marked,
+    facts_of,
+    links_of,
+    marked,
+    steps_of,
+    train_profiled,
+)
+from tests.instrument.mix_cases import Mix
+from tests.instrument.pool import Pool
+
+KINDS = {
+    "c10d::allreduce_": Collective.ALL_REDUCE,
+    "c10d::_allgather_base_": Collective.ALL_GATHER,
+    "c10d::_reduce_scatter_base_": Collective.REDUCE_SCATTER,
+    "c10d::alltoall_base_": Collective.ALL_TO_ALL,
+    "c10d::broadcast_": Collective.BROADCAST,
+}
+DESCRIPTIONS = {
+    Axis.PP: {"mesh_pp", "mesh_pp_control"},
+    Axis.TP: {"mesh_tp", "mesh_tp_control"},
+    Axis.CP: {"mesh_cp", "mesh_cp_control", "mesh_cp_ring", "mesh_cp_ulysses"},
+    Axis.DP: {"mesh_dp", "mesh_dp_control"},
+    Axis.DP_CP: {"mesh_dp-cp", "mesh_dp-cp_control"},
+    Axis.EMBEDDING: {"mesh_embd"},
+    Axis.MIRROR: {"mesh_mirror"},
+}
+GLOO = {  # gloo reduce-scatters by an all-reduce
+    Collective.ALL_REDUCE: "gloo:all_reduce",
+    Collective.REDUCE_SCATTER: "gloo:all_reduce",
+    Collective.ALL_GATHER: "gloo:all_gather",
+    Collective.ALL_TO_ALL: "gloo:all_to_all",
+    Collective.BROADCAST: "gloo:broadcast",
+}
+
+MIXES = {
+    "pp-tp-sp-ahead-clip": Mix(pp=2, tp=2, sequence=True, ahead=2, clip=0.3),
+    "gqa-full-dropout-validated": Mix(
+        pp=2, tp=2, kv_heads=1, recompute=Recompute.FULL, dropout=0.1, clip=1e6, sync=OptimizerSync.POST_VALIDATION
+    ),
+    "rolled-back": Mix(pp=2, tp=2, sequence=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
+    "tp-sp-overlap-buckets": Mix(tp=2, dp=2, sequence=True, overlap=True, bucket_bytes=1000),
+    "tp-overlap-mqa-full": Mix(tp=4, overlap=True, kv_heads=2, recompute=Recompute.FULL),
+    "ring-ulysses-zero1-clip": Mix(cp=4, ulysses=2, zero=1, bucket_bytes=1000, clip=0.3),
+    "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
+    "pp-ulysses-selective": Mix(
+        pp=2, cp=2, ulysses=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1
+    ),
+    "pp-zero2-clip": Mix(pp=2, dp=2, zero=2, clip=0.3),
+    "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
+    "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
+    "bfloat16-ring-tp": Mix(tp=2, cp=2, sequence=True, bfloat16=True),
+}
+LARGE_MIXES = {
+    "v-sp-overlap-ring-full": Mix(
+        pp=2, tp=2, cp=2, sequence=True, overlap=True, schedule="zbv", ahead=2, recompute=Recompute.FULL
+    ),
+    "dualpipe-tp-zero1-clip": Mix(pp=2, tp=2, dp=2, schedule="dualpipe", sequence=True, zero=1, clip=0.3),
+    "tp-sp-zero3-clip": Mix(dp=2, cp=2, tp=2, sequence=True, zero=3, clip=0.3),
+    "pp-tp-zero2-tied": Mix(pp=2, dp=2, tp=2, sequence=True, zero=2, bfloat16=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    mix: Mix
+    ranks: list[list[Event]]
+
+    @property
+    def shape(self) -> MeshShape:
+        return MeshShape(self.mix.pp, self.mix.dp, self.mix.cp, self.mix.tp)
+
+
+@pytest.fixture(scope="module")
+def large_pool() -> Iterator[Pool]:
+    with Pool(size=8) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=[*MIXES, *LARGE_MIXES])
+def run(request: pytest.FixtureRequest, pool: Pool) -> Run:
+    """A mix, trained once for all tests."""
+    mix = {**MIXES, **LARGE_MIXES}[request.param]
+    chosen = request.getfixturevalue("large_pool") if mix.world > pool.size else pool
+    return Run(mix, chosen.run(train_profiled, mix, world=mix.world, timeout_s=150))
+
+
+def calls_of(events: list[Event]) -> list[Event]:
+    return [event for event in events if event.name.startswith("c10d::")]
+
+
+def marks_with_calls(events: list[Event]) -> Iterator[tuple[Marked, list[Event]]]:
+    calls = sorted(calls_of(events), key=lambda call: call.start)
+    for each in marked(events):
+        yield each, [call for call in calls if each.event.holds(call)]
+
+
+def test_every_call_lies_in_exactly_one_mark(run: Run) -> None:
+    for rank, events in enumerate(run.ranks):
+        marks = marked(events)
+        assert calls_of(events)
+        for call in calls_of(events):
+            around = [each.event.name for each in marks if each.event.holds(call)]
+            assert len(around) == 1, (rank, call, around)
+        assert not any(isinstance(parse_mark(event.name), UnknownMark) for event in events)
+
+
+def test_every_mark_holds_the_calls_that_it_names(run: Run) -> None:
+    for rank, events in enumerate(run.ranks):
+        for each, calls in marks_with_calls(events):
+            if isinstance(each.mark, CollectiveMark):
+                assert [KINDS.get(call.name) for call in calls] == [each.mark.kind], (rank, each, calls)
+            else:
+                expected = ["c10d::send" if link.sends else "c10d::recv_" for link in links_of(each.mark)]
+                assert [call.name for call in calls] == expected, (rank, each, calls)
+
+
+def test_every_mark_names_the_axis_and_size_of_the_group(run: Run) -> None:
+    for rank, events in enumerate(run.ranks):
+        groups = [event for event in events if event.name.startswith(GROUP)]
+        for each, calls in marks_with_calls(events):
+            mark = each.mark
+            for index, call in enumerate(calls):
+                (told,) = [event for event in groups if event.holds(call)]
+                description, members = told.name.removeprefix(GROUP).split(" ")
+                ranks = [int(member) for member in members.split(",")]
+                assert description in DESCRIPTIONS[mark.axis], (rank, mark, told)
+                assert set(ranks) <= set(whole_group(run.shape, mark.axis, rank)), (rank, mark, told)
+                if isinstance(mark, CollectiveMark):
+                    assert mark.size == len(ranks), (rank, mark, told)
+                else:
+                    assert links_of(mark)[index].peer == ranks[int(call.numbers[0])], (rank, mark, call, told)
+
+
+def whole_group(shape: MeshShape, axis: Axis, rank: int) -> tuple[int, ...]:
+    """All ranks of the axis; ring and Ulysses groups are parts of cp's."""
+    pp, *others = shape.coordinates_of(rank)
+    if axis is Axis.EMBEDDING:
+        return shape.rank_of(0, *others), shape.rank_of(shape.pp - 1, *others)
+    if axis is Axis.MIRROR:
+        return rank, shape.rank_of(shape.pp - 1 - pp, *others)
+    return next(group for group in shape.groups_of(axis) if rank in group)
+
+
+def test_every_mark_counts_the_bytes_of_its_calls(run: Run) -> None:
+    """gloo's events tell the dtype of what they carry, also where the call's own do not."""
+    for rank, events in enumerate(run.ranks):
+        carried = {(event.name, *event.inputs[0]) for event in events if event.name.startswith("gloo:")}
+        for each, calls in marks_with_calls(events):
+            mark = each.mark
+            if isinstance(mark, CollectiveMark):
+                whole = max(numel for numel, _ in calls[0].inputs)
+                if mark.kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+                    assert whole == mark.size * min(numel for numel, _ in calls[0].inputs), (rank, mark, calls)
+                item, rest = divmod(mark.bytes, whole)
+                assert rest == 0
+                sent = whole // mark.size if mark.kind is Collective.ALL_GATHER else whole
+                assert (GLOO[mark.kind], sent, item) in carried, (rank, mark, calls)
+                assert all(told in (None, item) for _, told in calls[0].inputs), (rank, mark, calls)
+                continue
+            for link, call in zip(links_of(mark), calls, strict=True):
+                numel, item_bytes = posted_by(call, events).inputs[0]
+                assert (numel, None) == call.inputs[0]
+                assert link.bytes == numel * (item_bytes or 0), (rank, mark, call)
+
+
+def posted_by(call: Event, events: list[Event]) -> Event:
+    """gloo's event of a send or receive, which begins inside the call and ends with the transfer."""
+    gloo = [event for event in events if event.name.startswith("gloo:") and event.thread == call.thread]
+    (posted,) = [event for event in gloo if call.start <= event.start <= call.end]
+    return posted
+
+
+def test_what_gloo_carries_is_what_the_marks_count(run: Run) -> None:
+    for rank, events in enumerate(run.ranks):
+        marks = marked(events)
+        gloo = [event for event in events if event.name.startswith("gloo:")]
+        told = Counter(entry for each in marks for entry in gloo_entries(each.mark))
+        found = Counter((event.name, numel * (item or 0)) for event in gloo for numel, item in event.inputs[:1])
+        assert found == told, (rank, found - told, told - found)
+        for event in gloo:
+            entry = (event.name, event.inputs[0][0] * (event.inputs[0][1] or 0))
+            around = [each for each in marks if each.event.start <= event.start <= each.awaited_end]
+            assert any(entry in gloo_entries(each.mark) for each in around), (rank, event)
+
+
+def gloo_entries(mark: CommunicationMark) -> list[tuple[str, int]]:
+    """(what gloo calls it, bytes that a rank puts in) of a mark."""
+    if isinstance(mark, CollectiveMark):
+        return [(GLOO[mark.kind], mark.bytes // (mark.size if mark.kind is Collective.ALL_GATHER else 1))]
+    return [("gloo:send" if link.sends else "gloo:recv", link.bytes) for link in links_of(mark)]
+
+
+def test_predicted_calls_and_bytes_are_the_marked_ones(run: Run) -> None:
+    """Of a step that runs in part again, because an update was taken back, at least the predicted ones are marked."""
+    predicted = StepVolume(facts_of(run.mix), mesh_info(run), run.mix.plan)
+    again = False
+    for rank, events in enumerate(run.ranks):
+        marks = [each.mark for each in marked(events)]
+        for step in range(steps_of(run.mix)):
+            measured = total(volume_of(mark) for mark in marks if mark.step == step)
+            expected = predicted.of_rank(rank, step)
+            if run.mix is MIXES["rolled-back"] and step > 0:
+                assert measured.keys() == expected.keys()
+                assert all(measured[key].bytes >= calls.bytes for key, calls in expected.items()), (rank, step)
+                again |= measured != expected
+            else:
+                assert measured == expected, (rank, step)
+    assert again == (run.mix is MIXES["rolled-back"])
+
+
+def mesh_info(run: Run) -> MeshInfo:
+    """The mesh as an analysis knows it from the traces."""
+    shape = run.shape
+    places = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
+    pipelines = sorted(tuple(shape.rank_of(pp, *place) for pp in range(shape.pp)) for place in places)
+    chunks = run.mix.plan.num_chunks
+    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
+
+
+def volume_of(mark: CommunicationMark) -> Volume:
+    if isinstance(mark, CollectiveMark):
+        return {(str(mark.axis), str(mark.kind)): Calls(1, mark.bytes)}
+    return total({(str(mark.axis), "send" if link.sends else "recv"): Calls(1, link.bytes)} for link in links_of(mark))
