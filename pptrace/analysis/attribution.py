@@ -1,10 +1,10 @@
 """Where did the step go? The plan replayed with more and more of reality.
 
-    compute        the ops' time, spread evenly over the ranks
+    compute        the ops' time without the communication inside them, spread evenly over the ranks
     structural     + the plan, every op of a kind at the same cost
     imbalance      + each stage at its own mean cost
     jitter         + each op at its own cost
-    communication  + the measured transfers
+    communication  + the measured transfers, and the collectives and exchanges that ops waited for (tp, cp)
     unexplained    + what the last replay does not show
 
 Each part is what its replay adds to the makespan, so the parts sum to the measured span exactly.
@@ -13,7 +13,7 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pandas as pd
@@ -23,26 +23,33 @@ from pptrace.schedule.actions import Key, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.simulate.costs import Costs
 from pptrace.simulate.simulation import simulate
+from pptrace.timeline.lanes import Lane, communication_within
 
 G = TypeVar("G", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What one step's ops and transfers took, ns. ``transfers`` is keyed by the action whose output travels."""
+    """What one step's ops and transfers took, ns. ``transfers`` is keyed by the action whose output travels.
+
+    ``within`` is the part of an op's time in which it communicated and did not compute.
+    """
 
     ops: Mapping[Key, int]
     transfers: Mapping[Key, int]
+    within: Mapping[Key, int] = field(default_factory=dict)
 
 
-def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame) -> MeasuredCosts:
-    """The costs of one pipeline's step, from its compute ops and its matched receives."""
-    costs: dict[Key, int] = {
-        (Kind(kind), stage, mb): duration
-        for kind, stage, mb, duration in zip(
-            ops["kind"], ops["stage"], ops["microbatch"], ops["end_ns"] - ops["start_ns"], strict=True
-        )
-    }
+def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame, lanes: Mapping[int, Lane] | None = None) -> MeasuredCosts:
+    """The costs of one pipeline's step, from its compute ops, its communication and, where given, its ranks' lanes."""
+    named = zip(ops["kind"], ops["stage"], ops["microbatch"], strict=True)
+    keys: list[Key] = [(Kind(kind), stage, mb) for kind, stage, mb in named]
+    costs = dict(zip(keys, ops["end_ns"] - ops["start_ns"], strict=True))
+    within: dict[Key, int] = {}
+    for rank, lane in (lanes or {}).items():
+        mine = (ops["rank"] == rank).to_numpy()
+        own = [key for key, is_mine in zip(keys, mine, strict=True) if is_mine]
+        within |= zip(own, communication_within(ops[mine], comms[comms["rank"] == rank], lane), strict=True)
     received = comms[(comms["kind"] == "recv") & (comms["match"] >= 0)]
     transfers: dict[Key, int] = {}
     # A transfer posted ahead is seen complete when its reader asks for it: it has cost what the reader still waited.
@@ -55,7 +62,7 @@ def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame) -> MeasuredCosts:
             transfers[(Kind.F, stage - 1, mb)] = duration
         else:
             transfers[(Kind.B, stage + 1, mb)] = transfers[(Kind.I, stage + 1, mb)] = duration
-    return MeasuredCosts(costs, transfers)
+    return MeasuredCosts(costs, transfers, within)
 
 
 def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
@@ -63,7 +70,8 @@ def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | 
     keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     if not set(keys) <= set(measured.ops):
         return None
-    own = {key: measured.ops[key] for key in keys}
+    whole = {key: measured.ops[key] for key in keys}
+    own = {key: cost - measured.within.get(key, 0) for key, cost in whole.items()}
     even = sum(own.values()) // plan.pp
     stage_means = _means(own, lambda key: (key[0], key[1]))
     kind_means = _means(own, lambda key: key[0])
@@ -73,7 +81,7 @@ def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | 
             Costs(kinds=kind_means),
             Costs(stages=stage_means),
             Costs(ops=own),
-            Costs(ops=own, transfers=measured.transfers),
+            Costs(ops=whole, transfers=measured.transfers),
         )
     ]
     uniform, by_stage, by_op, with_transfers = replays

@@ -87,7 +87,8 @@ def _waterfall(window: StepWindow, data: Aligned, plan: Plan | None) -> Waterfal
         data.ops["rank"].isin(window.ranks) & (data.ops["step"] == window.step) & data.ops["kind"].isin(COMPUTE_KINDS)
     ]
     comms = data.comms[data.comms["rank"].isin(window.ranks) & (data.comms["step"] == window.step)]
-    return waterfall(plan, measured_costs(ops, comms), window.span_ns)
+    lanes = {rank: data.lanes[rank] for rank in window.ranks}
+    return waterfall(plan, measured_costs(ops, comms, lanes), window.span_ns)
 
 
 def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:

@@ -57,24 +57,30 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
-    exposed = subtract(_blocking(known), compute)
+    exposed = subtract(_blocking(known, "transfer_start_ns", "transfer_end_ns"), compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
 
 
-def _blocking(comms: pd.DataFrame) -> Int64:
-    """Transfers as far as their side was posting them or waiting for them."""
-    starts, ends = comms["transfer_start_ns"], comms["transfer_end_ns"]
+def communication_within(ops: pd.DataFrame, comms: pd.DataFrame, lane: Lane) -> list[int]:
+    """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
+    blocked = subtract(_blocking(comms[comms["microbatch"] < 0], "start_ns", "end_ns"), lane.compute)
+    return [length(clip(blocked, start, end)) for start, end in zip(ops["start_ns"], ops["end_ns"], strict=True)]
+
+
+def _blocking(comms: pd.DataFrame, start: str, end: str) -> Int64:
+    """Communication, from the column ``start`` to ``end``, as far as its side was posting it or waiting for it."""
+    starts, ends = comms[start], comms[end]
     posting = union(starts, np.minimum(ends, comms["posted_ns"]))
     waiting = union(np.maximum(starts, comms["asked_ns"]), ends)
     return merge(posting, waiting)
 
 
 def _nested(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
-    """The communication that lies wholly inside one op: the op waits for it. A transfer that began before runs beside it."""
+    """When one op posted communication that lies wholly inside it, or waited for it. What began before runs beside it."""
     if ops.empty or comms.empty:
         return EMPTY
     ordered = ops.sort_values("start_ns", kind="stable")
     place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
     latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
     inside = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
-    return union(comms["start_ns"].to_numpy()[inside], comms["end_ns"].to_numpy()[inside])
+    return _blocking(comms[inside], "start_ns", "end_ns")

@@ -17,7 +17,7 @@ from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
 from pptrace.simulate import simulate, uniform
 from pptrace.tables import COMMS, OPS, Category, empty_table, make_table
-from pptrace.timeline.lanes import Lane, lane_of
+from pptrace.timeline.lanes import Lane, communication_within, lane_of
 from pptrace.timeline.phases import phase_spans, tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from tests.synthetic import Event, make_trace, record
@@ -212,3 +212,13 @@ def test_a_transfer_posted_ahead_is_exposed_while_it_is_posted_and_while_its_rea
         lane = lane_of(0, empty_table(OPS), comms, {}, 0)
         assert lane.exposed.tolist() == exposed
         assert lane.transfer.tolist() == [[100, 400]]
+
+
+def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_it_is() -> None:
+    """An op from 0 to 100: a blocking call from 10 to 20, one posted 30 to 35, awaited 50 to 60, and computed beside."""
+    ops = ops_of((0, 0, "F", 0, 100))
+    comms = comms_of([(10, 10), (30, 30)], [0, 0]).assign(microbatch=-1)
+    comms["posted_ns"], comms["asked_ns"] = [10, 35], [10, 50]
+    lane = lane_of(0, ops, comms, {}, 0)
+    assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
+    assert communication_within(ops, comms, lane) == [25]
