@@ -14,7 +14,8 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not quiet"
+	$(BIN)/pytest -m quiet
 
 check: $(STAMP)
 	$(BIN)/ruff check .

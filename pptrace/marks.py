@@ -39,6 +39,8 @@ DOMAIN = "pptrace"
 PREFIX = f"pp{VERSION}:"
 METADATA_KEY = "pptrace"
 """The key of the top-level object in a Kineto trace that holds the rank's facts: rank, mesh, plan, clock, versions."""
+METADATA_TABLE = "PPTRACE_METADATA"
+"""The table of an Nsight Systems export that holds the same of each process: (pid INTEGER, facts TEXT), facts as JSON."""
 
 
 class Collective(StrEnum):
@@ -193,6 +195,11 @@ _MARK = re.compile(r"pp(\d+):(\S+)((?: [a-z_]+=\S+)*)", re.ASCII)
 _TRANSFER = re.compile(r"([0-9A-Z_]+)([<>]\d+@\d+)", re.ASCII)
 _LINK = re.compile(r"([<>])(\d+)@(\d+)", re.ASCII)
 _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # added by torch's emit_nvtx
+
+
+def is_mark(name: str) -> bool:
+    """Whether a name has the prefix of a mark, of whatever version."""
+    return _PREFIXED.match(name) is not None
 
 
 def parse_mark(name: str) -> Mark | UnknownMark | None:

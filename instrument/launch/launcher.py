@@ -44,7 +44,8 @@ class RunResult:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        return tuple(self.run_dir / record.trace for record in self.ranks if record.trace is not None)
+        names = dict.fromkeys(record.trace for record in self.ranks if record.trace is not None)
+        return tuple(self.run_dir / name for name in names)
 
 
 def launch(options: RunOptions, terminal: Terminal) -> RunResult:

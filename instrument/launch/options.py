@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from instrument.launch.plan_files import check_plan_files
 from instrument.launch.window import StepWindow
 from pptrace.errors import UsageError
 
@@ -44,9 +45,11 @@ def check_options(options: RunOptions) -> None:
 
     Raises:
         UsageError: with what is wrong and what to do.
+        ScheduleError: a plan among the script's arguments is broken.
     """
     _check_counts(options)
     _check_command(options.command)
+    check_plan_files(options.command)
     _check_profiler(options.profiler)
     _check_directory(options.run_dir, shared=options.nnodes > 1)
 
@@ -122,10 +125,6 @@ def _check_profiler(profiler: str) -> None:
         raise UsageError(
             "--profiler nsys: there is no 'nsys' on PATH: install NVIDIA Nsight Systems, or use --profiler torch"
         )
-    raise UsageError(
-        "--profiler nsys: this version cannot run under Nsight Systems yet; use --profiler torch, or start "
-        "'nsys profile --trace=cuda,nvtx' yourself around --profiler none: the ranges are written to NVTX too"
-    )
 
 
 def _check_directory(path: Path, *, shared: bool) -> None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,6 +16,23 @@ from pptrace.marks import METADATA_KEY
 _TAIL_BYTES = 4096
 _BLOCK_BYTES = 1 << 20
 _COMPRESSION = 4  # a third of the time of gzip's default, for files a tenth larger
+
+
+class Profiler(Protocol):
+    """What a session asks of whatever records a rank."""
+
+    path: Path
+
+    @property
+    def recording(self) -> bool: ...
+
+    def prepare(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self, metadata: dict[str, object], *, blocked: bool = False) -> None: ...
+
+    def discard(self) -> None: ...
 
 
 class TraceProfiler:

@@ -17,7 +17,7 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.optimizer_steps import OptimizerSteps
-from instrument.launch.profiler import TraceProfiler
+from instrument.launch.profiler import Profiler
 from instrument.launch.record import RecordWriter, StepCounter
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
@@ -45,7 +45,7 @@ class TracedSession(Session):
         self,
         place: Place,
         window: StepWindow,
-        profiler: TraceProfiler | None,
+        profiler: Profiler | None,
         writer: RecordWriter,
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
@@ -126,7 +126,7 @@ class TracedSession(Session):
                 return
             self._writer.update(steps_seen=self.num_steps, trace=profiler.path.name)
 
-    def _start(self, profiler: TraceProfiler) -> None:
+    def _start(self, profiler: Profiler) -> None:
         with self._hold():
             profiler.start()
             self._started = sample_clock()

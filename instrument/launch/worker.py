@@ -26,6 +26,7 @@ from instrument.launch.record import RankRecord, RecordWriter, State, StepCounte
 from instrument.launch.window import StepWindow, parse_steps
 
 if TYPE_CHECKING:
+    from instrument.launch.profiler import Profiler
     from instrument.launch.traced import TracedSession
 
 
@@ -134,14 +135,26 @@ class Rank:
             self._writer.update(steps_seen=self._session.num_steps)
         self._writer.update(saving=False)
 
+    def _make_profiler(self) -> Profiler | None:
+        config, rank = self._config, self._writer.record.rank
+        if config.profiler == "torch":
+            from instrument.launch.profiler import TraceProfiler
+
+            return TraceProfiler(config.run_dir / f"rank{rank}.json.gz")
+        if config.profiler == "nsys":
+            from instrument.launch.nsys_profiler import FACTS_SUFFIX, NsysProfiler
+
+            path = config.run_dir / f"rank{rank}{FACTS_SUFFIX}"
+            return NsysProfiler(path, config.control_dir, self._local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+        return None
+
     def _make_session(self) -> TracedSession:
         from instrument import session
-        from instrument.launch.profiler import TraceProfiler
         from instrument.launch.traced import Place, TracedSession
 
         record = self._writer.record
         config = self._config
-        profiler = TraceProfiler(config.run_dir / f"rank{record.rank}.json.gz") if config.profiler == "torch" else None
+        profiler = self._make_profiler()
         place = Place(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         traced = TracedSession(place, config.window, profiler, self._writer, counter, self._ending.hold)

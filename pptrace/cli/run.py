@@ -93,7 +93,12 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
     from instrument.launch.launcher import describe_ranks, launch
     from instrument.launch.output import Terminal
 
-    result = launch(options, Terminal())
+    if options.profiler == "nsys":
+        from instrument.launch.nsys import launch_under_nsys
+
+        result = launch_under_nsys(options)
+    else:
+        result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
     # A node sees the end of its own ranks alone; the run is analysed when all have written their traces.

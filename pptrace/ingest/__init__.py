@@ -1,8 +1,9 @@
 """Readers of traces, one per format, chosen by content, and the opener of what a user gives as PATH."""
 
-from pptrace.ingest.formats import FORMATS, Format, detect, read_trace
+from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.kineto import read_kineto
 from pptrace.ingest.many import ReadFailure, ReadResult, read_traces, with_rank
+from pptrace.ingest.nsight import read_nsight
 from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "ReadResult",
     "detect",
     "open_inputs",
+    "read_file",
     "read_kineto",
+    "read_nsight",
     "read_trace",
     "read_traces",
     "with_rank",

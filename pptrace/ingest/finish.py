@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.ingest.columns import Columns
 from pptrace.ingest.exact import ABSURD, LIMIT_NS, MISSING
 from pptrace.tables import Events, Int8, Int32, Int64
 
@@ -20,6 +19,14 @@ LONE_ZERO_NS = 3600 * 10**9
 """A timestamp of 0 this long before all others, an hour, was never set."""
 
 Mask = npt.NDArray[np.bool_]
+
+
+class Columns(Protocol):
+    """Columns of unsorted events, as :class:`pptrace.ingest.columns.Columns` collects them."""
+
+    def take(self, column: int) -> npt.NDArray[Any]: ...
+
+    def names(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)

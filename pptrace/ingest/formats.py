@@ -7,45 +7,46 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from pptrace.errors import TraceError
 from pptrace.ingest.kineto import read_kineto
+from pptrace.ingest.nsight import read_nsight
+from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES
+from pptrace.ingest.nsight_sqlite import SQLITE_MAGIC
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
 
 SNIFF_BYTES = 64 * 1024
-_SQLITE_MAGIC = b"SQLite format 3\0"
+_NSIGHT_SUFFIXES = (*REPORT_SUFFIXES, ".sqlite")
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file."""
+    """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file.
+
+    ``read`` gives a trace for each rank that the file holds, at least one.
+    """
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Callable[[Path], Trace]
+    read: Callable[[Path], tuple[Trace, ...]]
 
 
-def _sniff_sqlite(start: bytes) -> bool:
-    return start.startswith(_SQLITE_MAGIC)
+def _sniff_nsight(start: bytes) -> bool:
+    return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
 
 
 def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_sqlite(path: Path) -> NoReturn:
-    raise TraceError(
-        f"{path}: an SQLite database, as Nsight Systems exports; expected a Kineto trace (JSON, plain or gzip); "
-        "this version of pptrace does not read SQLite yet"
-    )
+def _read_kineto(path: Path) -> tuple[Trace, ...]:
+    return (read_kineto(path),)
 
 
 FORMATS: tuple[Format, ...] = (
-    Format(InputFormat.NSYS_SQLITE, _sniff_sqlite, _read_sqlite),
-    Format(InputFormat.KINETO, _sniff_kineto, read_kineto),
+    Format(InputFormat.NSYS_SQLITE, _sniff_nsight, read_nsight),
+    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}
 
@@ -74,10 +75,18 @@ def detect(start: bytes) -> InputFormat | None:
     return next((known.name for known in FORMATS if known.sniff(start)), None)
 
 
-def read_trace(path: Path, name: InputFormat | None) -> Trace:
-    """Read one file. Without a format it is read as Kineto's, whose reader says what it found instead.
+def read_file(path: Path, name: InputFormat | None) -> tuple[Trace, ...]:
+    """Read one file: a trace for each rank in it.
+
+    Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
 
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    return _READERS[name or InputFormat.KINETO](path)
+    named = InputFormat.NSYS_SQLITE if path.name.endswith(_NSIGHT_SUFFIXES) else InputFormat.KINETO
+    return _READERS[name or named](path)
+
+
+def read_trace(path: Path, name: InputFormat | None) -> Trace:
+    """The first of :func:`read_file`: the only one, but for files that hold several ranks."""
+    return read_file(path, name)[0]

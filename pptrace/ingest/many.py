@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.formats import read_trace
+from pptrace.ingest.formats import read_file
 from pptrace.ingest.open import InputFile, OpenedInputs
 from pptrace.ingest.source import GZIP_MAGIC
 from pptrace.tables import Trace
@@ -44,34 +44,35 @@ class ReadResult:
 def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult:
     """Read every file; several large ones in ``jobs`` processes (default: one per CPU), small ones here.
 
-    ``progress`` is called with the number of files done and the number of all. A trace's rank is its own word, else what the
-    run says, else the smallest free number; two that claim the same rank become two ranks. ``warnings`` begins with those of
-    ``inputs`` and has a line for every failure.
+    ``progress`` is called with the number of files done and the number of all; a file can hold several traces. A trace's rank is
+    its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
+    ``warnings`` begins with those of ``inputs`` and has a line for every failure.
 
     Raises:
         TraceError: the first file's error, when no file can be read.
     """
     outcomes = _read_all(inputs.files, jobs, progress or (lambda _done, _all: None))
-    errors = [outcome for outcome in outcomes if not isinstance(outcome, Trace)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, PptraceError)]
     if not outcomes or len(errors) == len(outcomes):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
     pairs = list(zip(inputs.files, outcomes, strict=True))
     failures = tuple(
-        ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if not isinstance(err, Trace)
+        ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if isinstance(err, PptraceError)
     )
-    _require_one_run([outcome for outcome in outcomes if isinstance(outcome, Trace)])
-    traces = _with_ranks([(file, trace) for file, trace in pairs if isinstance(trace, Trace)])
+    found = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
+    _require_one_run([trace for _, trace in found])
+    traces = _with_ranks(found)
     lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
     return ReadResult(traces, failures, (*inputs.warnings, *lost))
 
 
-Outcome = Trace | PptraceError
+Outcome = tuple[Trace, ...] | PptraceError
 
 
 def _read_one(file: InputFile) -> Outcome:
     """Errors are returned, so that they come back from a process whole."""
     try:
-        return read_trace(file.path, file.format)
+        return read_file(file.path, file.format)
     except PptraceError as err:
         return err
 

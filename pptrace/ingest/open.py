@@ -5,6 +5,8 @@
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
          | a run directory: run.json says which file is whose
 
+A file of Nsight Systems can hold several ranks.
+
 No trace is read here: formats are told by the first bytes.
 """
 
@@ -20,12 +22,13 @@ from typing import Any
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.formats import detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
+from pptrace.ingest.nsight_export import REPORT_SUFFIXES
 from pptrace.tables import InputFormat
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *REPORT_SUFFIXES)
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -91,7 +94,8 @@ def _open_one(path: Path) -> OpenedInputs:
 
 
 def _input_file(path: Path, rank: int | None) -> InputFile:
-    return InputFile(path, detect(first_bytes(path)), rank, path.stat().st_size)
+    by_name = InputFormat.NSYS_SQLITE if path.suffix in REPORT_SUFFIXES else None
+    return InputFile(path, detect(first_bytes(path)) or by_name, rank, path.stat().st_size)
 
 
 def _open_directory(directory: Path) -> OpenedInputs:
@@ -108,7 +112,8 @@ def _open_directory(directory: Path) -> OpenedInputs:
         )
         warnings.append(f"{run_file}: {reason}; took the traces beside it")
     entries = _entries(directory)
-    files, skipped = _trace_files([entry for entry in entries if entry.is_file() and not _is_run_file(entry)])
+    candidates = [entry for entry in entries if entry.is_file() and not _is_run_file(entry)]
+    files, skipped = _trace_files(_without_exported(candidates))
     if not files:
         below = [item for entry in entries if entry.is_dir() for item in _entries(entry)]
         files, skipped_below = _trace_files([item for item in below if item.name.endswith(_TENSORBOARD_SUFFIXES)])
@@ -120,6 +125,12 @@ def _open_directory(directory: Path) -> OpenedInputs:
     if skipped:
         warnings.append(f"{directory}: skipped {_listed(skipped)}")
     return OpenedInputs(tuple(files), tuple(warnings))
+
+
+def _without_exported(paths: Sequence[Path]) -> list[Path]:
+    """The files without those reports of Nsight Systems whose export lies beside them."""
+    exports = {path.stem for path in paths if path.suffix == ".sqlite"}
+    return [path for path in paths if not (path.suffix in REPORT_SUFFIXES and path.stem in exports)]
 
 
 def _is_run_file(path: Path) -> bool:
@@ -169,7 +180,10 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
     if runs:
         return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
     found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
-    return f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank; check the path or record a run"
+    return (
+        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, or what Nsight Systems recorded "
+        "(.sqlite, .nsys-rep); check the path or record a run"
+    )
 
 
 def _read_run(path: Path) -> Mapping[str, Any] | None:
@@ -190,7 +204,7 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         warnings.append(
             f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this pptrace knows {RUN_SCHEMA!r}; read as that"
         )
-    files: list[InputFile] = []
+    files: dict[Path, InputFile] = {}
     missing: list[str] = []
     entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
     for entry in entries:
@@ -207,14 +221,15 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
             continue
         if failed:
             warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
-        files.append(_input_file(path, rank))
+        shared = path in files  # Nsight Systems records all ranks of a node into one file, which says who is who
+        files[path] = _input_file(path, None if shared else rank)
     if missing:
         warnings.insert(0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(missing)}")
     if not files:
         raise TraceError(
             f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; {'; '.join(warnings) or 'run again'}"
         )
-    return OpenedInputs(tuple(files), tuple(warnings), run, directory)
+    return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:

@@ -80,13 +80,6 @@ def test_a_wrong_call_is_refused_in_one_line_before_anything_starts(here: Path, 
     assert sorted(here.rglob("*")) == before
 
 
-def test_an_installed_nsys_is_not_used_yet_and_said_so(here: Path) -> None:
-    nsys = here / "nsys"
-    nsys.touch(mode=0o755)
-    with pytest.raises(UsageError, match="cannot run under Nsight Systems yet"):
-        command.main(["--profiler", "nsys", "train.py"], standalone_mode=False)
-
-
 def test_options_after_the_script_are_the_script_s_own(here: Path) -> None:
     with pytest.raises(click.UsageError, match="No such option"):
         command.main(["--lr", "1", "train.py"], standalone_mode=False)

@@ -196,13 +196,6 @@ def test_paths_that_hold_nothing_are_errors_of_one_line(write: Write, op: Op, tm
         assert "\n" not in str(caught.value)
 
 
-def test_an_sqlite_file_is_one_clear_error(data: Path) -> None:
-    path = data / "nsys_ai" / "mock.sqlite"
-    with pytest.raises(TraceError) as caught:
-        read_traces(open_inputs([path]), 1)
-    assert str(caught.value).startswith(f"{path}: an SQLite database")
-
-
 def test_a_named_file_that_is_no_trace_says_so_when_read(write: Write) -> None:
     path = write(b"hello", "notes.txt")
     inputs = open_inputs([path])

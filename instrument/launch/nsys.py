@@ -1,0 +1,189 @@
+"""``pptrace run --profiler nsys``: the launcher of a node runs as the child of ``nsys profile``.
+
+    pptrace run ─► nsys profile ─► python -m instrument.launch.nsys CONTROL ─► the ranks
+
+One report holds all ranks of a node. Recording begins with the first rank that enters the chosen steps and ends with the last one
+that leaves them (cudaProfilerStart and -Stop). nsys exports the report itself; what each rank said about itself is put into the
+export, so that the file alone can be analysed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from instrument.launch.launcher import RunResult, launch
+from instrument.launch.options import RunOptions
+from instrument.launch.output import Terminal
+from instrument.launch.record import RankRecord, write_json
+from pptrace.errors import PptraceError
+from pptrace.marks import METADATA_TABLE
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def profile_command(nsys: str, options: RunOptions, control_dir: Path, *, has_cuda: bool) -> list[str]:
+    """The whole command. Without CUDA nothing could start the capture, so all steps are recorded."""
+    window = []
+    if has_cuda and not options.window.whole_run:
+        window = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    return [
+        nsys,
+        "profile",
+        "--trace=cuda,nvtx" if has_cuda else "--trace=nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        *(["--cuda-graph-trace=node"] if has_cuda else []),
+        *window,
+        "--export=sqlite",
+        "--force-overwrite=true",
+        f"--output={options.run_dir.absolute() / report_stem(options)}",
+        sys.executable,
+        "-P",
+        "-m",
+        "instrument.launch.nsys",
+        str(control_dir),
+    ]
+
+
+def report_stem(options: RunOptions) -> str:
+    return f"node{options.node_rank}"
+
+
+def launch_under_nsys(options: RunOptions) -> RunResult:
+    """As :func:`instrument.launch.launcher.launch`, with nsys around it; the ranks' traces are one file for the node.
+
+    Raises:
+        PptraceError: nsys ended before the ranks could be started.
+    """
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise PptraceError("--profiler nsys: there is no 'nsys' on PATH")
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
+        control_dir = Path(folder)
+        (control_dir / "options").write_bytes(pickle.dumps(options))
+        command = profile_command(nsys, options, control_dir, has_cuda=torch.cuda.is_available())
+        code = _run_and_forward(command, control_dir / "pid")
+        try:
+            outcome = pickle.loads((control_dir / "result").read_bytes())
+        except (OSError, pickle.UnpicklingError, EOFError) as err:
+            raise PptraceError(
+                f"'nsys profile' ended with code {code} before the ranks did; its own lines say why"
+            ) from err
+    if isinstance(outcome, PptraceError):
+        raise outcome
+    assert isinstance(outcome, RunResult)
+    return _with_report(outcome, options)
+
+
+def _run_and_forward(command: Sequence[str], pid_file: Path) -> int:
+    """Run nsys in a process group of its own: signals go to the launcher inside, so that nsys outlives it and writes."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        try:
+            os.kill(int(pid_file.read_text()), signum)
+        except (OSError, ValueError):
+            process.send_signal(signum)
+
+    with _handled(forward):
+        return process.wait()
+
+
+@contextmanager
+def _handled(handler: Any) -> Iterator[None]:
+    before = {signum: signal.signal(signum, handler) for signum in _FORWARDED}
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)
+
+
+def _with_report(result: RunResult, options: RunOptions) -> RunResult:
+    """The result with the node's file as the trace of each rank that recorded, also in run.json."""
+    files = [options.run_dir / f"{report_stem(options)}{suffix}" for suffix in (".sqlite", ".nsys-rep")]
+    found = next((file for file in files if file.is_file()), None)
+    facts = [_take_facts(options.run_dir / record.trace) for record in result.ranks if record.trace is not None]
+    if found is not None and found.suffix == ".sqlite":
+        add_facts(found, [(int(item["pid"]), item["facts"]) for item in facts if item is not None])
+    lost = "nsys wrote no report; its own lines say why"
+
+    def settled(record: RankRecord) -> RankRecord:
+        if record.trace is None:
+            return record
+        return replace(record, trace=found.name) if found else replace(record, trace=None, note=record.note or lost)
+
+    ranks = tuple(map(settled, result.ranks))
+    _rewrite_run_file(options, ranks)
+    return replace(result, ranks=ranks)
+
+
+def _take_facts(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    path.unlink(missing_ok=True)
+    return content if isinstance(content, dict) else None
+
+
+def add_facts(export: Path, facts: Sequence[tuple[int, object]]) -> None:
+    """Put the facts of the ranks, by pid, into an export of nsys."""
+    connection = sqlite3.connect(export)
+    try:
+        with connection:
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {METADATA_TABLE} (pid INTEGER, facts TEXT)")
+            rows = [(pid, json.dumps(item)) for pid, item in facts]
+            connection.executemany(f"INSERT INTO {METADATA_TABLE} VALUES (?, ?)", rows)
+    except sqlite3.Error as err:
+        raise PptraceError(
+            f"{export}: the export of nsys cannot be completed ({err}); its report lies beside it"
+        ) from err
+    finally:
+        connection.close()
+
+
+def _rewrite_run_file(options: RunOptions, ranks: Sequence[RankRecord]) -> None:
+    path = options.run_dir / ("run.json" if options.node_rank == 0 else f"run.node{options.node_rank}.json")
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        settled = {record.rank: record for record in ranks}
+        for entry in content["ranks"]:
+            if (record := settled.get(entry["rank"])) is not None:
+                entry |= {"trace": record.trace, "note": record.note}
+        write_json(path, content)
+
+
+def main() -> None:
+    """The launcher inside nsys: reads its options, leaves its result, and exits as the run did."""
+    control_dir = Path(sys.argv[1])
+    (control_dir / "pid").write_text(str(os.getpid()))
+    options = pickle.loads((control_dir / "options").read_bytes())
+    outcome: RunResult | PptraceError
+    try:
+        outcome = launch(options, Terminal())
+    except PptraceError as err:
+        outcome = err
+    (control_dir / "result").write_bytes(pickle.dumps(outcome))
+    sys.exit(outcome.end.exit_code if isinstance(outcome, RunResult) else outcome.exit_code)
+
+
+if __name__ == "__main__":
+    main()

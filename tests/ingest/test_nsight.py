@@ -1,0 +1,569 @@
+"""Nsight Systems exports of every generation become the traces that other readers give."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.analysis.analyse import analyse
+from pptrace.errors import PptraceError, TraceError
+from pptrace.ingest import open_inputs, read_nsight, read_traces
+from pptrace.ingest.nsight_pages import PageReader
+from pptrace.ingest.nsight_sqlite import NONE, Database
+from pptrace.recognise.devices import breakdown, device_work
+from pptrace.schedule.registry import build
+from pptrace.tables import Category, InputFormat, Trace
+from tests.ingest.nsight_files import (
+    EARLY,
+    GENERATIONS,
+    LATEST,
+    OLD,
+    SESSION,
+    Generation,
+    Process,
+    Report,
+    write_report,
+)
+from tests.ingest.nsight_oracle import device_times
+from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
+
+generations = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda item: item.version)
+
+
+def kernel(name: str, start: int, end: int, stream: int = 7, correlation: int = -1, device: int = 0) -> Event:
+    return Event(Category.KERNEL, name, START + start, START + end, device, stream, correlation=correlation)
+
+
+def call(start: int, end: int, correlation: int, thread: int = MAIN_THREAD) -> Event:
+    return Event(
+        Category.RUNTIME, "cudaLaunchKernel", START + start, START + end, thread=thread, correlation=correlation
+    )
+
+
+def annotation(name: str, start: int, end: int, thread: int = MAIN_THREAD) -> Event:
+    return Event(Category.ANNOTATION, name, START + start, START + end, thread=thread)
+
+
+MIXED = (
+    annotation("forward", 0, 50),
+    annotation("backward", 60, 90, AUTOGRAD_THREAD),
+    annotation("forward", 100, 100),
+    call(1, 3, 11),
+    call(61, 64, 12, AUTOGRAD_THREAD),
+    kernel("void gemm<float>(int)", 10, 40, correlation=11),
+    kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 30, 95, 20, 12),
+    Event(Category.MEMCPY, "Memcpy HtoD (Pinned -> Device)", START + 96, START + 99, 0, 7, correlation=13),
+    Event(Category.MEMSET, "Memset (Device)", START + 99, START + 120, 0, 7, correlation=14),
+)
+
+
+def listed(trace: Trace) -> Counter[tuple[Any, ...]]:
+    """Every event with everything known of it."""
+    events = trace.events
+    columns = (
+        events.category.tolist(),
+        [events.names[code] for code in events.name_id.tolist()],
+        events.start_ns.tolist(),
+        events.end_ns.tolist(),
+        events.device.tolist(),
+        events.stream.tolist(),
+        events.thread.tolist(),
+        events.correlation.tolist(),
+    )
+    return Counter(zip(*columns, strict=True))
+
+
+def described(events: Sequence[Event]) -> Counter[tuple[Any, ...]]:
+    return Counter((e.category, e.name, e.start, e.end, e.device, e.stream, e.thread, e.correlation) for e in events)
+
+
+def only(path: Path) -> Trace:
+    (trace,) = read_nsight(path)
+    return trace
+
+
+@generations
+def test_every_generation_gives_exactly_the_events_described(generation: Generation, tmp_path: Path) -> None:
+    trace = only(write_report(Report([Process(4711, MIXED)], generation), tmp_path / "a.sqlite"))
+    assert listed(trace) == described(MIXED)
+    assert (trace.format, trace.memory.empty, trace.warnings) == (InputFormat.NSYS_SQLITE, True, ())
+    assert trace.producer == f"nsys {generation.product} (schema {generation.version})"
+    assert (np.diff(trace.events.start_ns) >= 0).all()
+
+
+@generations
+@pytest.mark.parametrize("device", [False, True])
+def test_a_report_of_all_ranks_is_recognised_as_the_traces_that_kineto_would_give(
+    generation: Generation, device: bool, tmp_path: Path
+) -> None:
+    plan = build("interleaved-1f1b", pp=2, num_microbatches=4, num_chunks=2)
+    recording = record(plan, lambda action: 400, 100, steps=2, device=device)
+    expected = recording.traces()
+    processes = [Process(900 - t.rank, recording.events_of(t.rank), facts=t.metadata) for t in expected]  # type: ignore[operator]
+    path = write_report(Report(processes, generation), tmp_path / "node.sqlite")
+    read = read_traces(open_inputs([path]), 1)
+    assert [trace.rank for trace in read.traces] == [0, 1]
+    found, wanted = analyse(read.traces), analyse(expected)
+    assert found.data.ops.equals(wanted.data.ops)
+    assert found.data.comms.equals(wanted.data.comms)
+    assert found.report.steps == wanted.report.steps
+    assert found.report.schedule == wanted.report.schedule
+    assert found.report.device == wanted.report.device
+    assert found.report.schedule.name == "interleaved-1f1b"
+
+
+def test_ranks_are_told_apart_without_any_facts_of_pptrace(tmp_path: Path) -> None:
+    plan = build("1f1b", pp=3, num_microbatches=5)
+    recording = record(plan, lambda action: 400, 100, device=True)
+    processes = [Process(900 + rank, recording.events_of(rank)) for rank in range(3)]
+    read = read_traces(open_inputs([write_report(Report(processes), tmp_path / "node.sqlite")]), 1)
+    report = analyse(read.traces).report
+    assert (report.schedule.name, report.schedule.num_microbatches, report.mesh.pp) == ("1f1b", 5, 3)
+    assert report.clock.method == "same-host"  # one session has one clock
+    assert all("nothing in it says which rank it is" in trace.warnings[-1] for trace in read.traces)
+
+
+def test_kernels_without_a_process_go_to_the_one_that_launched_them(tmp_path: Path) -> None:
+    first = [call(0, 2, 21), kernel("a", 5, 9, correlation=21)]
+    second = [call(1, 2, 22), kernel("b", 6, 8, correlation=22)]
+    report = Report([Process(10, first), Process(11, second)], EARLY)
+    traces = read_nsight(write_report(report, tmp_path / "a.sqlite"))
+    assert [listed(trace) for trace in traces] == [described(first), described(second)]
+    ambiguous = [call(1, 2, 21), kernel("b", 6, 8, correlation=21)]
+    report = Report([Process(10, first), Process(11, ambiguous)], EARLY)
+    trace = only(write_report(report, tmp_path / "b.sqlite"))
+    assert listed(trace) == described([*first, ambiguous[1]])
+    assert "2 events do not say which of 2 processes they are of; taken as the first's" in trace.warnings
+
+
+def test_processes_beside_the_ranks_are_left_out_and_counted(tmp_path: Path) -> None:
+    loader = [annotation("load a batch", 0, 5)]
+    report = Report([Process(10, loader), Process(11, MIXED), Process(12, loader)])
+    trace = only(write_report(report, tmp_path / "a.sqlite"))
+    assert listed(trace) == described(MIXED)
+    assert trace.warnings == ("left out 2 processes without device work",)
+
+
+def ranks(path: Path) -> list[int | None]:
+    return [trace.rank for trace in read_nsight(path)]
+
+
+@generations
+def test_the_rank_is_what_mpi_the_names_the_environment_or_the_file_name_say(
+    generation: Generation, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.sqlite"
+
+    def written(**about: Any) -> Path:
+        environment = about.pop("environment", {})
+        return write_report(Report([Process(10, MIXED, **about)], generation, environment=environment), path)
+
+    assert ranks(written()) == [None]
+    assert ranks(written(mpi_rank=6, thread_names=("python3", "MPI Rank 5"))) == [6]
+    assert ranks(written(thread_names=("python3", "MPI Rank 5"), environment={"RANK": "4"})) == [5]
+    assert ranks(written(environment={"SLURM_PROCID": "1", "RANK": "4", "LOCAL_RANK": "9", "A": "2"})) == [4]
+    assert ranks(written(environment={"OMPI_COMM_WORLD_RANK": "3"}) if generation.enums else written()) == [
+        3 if generation.enums else None
+    ]
+    written().rename(tmp_path / "report_rank7.sqlite")
+    assert ranks(tmp_path / "report_rank7.sqlite") == [7]
+
+
+def test_several_processes_are_no_rank_of_their_launcher_s_environment(tmp_path: Path) -> None:
+    report = Report([Process(11, MIXED), Process(10, MIXED)], environment={"RANK": "4"})
+    path = write_report(report, tmp_path / "rank3.sqlite")
+    assert ranks(path) == [None, None]
+    told = Report([Process(11, MIXED, ("MPI Rank 0",)), Process(10, MIXED, ("MPI Rank 1",))])
+    assert ranks(write_report(told, path)) == [0, 1]
+    doubled = Report([Process(11, MIXED, ("MPI Rank 1",)), Process(10, MIXED, ("MPI Rank 1",))])
+    assert ranks(write_report(doubled, path)) == [None, None]
+
+
+def test_reports_of_several_nodes_are_one_run_on_one_clock(tmp_path: Path) -> None:
+    plan = build("gpipe", pp=4, num_microbatches=3)
+    recording = record(plan, lambda action: 400, 100)
+    for node in range(2):
+        processes = [
+            Process(50 + rank, recording.events_of(rank), (f"rank {rank}",)) for rank in (2 * node, 2 * node + 1)
+        ]
+        write_report(Report(processes, session=SESSION - node * 10**9), tmp_path / f"node{node}.sqlite")
+    read = read_traces(open_inputs([tmp_path]), 1)
+    assert [trace.rank for trace in read.traces] == [0, 1, 2, 3]
+    wanted = recording.traces(with_metadata=False)
+    assert [listed(trace) for trace in read.traces] == [listed(trace) for trace in wanted]
+    assert analyse(read.traces).report.schedule.name == "gpipe"
+
+
+def test_times_that_are_utc_already_stay_and_unknown_sessions_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    assert listed(only(write_report(Report([Process(1, MIXED)], normalized=True), path))) == described(MIXED)
+    relative = [replace(event, start=event.start - START, end=event.end - START) for event in MIXED]
+    trace = only(write_report(Report([Process(1, relative)], session=None), path))
+    assert listed(trace) == described(relative)
+    assert trace.warnings == ("nothing in it says when the recording began: its times are relative to that",)
+
+
+@generations
+def test_ranges_that_are_still_open_are_left_out_and_counted(generation: Generation, tmp_path: Path) -> None:
+    report = Report([Process(1, MIXED)], generation, open_ranges=["train", "step"])
+    trace = only(write_report(report, tmp_path / "a.sqlite"))
+    assert listed(trace) == described(MIXED)
+    assert trace.warnings == ("left out 2 NVTX ranges that were still open when recording stopped",)
+
+
+def test_what_emit_nvtx_adds_to_names_is_taken_away_and_torch_ops_are_no_annotations(tmp_path: Path) -> None:
+    events = [
+        annotation("aten::mm, seq = 5, op_id = 77, sizes = [[2, 3], [3, 2]]", 0, 5),
+        annotation("aten::mm, op_id = 78", 6, 9),
+        annotation("forward, seq = 6, op_id = 79", 10, 20),
+        annotation("a, b", 30, 40),
+    ]
+    trace = only(write_report(Report([Process(1, events)]), tmp_path / "a.sqlite"))
+    found = sorted((Category(category), name) for category, name, *_ in listed(trace).elements())
+    assert found == [
+        (Category.CPU_OP, "aten::mm"),
+        (Category.CPU_OP, "aten::mm"),
+        (Category.ANNOTATION, "a, b"),
+        (Category.ANNOTATION, "forward"),
+    ]
+
+
+def test_tables_of_graphs_synchronisation_overhead_and_mpi_are_read(tmp_path: Path) -> None:
+    path = write_report(Report([Process(9, MIXED)]), tmp_path / "a.sqlite")
+    owner, at = 1 << 48 | 9 << 24, START - SESSION
+    with sqlite3.connect(path) as connection:
+        device = (
+            "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
+        )
+        connection.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE ({device}, graphId INTEGER)")
+        connection.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, 7, 31, ?, 1)", (at + 200, at + 210, owner)
+        )
+        connection.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION ({device}, syncType INTEGER)")
+        connection.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (?, ?, 0, 4294967295, 32, ?, 4)",
+            (at, at + 1, owner),
+        )
+        host = "start INTEGER, end INTEGER, globalTid INTEGER"
+        connection.execute("INSERT INTO StringIds VALUES (900, 'MPI_Send'), (901, 'CUPTI buffer flush')")
+        connection.execute(f"CREATE TABLE MPI_P2P_EVENTS ({host}, textId INTEGER, size INTEGER)")
+        connection.execute("INSERT INTO MPI_P2P_EVENTS VALUES (?, ?, ?, 900, 4)", (at + 2, at + 3, owner | 5))
+        connection.execute(f"CREATE TABLE PROFILER_OVERHEAD ({host}, nameId INTEGER)")
+        connection.execute("INSERT INTO PROFILER_OVERHEAD VALUES (?, ?, ?, 901)", (at + 4, at + 6, owner | 5))
+        connection.execute("CREATE TABLE CUDNN_EVENTS (globalTid INTEGER)")
+    connection.close()
+    trace = only(path)
+    more = [
+        kernel("CUDA graph", 200, 210, correlation=31),
+        Event(Category.DEVICE_SYNC, "Context Sync", START, START + 1, 0, -1, correlation=32),
+        annotation("MPI_Send", 2, 3, 5),
+        Event(Category.OVERHEAD, "CUPTI buffer flush", START + 4, START + 6, thread=5),
+    ]
+    assert listed(trace) == described([*MIXED, *more])
+    assert trace.warnings[0] == "left out table CUDNN_EVENTS: it has no columns start and end"
+    assert trace.warnings[1].startswith("CUDA graphs were recorded as wholes")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.sampled_from(["gemm", "ncclKernel_AllReduce", "copy", "fill"]), st.integers(0, 40),
+            st.integers(0, 12),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_the_device_breakdown_is_that_of_the_oracle(
+    tmp_path_factory: pytest.TempPathFactory, work: list[tuple[int, str, int, int]], chance: random.Random
+) -> None:
+    kinds = {"copy": Category.MEMCPY, "fill": Category.MEMSET}
+    events: list[list[Event]] = [[kernel("gemm", 0, 1)], [kernel("gemm", 0, 1)]]
+    for process, name, start, length in work:
+        found = kernel(name, start, start + length, chance.randrange(3))
+        events[process].append(replace(found, category=kinds.get(name, Category.KERNEL)))
+    path = tmp_path_factory.mktemp("oracle") / "a.sqlite"
+    write_report(Report([Process(10, events[0]), Process(11, events[1])]), path)
+    check_device_times(path)
+
+
+def check_device_times(path: Path) -> None:
+    expected = device_times(path)
+    traces = read_nsight(path)
+    found = [breakdown(device_work(trace.events)) for trace in traces]
+    names = ("compute_ns", "communication_ns", "memory_ns", "idle_ns", "busy_ns")
+    assert [{name: getattr(part, name) for name in names} for part in found] == [
+        {name: expected[pid][name] for name in names} for pid in sorted(expected)
+    ]
+
+
+REAL = (
+    ("pipit_nsys/saxpy-mpi-cuda_nsys_perlmutter0.sqlite", [0], "nsys 2022.2.1.31 (schema 2.9.1)"),
+    ("nsys_ai/h100_2gpu_1s.sqlite", [None, None], "nsys 2026.2.1.210 (schema 3.25.0)"),
+    ("nsys_ai/mock.sqlite", [None], "nsys 2026.1.1.204 (schema 3.24.14)"),
+)
+
+
+@pytest.mark.parametrize(("name", "ranks", "producer"), REAL)
+def test_real_exports_give_the_device_times_of_the_oracle(
+    data: Path, name: str, ranks: list[int | None], producer: str
+) -> None:
+    traces = read_nsight(data / name)
+    assert [trace.rank for trace in traces] == ranks
+    assert {trace.producer for trace in traces} == {producer}
+    check_device_times(data / name)
+
+
+def test_a_real_export_launches_its_kernels_from_the_calls_of_its_own_process(data: Path) -> None:
+    for trace in read_nsight(data / "nsys_ai/h100_2gpu_1s.sqlite"):
+        work = device_work(trace.events)
+        known = work.launch_ns >= 0
+        assert known.sum() > 1000
+        assert (work.launch_ns[known] <= work.start_ns[known]).mean() > 0.99
+        assert "aten::clone" in trace.events.names
+        assert not any("op_id" in text for text in trace.events.names)
+
+
+# --- what is no export, or a damaged one ---------------------------------------------------------------------------
+
+
+def make_database(path: Path, *statements: str) -> bytes:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return path.read_bytes()
+
+
+def test_what_is_no_export_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    foreign = make_database(tmp_path / "foreign", "CREATE TABLE users (name TEXT)")
+    bare = make_database(tmp_path / "bare", "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    empty = make_database(tmp_path / "empty", "CREATE TABLE t (a)", "DROP TABLE t")
+    whole = write_report(Report([Process(9, MIXED)]), tmp_path / "whole").read_bytes()
+    cases = {
+        b"": "an empty file; expected the SQLite file that",
+        b"\x8fE\x01 random bytes of a cipher": "no SQLite database, or an encrypted one (begins with '\\x8fE\\x01 random",
+        b"SQLite format 3\0": "a damaged or encrypted SQLite database",
+        whole[:100] + bytes(len(whole) - 100): "a damaged or encrypted SQLite database",
+        foreign: "an SQLite database without any table of Nsight Systems; expected the SQLite file that",
+        empty: "an SQLite database without any table of Nsight Systems; expected the SQLite file that",
+        bare: "an Nsight Systems export without device work, CUDA calls or NVTX ranges; expected a recording",
+    }
+    for content, message in cases.items():
+        path.write_bytes(content)
+        with pytest.raises(TraceError) as caught:
+            read_traces(open_inputs([path]), 1)
+        assert str(caught.value).startswith(f"{path}: {message}")
+        assert "\n" not in str(caught.value)
+
+
+def outcome(path: Path) -> tuple[Trace, ...] | str:
+    """The traces, or the line of the error; any other exception passes."""
+    try:
+        return read_nsight(path)
+    except PptraceError as err:
+        return str(err)
+
+
+def large_report(path: Path, num_kernels: int = 3000) -> Path:
+    events = [
+        kernel(f"k{number % 50}", 10 * number, 10 * number + 5, correlation=number + 1) for number in range(num_kernels)
+    ]
+    events += [annotation(f"range {number}", number, number + 1) for number in range(1000)]
+    return write_report(Report([Process(9, events)]), path)
+
+
+def test_a_truncated_export_keeps_what_is_whole_and_counts_it(tmp_path: Path) -> None:
+    content = large_report(tmp_path / "whole").read_bytes()
+    path = tmp_path / "a.sqlite"
+    kept = []
+    for share in (0.9, 0.7, 0.5, 0.3):
+        path.write_bytes(content[: int(len(content) * share)])
+        found = outcome(path)
+        if isinstance(found, str):
+            assert "damaged" in found
+            continue
+        kept.append(len(found[0].events))
+        assert any("is damaged" in line and "kept the" in line for line in found[0].warnings)
+    assert all(0 < number < 4000 for number in kept)
+
+
+def test_a_damaged_page_costs_the_rows_behind_it_in_its_table_only(tmp_path: Path) -> None:
+    path = large_report(tmp_path / "a.sqlite")
+    content = bytearray(path.read_bytes())
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchone()
+    connection.close()
+    size = int.from_bytes(content[16:18], "big")
+    content[(root - 1) * size : root * size] = b"\xff" * size
+    path.write_bytes(content)
+    trace = only(path)
+    assert Counter(trace.events.category.tolist()) == {Category.KERNEL: 3000}
+    assert [line for line in trace.warnings if line.startswith("table NVTX_EVENTS is damaged (")]
+
+
+FUZZED: dict[str, bytes] = {}
+
+
+def fuzzed_content(tmp: Path, generation: Generation) -> bytes:
+    if generation.version not in FUZZED:
+        report = Report([Process(9, MIXED * 4, mpi_rank=1), Process(10, MIXED)], generation, open_ranges=["x"])
+        FUZZED[generation.version] = write_report(report, tmp / "base").read_bytes()
+    return FUZZED[generation.version]
+
+
+@given(
+    st.sampled_from([OLD, LATEST]),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=30),
+    st.one_of(st.just(1.0), st.floats(0, 1)),
+    st.booleans(),
+)
+@settings(max_examples=150)
+def test_no_damage_raises_anything_but_a_pptrace_error(
+    tmp_path_factory: pytest.TempPathFactory,
+    generation: Generation,
+    flips: list[tuple[float, int]],
+    kept: float,
+    spare_head: bool,
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    content = bytearray(fuzzed_content(folder, generation))
+    first = 100 if spare_head else 0
+    for place, value in flips:
+        content[first + int(place * (len(content) - first))] = value
+    path = folder / "fuzzed.sqlite"
+    path.write_bytes(content[: int(len(content) * kept)])
+    found = outcome(path)
+    assert "\n" not in found if isinstance(found, str) else sum(trace.num_events for trace in found) > 0
+
+
+values = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-300, 300),
+    st.sampled_from([0, 1, -1, 127, 128, 32767, 32768, 2**23, 2**31, 2**47, -(2**47)]),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.text("añ☃", min_size=50, max_size=90),
+    st.binary(max_size=5),
+)
+
+
+@given(
+    st.lists(st.tuples(values, values, values), min_size=1, max_size=200),
+    st.sampled_from([512, 4096, 65536]),
+    st.integers(1, 400),
+)
+@settings(max_examples=60)
+def test_pages_give_the_columns_that_sqlite_gives(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]], page_bytes: int, copies: int
+) -> None:
+    path = tmp_path_factory.mktemp("pages") / "a.db"
+    repeated = (rows * copies)[:1500]
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA page_size = {page_bytes}")
+    connection.execute("CREATE TABLE t (a, b, c)")  # without types, so that values stay as they are
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", repeated)
+    connection.execute("DELETE FROM t WHERE rowid % 7 = 3")
+    connection.commit()
+    wanted = connection.execute("SELECT a, c, b FROM t ORDER BY rowid").fetchall()
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master").fetchone()
+    connection.close()
+    reader = PageReader(path, fewest_rows=1)
+    found = reader.integers(root, [0, 2], text=1)
+    texts = (
+        [] if found is None else [reader.text(*pair) if pair[0] >= 0 else None for pair in zip(*found[2:], strict=True)]
+    )
+    reader.close()
+    if found is None:
+        assert not wanted
+        return
+    assert texts == [row[2].encode() if type(row[2]) is str else None for row in wanted]
+    for column, place in zip(found[:2], range(2), strict=True):
+        assert column.tolist() == [row[place] if type(row[place]) is int else NONE for row in wanted]
+
+
+def test_large_tables_are_read_from_their_pages_and_small_ones_by_sqlite(tmp_path: Path) -> None:
+    with Database(large_report(tmp_path / "a.sqlite", 60_000)) as db:
+        pages = db._pages.integers(db._roots["CUPTI_ACTIVITY_KIND_KERNEL"], [0, 1])
+        assert pages is not None
+        assert len(pages[0]) == 60_000
+        assert db._pages.integers(db._roots["NVTX_EVENTS"], [0]) is None
+        start, end, absent = db.integers("CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end", None])
+        assert np.array_equal(end - start, np.full(60_000, 5))
+        assert (absent == NONE).all()
+
+
+# --- reports that only nsys can read -------------------------------------------------------------------------------
+
+FAKE_NSYS = """#!{python}
+import shutil, sys
+arguments = sys.argv[1:]
+assert arguments[:6] == ["export", "--type", "sqlite", "--force-overwrite", "true", "-o"], arguments
+content = open(arguments[7], "rb").read()
+if b"broken" in content:
+    sys.exit("Processing [50%]\\rImporter error: the report is broken")
+shutil.copy({export!r}, arguments[6])
+"""
+
+
+def put_nsys(folder: Path, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    program = folder / "nsys"
+    program.write_text(FAKE_NSYS.format(python=sys.executable, export=str(export)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+REPORT = b"NVIDIA Tegra Profiler Report 1."
+
+
+@pytest.mark.parametrize("name", ["run.nsys-rep", "run.qdrep", "run.bin"])
+def test_a_report_is_exported_by_the_nsys_on_the_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = write_report(Report([Process(9, MIXED)]), tmp_path / "export")
+    put_nsys(tmp_path / "bin", export, monkeypatch)
+    path = tmp_path / "runs" / name
+    path.parent.mkdir()
+    path.write_bytes(REPORT if name == "run.bin" else b"another layout")
+    (trace,) = read_traces(open_inputs([path.parent if name != "run.bin" else path]), 1).traces
+    assert listed(trace) == described(MIXED)
+    assert (trace.path, trace.format) == (str(path), InputFormat.NSYS_SQLITE)
+    path.write_bytes(REPORT + b"broken")
+    with pytest.raises(TraceError, match=r"'nsys export' gave no SQLite file \(Importer error: the report is broken\)"):
+        read_nsight(path)
+
+
+def test_without_nsys_one_line_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(REPORT)
+    with pytest.raises(TraceError) as caught:
+        read_traces(open_inputs([path]), 1)
+    assert str(caught.value).startswith(f"{path}: a report of Nsight Systems, which only its own nsys can read")
+    assert "'nsys export --type sqlite run.nsys-rep'" in str(caught.value)
+
+
+def test_a_report_beside_its_export_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.nsys-rep").write_bytes(REPORT)
+    write_report(Report([Process(9, MIXED)]), tmp_path / "run.sqlite")
+    (tmp_path / "notes.sqlite").write_bytes(b"")
+    inputs = open_inputs([tmp_path])
+    assert [file.path.name for file in inputs.files] == ["run.sqlite"]
+    assert inputs.warnings == (f"{tmp_path}: skipped notes.sqlite (empty)",)
