@@ -17,24 +17,16 @@ from torch.autograd.profiler import profile, record_function
 
 from instrument.pipeline.validation import OptimizerSync
 from instrument.recorder import Recorder
-from pptrace.analysis.gpt_facts import GptFacts
 from pptrace.marks import (
     AwaitMark,
-    CollectiveMark,
-    ExchangeMark,
-    Link,
     Mark,
     P2PMark,
     UnknownMark,
     WaitMark,
     parse_mark,
 )
+from tests.instrument.call_watch import GROUP_CALLS, CommunicationMark
 from tests.instrument.mix_cases import (
-    HEADS,
-    HIDDEN,
-    LAYERS,
-    MICROBATCH_SIZE,
-    SEQUENCE,
     Mix,
     mesh_of,
     run_steps,
@@ -43,7 +35,6 @@ from tests.instrument.mix_cases import (
 
 GROUP = "group of "
 ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "long int": 8}
-CommunicationMark = P2PMark | CollectiveMark | ExchangeMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,50 +81,11 @@ def train_profiled(mix: Mix) -> list[Event]:
     return [_event(event) for event in found if event["name"].startswith(("c10d::", "gloo:", "pp1:", GROUP))]
 
 
-def links_of(mark: CommunicationMark) -> tuple[Link, ...]:
-    """The messages of a point-to-point call, sends first as the runtime posts exchanges; () of a collective."""
-    if isinstance(mark, P2PMark):
-        return tuple(Link(item.action.kind.is_send, item.peer, item.bytes) for item in mark.transfers)
-    return mark.links if isinstance(mark, ExchangeMark) else ()
-
-
-def facts_of(mix: Mix) -> GptFacts:
-    """What the training script would say of a mix."""
-    layers, stages = LAYERS, mix.plan.chain_length
-    return GptFacts(
-        hidden=HIDDEN,
-        heads=HEADS,
-        kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
-        sequence=SEQUENCE,
-        microbatch_size=MICROBATCH_SIZE,
-        vocabulary=256,
-        dtype="bfloat16" if mix.bfloat16 else "float64",
-        tied=mix.tied,
-        layers_per_stage=(layers // stages,) * stages,
-        sequence_parallel=mix.sequence,
-        overlap=mix.overlap,
-        ulysses=mix.ulysses,
-        recompute=mix.recompute.value,
-        recompute_microbatches_beyond=None,
-        zero=mix.zero,
-        bucket_bytes=mix.bucket_bytes,
-        clip_grad=mix.clip or 0.0,
-        optimizer_sync=mix.sync.value,
-        steps=steps_of(mix),
-    )
-
-
-_WORDS = ("all", "reduce", "gather", "scatter", "broadcast", "barrier", "send", "recv")
-_CALLS = tuple(
-    name for name in dir(dist.ProcessGroup) if any(word in name for word in _WORDS) and not name.startswith("__")
-)
-
-
 @contextmanager
 def _groups_told() -> Iterator[None]:
     """A range around every call to a process group that says which: gloo's own events do not."""
     with ExitStack() as patches:
-        for name in _CALLS:
+        for name in GROUP_CALLS:
             patches.enter_context(mock.patch.object(dist.ProcessGroup, name, _told(getattr(dist.ProcessGroup, name))))
         yield
 

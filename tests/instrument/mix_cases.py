@@ -16,7 +16,7 @@ from instrument.data.buckets import BUCKET_BYTES
 from instrument.data.feed import make_feed
 from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import TextData
-from instrument.mesh import Mesh, fit_shape, make_mesh
+from instrument.mesh import Mesh, MeshShape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
@@ -27,12 +27,16 @@ from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.transport import Route
 from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.recorder import Recorder
+from pptrace.analysis.gpt_facts import GptFacts
+from pptrace.analysis.volume import Volume
+from pptrace.recognise.mesh import MeshInfo
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from tests.instrument.call_watch import CallWatch
 
-MICROBATCHES, MICROBATCH_SIZE, SEQUENCE = 4, 1, 16
-LAYERS, HIDDEN, HEADS = 4, 16, 4
+MICROBATCH_SIZE, SEQUENCE = 1, 16
+HIDDEN, HEADS = 16, 4
 STEPS, LEARNING_RATE = 3, 1e-2
 CPU = torch.device("cpu")
 
@@ -66,9 +70,23 @@ class Mix:
         return self.pp * self.tp * self.cp * self.dp
 
     @property
+    def layers(self) -> int:
+        """Two chunks on each of two ranks; without a pipeline two are enough to stand one behind the other."""
+        return 4 if self.pp > 1 else 2
+
+    @property
+    def microbatches(self) -> int:
+        """Twice as many as there are ranks, so that 1F1B has a steady phase; without a pipeline two to add up."""
+        return 2 * self.pp if self.pp > 1 else 2
+
+    @property
+    def shape(self) -> MeshShape:
+        return MeshShape(self.pp, self.dp, self.cp, self.tp)
+
+    @property
     def config(self) -> GptConfig:
         return GptConfig(
-            LAYERS,
+            self.layers,
             HIDDEN,
             HEADS,
             SEQUENCE,
@@ -81,7 +99,7 @@ class Mix:
 
     @property
     def plan(self) -> Plan:
-        return lower(build(self.schedule, self.pp, MICROBATCHES))
+        return lower(build(self.schedule, self.pp, self.microbatches))
 
     @property
     def options(self) -> ParallelOptions:
@@ -90,12 +108,51 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank saw: the largest error of its losses and of its parameters, and how many parameters it has."""
+    """What one rank saw: the largest error of its losses and of its parameters, how many parameters it has, calls to
+    process groups without their mark, and what the marks count.
+    """
 
     loss_error: float
     parameter_error: float
     losses: tuple[float, ...]
     num_parameters: int
+    unmarked: tuple[str, ...]
+    volumes: tuple[Volume, ...]  # by step
+
+
+def facts_of(mix: Mix, steps: int) -> GptFacts:
+    """What the training script would say of a mix."""
+    layers, stages = mix.layers, mix.plan.chain_length
+    return GptFacts(
+        hidden=HIDDEN,
+        heads=HEADS,
+        kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
+        sequence=SEQUENCE,
+        microbatch_size=MICROBATCH_SIZE,
+        vocabulary=256,
+        dtype="bfloat16" if mix.bfloat16 else "float64",
+        tied=mix.tied,
+        layers_per_stage=(layers // stages,) * stages,
+        sequence_parallel=mix.sequence,
+        overlap=mix.overlap,
+        ulysses=mix.ulysses,
+        recompute=mix.recompute.value,
+        recompute_microbatches_beyond=None,
+        zero=mix.zero,
+        bucket_bytes=mix.bucket_bytes,
+        clip_grad=mix.clip or 0.0,
+        optimizer_sync=mix.sync.value,
+        steps=steps,
+    )
+
+
+def mesh_info(mix: Mix) -> MeshInfo:
+    """The mesh as an analysis knows it from the traces."""
+    shape = mix.shape
+    places = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
+    pipelines = sorted(tuple(shape.rank_of(pp, *place) for pp in range(shape.pp)) for place in places)
+    chunks = mix.plan.num_chunks
+    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
 
 
 def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
@@ -105,8 +162,7 @@ def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
 
 
 def mesh_of(mix: Mix) -> Mesh:
-    shape = fit_shape(dist.get_world_size(), mix.pp, mix.dp, mix.cp, mix.tp)
-    return make_mesh(shape, "cpu", "gloo", mix.plan.num_chains > 1)
+    return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1)
 
 
 def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
@@ -114,13 +170,13 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     wiring = Wiring(
         CPU, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=Zero(mix.zero)
     )
-    cut = partition(LAYERS, mix.plan.chain_length)
+    cut = partition(mix.layers, mix.plan.chain_length)
     return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
     """Train; the losses, on ranks that have them."""
-    data = TextData(MICROBATCHES, MICROBATCH_SIZE, SEQUENCE)
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
     feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), CPU, (MICROBATCH_SIZE, SEQUENCE))
     optimizer = make_adamw(runtime.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
@@ -157,15 +213,19 @@ def _parallel_in(stage: GptStage) -> Parallel:
 
 
 def _train(mix: Mix, mesh: Mesh) -> Outcome:
-    runtime = runtime_of(mix, mesh, Recorder())
-    losses = run_steps(mix, mesh, runtime, STEPS)
-    whole, expected = reference(mix.dp, mix.tied, mix.kv_heads, mix.clip)
+    watch = CallWatch()
+    runtime = runtime_of(mix, mesh, watch.recorder())
+    with watch.watching():
+        losses = run_steps(mix, mesh, runtime, STEPS)
+    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip)
     errors = [0.0]
     for stage in runtime.stages.values():
         assert isinstance(stage, GptStage)
         errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
-    return Outcome(max(loss_errors), max(errors), tuple(losses), len(list(runtime.parameters())))
+    volumes = tuple(watch.volume(step) for step in range(STEPS))
+    parameters = len(list(runtime.parameters()))
+    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
 
 
 def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
@@ -194,17 +254,17 @@ def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, T
 
 @lru_cache
 def reference(
-    dp: int, tied: bool, kv_heads: int | None, clip: float | None = None, bfloat16: bool = False
+    pp: int, dp: int, tied: bool, kv_heads: int | None, clip: float | None = None, bfloat16: bool = False
 ) -> tuple[GptStage, tuple[float, ...]]:
     """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
-    mix = Mix(dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16)
-    model = GptStage(mix.config, range(LAYERS)).double()
+    mix = Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16)
+    model = GptStage(mix.config, range(mix.layers)).double()
     if tied:
         assert model.embedding is not None
         assert model.head is not None
         model.head.projection.weight = model.embedding.tokens.weight
     optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
-    data = TextData(MICROBATCHES, MICROBATCH_SIZE, SEQUENCE)
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
     losses = []
     for step in range(STEPS):
         batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]

@@ -18,9 +18,6 @@ from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from tests.instrument.mix_cases import (
-    LAYERS,
-    MICROBATCH_SIZE,
-    MICROBATCHES,
     SEQUENCE,
     Mix,
     mesh_of,
@@ -122,7 +119,7 @@ def _train(mix: Mix) -> _Held:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_replicas_hold_equal_parts(pool: Pool, zero: int) -> None:
     held = pool.run(_train, Mix(dp=4, zero=zero), world=4)
-    whole = sum(p.numel() for p in GptStage(Mix(tied=False).config, range(LAYERS)).parameters()) - 256 * 16
+    whole = sum(p.numel() for p in GptStage(Mix(tied=False).config, range(Mix().layers)).parameters()) - 256 * 16
     for rank in held:
         assert whole / 4 <= rank.main <= whole / 4 + 4 * len(held)
     assert len({rank.losses for rank in held}) == 1
@@ -135,7 +132,7 @@ def test_bfloat16_trains_as_float32_does_but_for_its_rounding(pool: Pool, mix: M
         mix = Mix(tp=2, dp=2, sequence=True)
     mix = replace(mix, zero=zero, bfloat16=True)
     held = pool.run(_train, mix, world=4)
-    _, expected = reference(mix.dp, mix.tied, None, None, bfloat16=True)
+    _, expected = reference(mix.pp, mix.dp, mix.tied, None, None, bfloat16=True)
     for rank in held:
         assert rank.dtypes == (("torch.float32",) if zero == 3 else ("torch.bfloat16", "torch.float32"))
         if rank.losses:
@@ -164,6 +161,6 @@ def _refusal(mix: Mix) -> str:
 
 
 def test_a_bfloat16_loss_is_computed_in_more_bits() -> None:
-    logits = torch.linspace(-3, 3, 256).repeat(MICROBATCHES * MICROBATCH_SIZE, SEQUENCE, 1).bfloat16()
-    targets = torch.zeros(MICROBATCHES * MICROBATCH_SIZE, SEQUENCE, dtype=torch.int64)
+    logits = torch.linspace(-3, 3, 256).repeat(4, SEQUENCE, 1).bfloat16()
+    targets = torch.zeros(4, SEQUENCE, dtype=torch.int64)
     assert torch.equal(cross_entropy(logits, targets), cross_entropy(logits.float(), targets))

@@ -1,4 +1,7 @@
-"""No unmarked communication: whatever parallel ranks say to each other lies in one mark that tells it right, and is predicted."""
+"""No unmarked communication: whatever parallel ranks say to each other lies in one mark that tells it right, and is predicted.
+
+Read from profiled runs, operation by operation; :mod:`tests.instrument.test_mixes` watches the calls of every mix.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,18 @@ from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
 from instrument.pipeline.validation import OptimizerSync
 from pptrace.analysis.step_volume import StepVolume
-from pptrace.analysis.volume import Calls, Volume, total
+from pptrace.analysis.volume import total
 from pptrace.marks import Axis, Collective, CollectiveMark, UnknownMark, parse_mark
-from pptrace.recognise.mesh import MeshInfo
+from tests.instrument.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.marked_cases import (
     GROUP,
-    CommunicationMark,
     Event,
     Marked,
-    facts_of,
-    links_of,
     marked,
     steps_of,
     train_profiled,
 )
-from tests.instrument.mix_cases import Mix
+from tests.instrument.mix_cases import Mix, facts_of, mesh_info
 from tests.instrument.pool import Pool
 
 KINDS = {
@@ -35,15 +35,6 @@ KINDS = {
     "c10d::_reduce_scatter_base_": Collective.REDUCE_SCATTER,
     "c10d::alltoall_base_": Collective.ALL_TO_ALL,
     "c10d::broadcast_": Collective.BROADCAST,
-}
-DESCRIPTIONS = {
-    Axis.PP: {"mesh_pp", "mesh_pp_control"},
-    Axis.TP: {"mesh_tp", "mesh_tp_control"},
-    Axis.CP: {"mesh_cp", "mesh_cp_control", "mesh_cp_ring", "mesh_cp_ulysses"},
-    Axis.DP: {"mesh_dp", "mesh_dp_control"},
-    Axis.DP_CP: {"mesh_dp-cp", "mesh_dp-cp_control"},
-    Axis.EMBEDDING: {"mesh_embd"},
-    Axis.MIRROR: {"mesh_mirror"},
 }
 GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.ALL_REDUCE: "gloo:all_reduce",
@@ -71,14 +62,6 @@ MIXES = {
     "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
     "bfloat16-ring-tp": Mix(tp=2, cp=2, sequence=True, bfloat16=True),
 }
-LARGE_MIXES = {
-    "v-sp-overlap-ring-full": Mix(
-        pp=2, tp=2, cp=2, sequence=True, overlap=True, schedule="zbv", ahead=2, recompute=Recompute.FULL
-    ),
-    "dualpipe-tp-zero1-clip": Mix(pp=2, tp=2, dp=2, schedule="dualpipe", sequence=True, zero=1, clip=0.3),
-    "tp-sp-zero3-clip": Mix(dp=2, cp=2, tp=2, sequence=True, zero=3, clip=0.3),
-    "pp-tp-zero2-tied": Mix(pp=2, dp=2, tp=2, sequence=True, zero=2, bfloat16=True),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +71,14 @@ class Run:
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(self.mix.pp, self.mix.dp, self.mix.cp, self.mix.tp)
+        return self.mix.shape
 
 
-@pytest.fixture(scope="module")
-def large_pool() -> Iterator[Pool]:
-    with Pool(size=8) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=[*MIXES, *LARGE_MIXES])
+@pytest.fixture(scope="module", params=MIXES)
 def run(request: pytest.FixtureRequest, pool: Pool) -> Run:
     """A mix, trained once for all tests."""
-    mix = {**MIXES, **LARGE_MIXES}[request.param]
-    chosen = request.getfixturevalue("large_pool") if mix.world > pool.size else pool
-    return Run(mix, chosen.run(train_profiled, mix, world=mix.world, timeout_s=150))
+    mix = MIXES[request.param]
+    return Run(mix, pool.run(train_profiled, mix, world=mix.world, timeout_s=150))
 
 
 def calls_of(events: list[Event]) -> list[Event]:
@@ -213,7 +189,7 @@ def gloo_entries(mark: CommunicationMark) -> list[tuple[str, int]]:
 
 def test_predicted_calls_and_bytes_are_the_marked_ones(run: Run) -> None:
     """Of a step that runs in part again, because an update was taken back, at least the predicted ones are marked."""
-    predicted = StepVolume(facts_of(run.mix), mesh_info(run), run.mix.plan)
+    predicted = StepVolume(facts_of(run.mix, steps_of(run.mix)), mesh_info(run.mix), run.mix.plan)
     again = False
     for rank, events in enumerate(run.ranks):
         marks = [each.mark for each in marked(events)]
@@ -227,18 +203,3 @@ def test_predicted_calls_and_bytes_are_the_marked_ones(run: Run) -> None:
             else:
                 assert measured == expected, (rank, step)
     assert again == (run.mix is MIXES["rolled-back"])
-
-
-def mesh_info(run: Run) -> MeshInfo:
-    """The mesh as an analysis knows it from the traces."""
-    shape = run.shape
-    places = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
-    pipelines = sorted(tuple(shape.rank_of(pp, *place) for pp in range(shape.pp)) for place in places)
-    chunks = run.mix.plan.num_chunks
-    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
-
-
-def volume_of(mark: CommunicationMark) -> Volume:
-    if isinstance(mark, CollectiveMark):
-        return {(str(mark.axis), str(mark.kind)): Calls(1, mark.bytes)}
-    return total({(str(mark.axis), "send" if link.sends else "recv"): Calls(1, link.bytes)} for link in links_of(mark))

@@ -1,4 +1,8 @@
-"""Training on every mix of axes that fits eight ranks equals training in one process: loss and parameters, float64, 1e-9."""
+"""Training on every mix of axes that fits eight ranks equals training in one process: loss and parameters, float64, 1e-9.
+
+In every run each call to a process group lies in one mark of its axis and size; in those of the grid the marks count what
+the formulas predict, to the byte.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import pytest
 
 from instrument.models.gpt import Recompute
 from instrument.pipeline.validation import OptimizerSync
-from tests.instrument.mix_cases import STEPS, Mix, Outcome, train_mixes
+from pptrace.analysis.step_volume import StepVolume
+from tests.instrument.mix_cases import STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
 from tests.instrument.pool import Pool
 
 TOLERANCE = 1e-9
@@ -32,6 +37,7 @@ def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
             assert outcome.parameter_error < TOLERANCE, (mix, rank, outcome)
             assert outcome.loss_error < TOLERANCE, (mix, rank, outcome)
             assert outcome.num_parameters > 0
+            assert outcome.unmarked == (), (mix, rank, outcome.unmarked[:3])
         assert any(len(outcome.losses) == STEPS for outcome in ranks)
     return outcomes
 
@@ -41,11 +47,15 @@ def test_every_mix_trains_as_one_process_does(large_pool: Pool, pp: int, tp: int
     mix = Mix(pp, tp, cp, dp)
     schedules = ("1f1b", "interleaved-1f1b") if pp > 1 else ("1f1b",)
     shards = (False, True) if tp > 1 else (True,)  # one rank has nothing to share a sequence with
-    check(large_pool, [replace(mix, schedule=name, sequence=shard) for name in schedules for shard in shards])
+    mixes = [replace(mix, schedule=name, sequence=shard) for name in schedules for shard in shards]
+    for rank, outcomes in enumerate(check(large_pool, mixes)):
+        for each, outcome in zip(mixes, outcomes, strict=True):
+            predicted = StepVolume(facts_of(each, STEPS), mesh_info(each), each.plan)
+            assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (each, rank)
 
 
 def test_overlapped_communication_changes_nothing(large_pool: Pool) -> None:
-    for mix in (Mix(tp=4), Mix(pp=2, tp=2, cp=2)):
+    for mix in (Mix(tp=4), Mix(pp=2, tp=2)):
         check(large_pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])
 
 
@@ -81,37 +91,35 @@ def test_every_axis_goes_through_host_memory(large_pool: Pool) -> None:
 @pytest.mark.parametrize("sync", OptimizerSync)
 def test_the_norm_counts_every_parameter_of_the_model_once(large_pool: Pool, sync: OptimizerSync) -> None:
     """Gradients of both norms are cut down, so that one that is counted twice, or not at all, changes the update."""
-    mix = Mix(pp=2, tp=2, cp=2, clip=0.3, sync=sync)
+    mix = Mix(pp=2, tp=2, clip=0.3, sync=sync)
     check(large_pool, [replace(mix, sequence=sequence) for sequence in (False, True)])
-    check(large_pool, [replace(mix, cp=1, dp=2, sequence=True, schedule="zbv", tied=tied) for tied in (False, True)])
-    check(large_pool, [Mix(pp=2, tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
+    check(large_pool, [replace(mix, sequence=True, schedule="zbv", tied=False)])
+    check(large_pool, [Mix(tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
 
 
-@pytest.mark.parametrize("clip", [None, 0.3])
-def test_each_replica_updates_its_part(large_pool: Pool, clip: float | None) -> None:
+def test_each_replica_updates_its_part(large_pool: Pool) -> None:
     """ZeRO-1, with buckets that end within a parameter, and parameters that are shared out over tp, copied and tied."""
-    mix = Mix(dp=2, zero=1, clip=clip, bucket_bytes=1000)
-    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("1f1b", "interleaved-1f1b", "zb-h1", "zbv")])
-    check(large_pool, [replace(mix, pp=2, schedule="dualpipe")])
-    check(large_pool, [replace(mix, pp=2, tp=2, sequence=sequence) for sequence in (False, True)])
+    mix = Mix(dp=2, zero=1, clip=0.3, bucket_bytes=1000)
+    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("interleaved-1f1b", "zb-h1")])
+    check(large_pool, [replace(mix, pp=2, schedule="dualpipe", clip=None)])
+    check(large_pool, [replace(mix, pp=2, tp=2, sequence=True)])
     check(large_pool, [replace(mix, cp=2, tp=2, kv_heads=1, sequence=True)])
-    check(large_pool, [replace(mix, dp=1, cp=4, pp=2, host_staged=True)])
-    post = replace(mix, pp=4, sync=OptimizerSync.POST_VALIDATION)
-    check(large_pool, [post] if clip else [replace(mix, dp=4)])
+    check(large_pool, [replace(mix, dp=1, cp=4, clip=None, host_staged=True)])
+    check(large_pool, [replace(mix, pp=2, sync=OptimizerSync.POST_VALIDATION)])
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_replicas_share_out_gradients_and_parameters(large_pool: Pool, zero: int) -> None:
     mix = Mix(dp=2, zero=zero)
-    check(large_pool, [mix, replace(mix, tied=False), replace(mix, clip=0.3)])
-    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("1f1b", "gpipe", "interleaved-1f1b")])
-    check(large_pool, [replace(mix, pp=2, tp=2, sequence=sequence, clip=0.3) for sequence in (False, True)])
-    check(large_pool, [replace(mix, pp=2, cp=2, recompute=recompute) for recompute in Recompute])
-    check(large_pool, [replace(mix, pp=2, dp=4, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
-    check(large_pool, [replace(mix, pp=2, host_staged=True)])
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v"])
-def test_small_buckets_change_nothing(large_pool: Pool, schedule: str) -> None:
-    mix = Mix(pp=2, tp=2, dp=2, schedule=schedule, sequence=True, bucket_bytes=1000)
     check(large_pool, [mix, replace(mix, tied=False, clip=0.3)])
+    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("1f1b", "interleaved-1f1b")])
+    check(large_pool, [replace(mix, pp=2, tp=2, sequence=True, clip=0.3)])
+    check(large_pool, [replace(mix, cp=2, recompute=Recompute.FULL, host_staged=True)])
+    if zero == 2:  # a step is taken back while its gathered parameters are kept
+        check(large_pool, [replace(mix, pp=2, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-h1", "dualpipe-v"])
+def test_small_buckets_change_nothing(large_pool: Pool, schedule: str) -> None:
+    mix = Mix(pp=2, dp=2, schedule=schedule, bucket_bytes=1000)
+    check(large_pool, [mix, replace(mix, tied=False)])

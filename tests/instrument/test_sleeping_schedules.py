@@ -16,7 +16,6 @@ SPAN_S = 0.8
 """Long enough that what the runtime itself needs between two ops, some 20 ms a step on two busy cores, weighs little."""
 
 
-@pytest.mark.quiet
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_step_takes_what_its_plan_takes_with_the_measured_ops(name: str, pool: Pool, tmp_path: Path) -> None:
     nap = Nap(name, 4, 8, None, 0.0, steps=2, ahead=2)
