@@ -36,6 +36,9 @@ _MANY_STRINGS = 1000
 
 Rows = tuple[Sequence[Any], ...]
 
+DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a damaged database raises; the second where sqlite3 puts a damaged name into its own message."""
+
 
 class Database:
     """A read-only connection to an export.
@@ -59,7 +62,7 @@ class Database:
             self._connection.execute("PRAGMA trusted_schema = OFF")
             self._roots = self._list_tables()
             self.tables = {name: self._list_columns(name) for name in self._roots}
-        except sqlite3.Error as err:
+        except DATABASE_ERRORS as err:
             raise TraceError(
                 f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {WHAT_TO_GIVE}"
             ) from err
@@ -130,7 +133,7 @@ class Database:
                 yield tuple(zip(*chunk, strict=True))
                 if num_rows > self._most_rows:  # its pages go in circles
                     raise sqlite3.DatabaseError("more rows than the file has room for")
-        except sqlite3.Error as err:
+        except DATABASE_ERRORS as err:
             self.damage.append(f"table {table} is damaged ({_reason(err)}); kept the {num_rows} rows before that")
 
     def all_rows(self, table: str, columns: Sequence[str], where: str = "") -> list[tuple[Any, ...]]:
@@ -193,5 +196,5 @@ def _checked_size(path: Path) -> int:
     return size
 
 
-def _reason(err: sqlite3.Error) -> str:
+def _reason(err: Exception) -> str:
     return str(err).replace("\n", " ")[:80] or type(err).__name__
