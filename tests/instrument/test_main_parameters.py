@@ -125,11 +125,15 @@ def test_replicas_hold_equal_parts(pool: Pool, zero: int) -> None:
     assert len({rank.losses for rank in held}) == 1
 
 
-@pytest.mark.parametrize("mix", [Mix(pp=2, dp=2, tied=False), Mix(pp=2, tp=2, sequence=True, schedule="zb-h1")])
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("mix", "zero"),
+    [
+        (Mix(pp=2, tp=2, sequence=True, schedule="zb-h1"), 0),
+        (Mix(pp=2, dp=2, tied=False), 1),
+        (Mix(tp=2, dp=2, sequence=True), 3),
+    ],
+)
 def test_bfloat16_trains_as_float32_does_but_for_its_rounding(pool: Pool, mix: Mix, zero: int) -> None:
-    if zero and mix.dp == 1:
-        mix = Mix(tp=2, dp=2, sequence=True)
     mix = replace(mix, zero=zero, bfloat16=True)
     held = pool.run(_train, mix, world=4)
     _, expected = reference(mix.pp, mix.dp, mix.tied, None, None, bfloat16=True)

@@ -51,16 +51,13 @@ MIXES = {
     ),
     "rolled-back": Mix(pp=2, tp=2, sequence=True, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
     "tp-sp-overlap-buckets": Mix(tp=2, dp=2, sequence=True, overlap=True, bucket_bytes=1000),
-    "tp-overlap-mqa-full": Mix(tp=4, overlap=True, kv_heads=2, recompute=Recompute.FULL),
     "ring-ulysses-zero1-clip": Mix(cp=4, ulysses=2, zero=1, bucket_bytes=1000, clip=0.3),
     "ring-selective-zero3": Mix(cp=2, dp=2, zero=3, recompute=Recompute.SELECTIVE),
     "pp-ulysses-selective": Mix(
         pp=2, cp=2, ulysses=2, schedule="interleaved-1f1b", recompute=Recompute.SELECTIVE, kv_heads=1
     ),
-    "pp-zero2-clip": Mix(pp=2, dp=2, zero=2, clip=0.3),
     "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
     "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
-    "bfloat16-ring-tp": Mix(tp=2, cp=2, sequence=True, bfloat16=True),
 }
 
 

@@ -12,7 +12,7 @@ from pptrace.simulate import simulate, uniform
 from tests.instrument.pool import Pool
 from tests.sleeping import Nap, measure
 
-SPAN_S = 0.8
+SPAN_S = 0.4
 """Long enough that what the runtime itself needs between two ops, some 20 ms a step on two busy cores, weighs little."""
 
 
