@@ -67,14 +67,18 @@ class FullySharded:
         module.set_reshard_after_backward(is_last or not self._keeps)
 
 
-class _Gather(AllGather):
-    """fully_shard's all-gather through a marked group."""
+class _Marked:
+    """What both of fully_shard's calls share: the group, and buffers of their own."""
 
     def __init__(self, group: AxisGroup) -> None:
         self._group = group
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Marked, AllGather):
+    """fully_shard's all-gather through a marked group."""
 
     def __call__(
         self,
@@ -86,14 +90,8 @@ class _Gather(AllGather):
         self._group.all_gather_into(output_tensor, input_tensor)
 
 
-class _Scatter(ReduceScatter):
+class _Scatter(_Marked, ReduceScatter):
     """fully_shard's reduce-scatter through a marked group."""
-
-    def __init__(self, group: AxisGroup) -> None:
-        self._group = group
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

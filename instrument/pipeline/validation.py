@@ -59,8 +59,8 @@ class ClippedOptimizer(Protocol):
         ...
 
 
-class Synchronous:
-    """Waits for the norm of all ranks before the update.
+class _Clipping:
+    """What both ways share.
 
     Args:
         optimizer: of this rank's parameters.
@@ -85,6 +85,10 @@ class Synchronous:
         self._channel = channel
         self._recorder = recorder
 
+
+class Synchronous(_Clipping):
+    """Waits for the norm of all ranks before the update. Arguments as :class:`_Clipping` has them."""
+
     def optimize(self, step: int) -> None:
         with self._recorder.span(SpanKind.OPTIMIZER, step):
             total = self._channel.sum(sum_of_squares(self._counted()), step)
@@ -98,7 +102,7 @@ class Synchronous:
         """Nothing is open."""
 
 
-class PostValidation:
+class PostValidation(_Clipping):
     """Updates with the norm of the ranks up to this one; the norm of all comes back during the next step's warmup.
 
     Rank r receives the sum of squares of ranks 0 … r−1, adds its own and sends it on. Where the sum so far is neither
@@ -106,24 +110,13 @@ class PostValidation:
     one, which travels back p−1 → 0: each rank receives it in :meth:`validate`, and where its update was wrong takes it
     back and does it again with the scaled gradients, or leaves it out.
 
-    Gradients stay in place until validated. Arguments as :class:`Synchronous` has them.
+    Gradients stay in place until validated. Arguments as :class:`_Clipping` has them.
     """
 
     def __init__(
-        self,
-        optimizer: AdamW,
-        counted: Counted,
-        max_norm: float,
-        channel: ControlChannel,
-        recorder: Recorder,
+        self, optimizer: AdamW, counted: Counted, max_norm: float, channel: ControlChannel, recorder: Recorder
     ) -> None:
-        require_norm(max_norm)
-        self.num_rollbacks = 0
-        self._optimizer = optimizer
-        self._counted = counted
-        self._max_norm = max_norm
-        self._channel = channel
-        self._recorder = recorder
+        super().__init__(optimizer, counted, max_norm, channel, recorder)
         self._is_first = channel.pp_rank == 0
         self._is_last = channel.pp_rank == channel.size - 1
         self._partial: float | None = None  # the sum of squares that an open update was made with
@@ -176,7 +169,7 @@ def make_clipped_optimizer(
     channel: ControlChannel,
     recorder: Recorder,
 ) -> ClippedOptimizer:
-    """The optimizer of one way to agree on the norm; arguments as :class:`Synchronous` has them."""
+    """The optimizer of one way to agree on the norm; arguments as :class:`_Clipping` has them."""
     kind = Synchronous if sync is OptimizerSync.SYNCHRONOUS else PostValidation
     return kind(optimizer, counted, max_norm, channel, recorder)
 
