@@ -8,7 +8,7 @@ Where a value is unknown, integers are -1 and strings are "".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -77,13 +77,27 @@ class InputFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """What one trace file holds.
+class TraceInfo:
+    """What a trace says about itself.
 
     ``rank`` is None until something says which it is. ``metadata`` is the object under the trace's ``pptrace`` key (the facts
     that pptrace's own recorder wrote), {} for traces of others. ``distributed`` is the producer's own description of the
     job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person.
     """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    num_events: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one trace file holds of one rank; the fields that :class:`TraceInfo` has as well mean the same."""
 
     path: str
     format: InputFormat
@@ -98,6 +112,25 @@ class Trace:
     @property
     def num_events(self) -> int:
         return len(self.events)
+
+    @property
+    def info(self) -> TraceInfo:
+        return TraceInfo(
+            self.path,
+            self.format,
+            self.rank,
+            self.producer,
+            self.num_events,
+            self.metadata,
+            self.distributed,
+            self.warnings,
+        )
+
+    def with_info(self, info: TraceInfo) -> Trace:
+        """The same trace with another rank or more warnings."""
+        rank = -1 if info.rank is None else info.rank
+        memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
+        return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
 
 
 Schema = Mapping[str, str]

@@ -24,11 +24,12 @@ from pptrace.errors import UsageError
 from pptrace.recognise.devices import breakdown
 from pptrace.recognise.matching import with_transfers
 from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.rank import RankFound, recognise_rank
+from pptrace.recognise.recognise import Recognised, recognise_ranks
 from pptrace.recognise.schedule import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.tables import Trace
+from pptrace.tables import Trace, TraceInfo
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -46,16 +47,23 @@ class Analysis:
 
 
 def analyse(
-    traces: Sequence[Trace],
+    traces: Sequence[Trace], schedule: str | None = None, step: int | None = None, num_ranks: int | None = None
+) -> Analysis:
+    """:func:`analyse_ranks` of what is found in these traces, one per rank, with their ranks set."""
+    return analyse_ranks([recognise_rank(trace) for trace in traces], schedule, step, num_ranks)
+
+
+def analyse_ranks(
+    ranks: Sequence[RankFound],
     schedule: str | None = None,
     step: int | None = None,
     num_ranks: int | None = None,
     warnings: Sequence[str] = (),
 ) -> Analysis:
-    """Analyse the traces of one run, one trace per rank.
+    """Analyse a run.
 
     Args:
-        traces: with their ranks set.
+        ranks: what was found in each rank's trace, with their ranks set.
         schedule: compare with this schedule instead of the recognised one.
         step: report only this step.
         num_ranks: how many ranks the run had, where known.
@@ -64,7 +72,7 @@ def analyse(
     Raises:
         UsageError: there is no such step or schedule.
     """
-    found = recognise(traces, schedule, num_ranks)
+    found = recognise_ranks(ranks, schedule, num_ranks)
     clock = estimate_clock(found.comms, list(found.facts), found.facts)
     data = _align(found, clock)
     windows = step_windows(data.ops, found.mesh)
@@ -74,7 +82,7 @@ def analyse(
     summary = _schedule_summary(found.schedule)
     report = Report(
         pptrace_version=__version__,
-        inputs=tuple(_input_info(trace) for trace in traces),
+        inputs=tuple(_input_info(found.info) for found in ranks),
         framework=found.framework,
         mesh=MeshSizes(*(getattr(found.mesh, name) for name in MeshSizes.__slots__)),
         schedule=summary,
@@ -130,5 +138,5 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
     )
 
 
-def _input_info(trace: Trace) -> InputInfo:
-    return InputInfo(trace.path, str(trace.format), trace.rank, trace.num_events, trace.producer, trace.warnings)
+def _input_info(info: TraceInfo) -> InputInfo:
+    return InputInfo(info.path, str(info.format), info.rank, info.num_events, info.producer, info.warnings)

@@ -2,7 +2,7 @@
 
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.kineto import read_kineto
-from pptrace.ingest.many import ReadFailure, ReadResult, read_traces, with_rank
+from pptrace.ingest.many import ReadFailure, ReadResult, read_each, read_traces
 from pptrace.ingest.nsight import read_nsight
 from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
 
@@ -15,10 +15,10 @@ __all__ = [
     "ReadResult",
     "detect",
     "open_inputs",
+    "read_each",
     "read_file",
     "read_kineto",
     "read_nsight",
     "read_trace",
     "read_traces",
-    "with_rank",
 ]

@@ -9,12 +9,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, Protocol, Self, TypeVar
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.open import InputFile, OpenedInputs
 from pptrace.ingest.source import GZIP_MAGIC
-from pptrace.tables import Trace
+from pptrace.tables import Trace, TraceInfo
 
 Progress = Callable[[int, int], None]
 
@@ -32,18 +34,43 @@ class ReadFailure:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """Traces in order of rank, each with a rank of its own; files that failed; and lines about the job as a whole."""
+class OfRank(Protocol):
+    """What is kept of one trace: the trace itself, or what somebody made of it."""
 
-    traces: tuple[Trace, ...]
+    @property
+    def info(self) -> TraceInfo: ...
+
+    def with_info(self, info: TraceInfo) -> Self:
+        """The same with another rank or more warnings."""
+
+
+Kept = TypeVar("Kept", bound=OfRank)
+Keep = Callable[[Trace], Kept]
+Outcome = tuple[Kept, ...] | PptraceError
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult(Generic[Kept]):
+    """What was kept of each trace, in order of rank, each with a rank of its own; files that failed; and lines about the
+    job as a whole.
+    """
+
+    traces: tuple[Kept, ...]
     failures: tuple[ReadFailure, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult:
+def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult[Trace]:
+    """:func:`read_each` that keeps the traces as they are."""
+    return read_each(inputs, _whole, jobs, progress)
+
+
+def read_each(
+    inputs: OpenedInputs, keep: Keep[Kept], jobs: int | None = None, progress: Progress | None = None
+) -> ReadResult[Kept]:
     """Read every file; several large ones in ``jobs`` processes (default: one per CPU), small ones here.
 
+    ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
     ``progress`` is called with the number of files done and the number of all; a file can hold several traces. A trace's rank is
     its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure.
@@ -51,7 +78,7 @@ def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progres
     Raises:
         TraceError: the first file's error, when no file can be read.
     """
-    outcomes = _read_all(inputs.files, jobs, progress or (lambda _done, _all: None))
+    outcomes = _read_all(inputs.files, keep, jobs, progress or (lambda _done, _all: None))
     errors = [outcome for outcome in outcomes if isinstance(outcome, PptraceError)]
     if not outcomes or len(errors) == len(outcomes):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
@@ -60,33 +87,36 @@ def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progres
         ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if isinstance(err, PptraceError)
     )
     found = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
-    _require_one_run([trace for _, trace in found])
+    _require_one_run([trace.info for _, trace in found])
     traces = _with_ranks(found)
     lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
     return ReadResult(traces, failures, (*inputs.warnings, *lost))
 
 
-Outcome = tuple[Trace, ...] | PptraceError
+def _whole(trace: Trace) -> Trace:
+    return trace
 
 
-def _read_one(file: InputFile) -> Outcome:
+def _read_one(keep: Keep[Kept], file: InputFile) -> Outcome[Kept]:
     """Errors are returned, so that they come back from a process whole."""
     try:
-        return read_file(file.path, file.format)
+        return tuple(keep(trace) for trace in read_file(file.path, file.format))
     except PptraceError as err:
         return err
 
 
-def _read_all(files: Sequence[InputFile], jobs: int | None, progress: Progress) -> list[Outcome]:
-    outcomes: dict[int, Outcome] = {}
+def _read_all(
+    files: Sequence[InputFile], keep: Keep[Kept], jobs: int | None, progress: Progress
+) -> list[Outcome[Kept]]:
+    outcomes: dict[int, Outcome[Kept]] = {}
     large = [place for place, file in enumerate(files) if _num_text_bytes(file) >= _LARGE_BYTES]
     num_processes = min(len(large), jobs if jobs is not None else _num_cpus())
     if num_processes > 1:
         large.sort(key=lambda place: -files[place].num_bytes)
-        _read_in_processes(files, large, num_processes, outcomes, progress)
+        _read_in_processes(files, large, keep, num_processes, outcomes, progress)
     for place, file in enumerate(files):
         if place not in outcomes:
-            outcomes[place] = _read_one(file)
+            outcomes[place] = _read_one(keep, file)
             progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
 
@@ -94,14 +124,15 @@ def _read_all(files: Sequence[InputFile], jobs: int | None, progress: Progress) 
 def _read_in_processes(
     files: Sequence[InputFile],
     places: Sequence[int],
+    keep: Keep[Kept],
     num_processes: int,
-    outcomes: dict[int, Outcome],
+    outcomes: dict[int, Outcome[Kept]],
     progress: Progress,
 ) -> None:
     """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
-        futures = {pool.submit(_read_one, files[place]): place for place in places}
+        futures = {pool.submit(partial(_read_one, keep), files[place]): place for place in places}
         for future in as_completed(futures):
             outcomes[futures[future]] = future.result()
             progress(len(outcomes), len(files))
@@ -121,44 +152,45 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _with_ranks(pairs: Sequence[tuple[InputFile, Trace]]) -> tuple[Trace, ...]:
+def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[Kept, ...]:
     """Every trace with a rank of its own, in order of rank. First those that claim one, in order, then the others."""
-    ranked: dict[int, Trace] = {}
-    later: list[tuple[Trace, str]] = []
+    ranked: dict[int, Kept] = {}
+    later: list[tuple[Kept, str]] = []
     for file, trace in pairs:
-        claimed = trace.rank if trace.rank is not None else file.rank
+        claimed = trace.info.rank if trace.info.rank is not None else file.rank
         if claimed is None:
             later.append((trace, "nothing in it says which rank it is; taken as rank {rank}"))
         elif claimed in ranked:
-            later.append((trace, f"says rank {claimed}, as {ranked[claimed].path} does; taken as rank {{rank}}"))
+            later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does; taken as rank {{rank}}"))
         else:
             warning = ""
             if file.rank is not None and file.rank != claimed:
                 warning = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
-            ranked[claimed] = with_rank(trace, claimed, warning)
-    taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace))}
+            ranked[claimed] = _with_rank(trace, claimed, warning)
+    taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
     for trace, warning in later:
         free = range(len(pairs) + len(taken) + 1)
         # A rank that another trace's job has, but no trace, is missing; a second trace of a rank does not stand in for it.
-        rank = next(number for number in free if number not in (taken if trace.rank is not None else ranked))
+        claims = trace.info.rank is not None
+        rank = next(number for number in free if number not in (taken if claims else ranked))
         taken.add(rank)
-        ranked[rank] = with_rank(trace, rank, warning.format(rank=rank))
+        ranked[rank] = _with_rank(trace, rank, warning.format(rank=rank))
     return tuple(ranked[rank] for rank in sorted(ranked))
 
 
-def _world_size(trace: Trace) -> int:
+def _world_size(info: TraceInfo) -> int:
     """How many ranks the trace's job had, where pptrace's own recorder wrote it down; else 0."""
-    size = trace.metadata.get("world_size")
+    size = info.metadata.get("world_size")
     return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else 0
 
 
-def _require_one_run(traces: Sequence[Trace]) -> None:
+def _require_one_run(infos: Sequence[TraceInfo]) -> None:
     """Traces of different runs make no pipeline together. A rank that failed early may not have said what it runs."""
     for name, what in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
-        said: dict[str, Trace] = {}
-        for trace in traces:
-            if trace.metadata.get(name):
-                said.setdefault(repr(trace.metadata[name]), trace)
+        said: dict[str, TraceInfo] = {}
+        for info in infos:
+            if info.metadata.get(name):
+                said.setdefault(repr(info.metadata[name]), info)
         if len(said) > 1:
             first, second = list(said.values())[:2]
             raise TraceError(
@@ -167,7 +199,7 @@ def _require_one_run(traces: Sequence[Trace]) -> None:
             )
 
 
-def with_rank(trace: Trace, rank: int, warning: str = "") -> Trace:
-    """The same trace as another rank's, with a line that says why."""
-    memory = trace.memory.assign(rank=rank).astype({"rank": "int64"})
-    return replace(trace, rank=rank, memory=memory, warnings=(*trace.warnings, *([warning] if warning else [])))
+def _with_rank(trace: Kept, rank: int, warning: str) -> Kept:
+    """The same as another rank's, with a line that says why."""
+    info = trace.info
+    return trace.with_info(replace(info, rank=rank, warnings=(*info.warnings, *([warning] if warning else []))))

@@ -34,18 +34,12 @@ class _Labelled:
     step: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledTables(RankTables):
-    """What one rank did, as the labels of ``framework`` tell, or "unlabelled" where order alone does.
+def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
+    """The ops and comms of a trace with op labels or with messages between ops; None when it has neither.
 
-    Peers are -1 and wait for :func:`with_peers`, stages that no label tells are -1 and wait for :func:`with_stages`.
+    The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`, stages that no label
+    tells are -1 and wait for :func:`with_stages`.
     """
-
-    framework: str
-
-
-def tables_from_labels(trace: Trace, rank: int, work: DeviceWork) -> LabelledTables | None:
-    """The ops and comms of a trace with op labels or with messages between ops; None when it has neither."""
     labelled = _labelled(trace.events)
     framework, source = _framework(labelled), "label"
     if framework is None:
@@ -65,13 +59,13 @@ def tables_from_labels(trace: Trace, rank: int, work: DeviceWork) -> LabelledTab
     for entry in ranges:
         action = entry.label.action
         if action is not None and action.kind.is_p2p:
-            comms.append(_comm_row(rank, entry, readers.get((action.key, entry.step)), times, messages))
+            comms.append(_comm_row(entry, readers.get((action.key, entry.step)), times, messages))
         else:
-            ops.append(_op_row(rank, entry, times) | ({} if action is None else {"source": source}))
+            ops.append(_op_row(entry, times) | ({} if action is None else {"source": source}))
     chunk_of = {stage: chunk for chunk, stage in enumerate(sorted({row["stage"] for row in ops} - {-1}))}
     for row in ops:
         row["chunk"] = chunk_of.get(row["stage"], -1)
-    return LabelledTables(table_of(OPS, ops), table_of(COMMS, comms), (), framework)
+    return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms))
 
 
 def _framework(ranges: Sequence[_Labelled]) -> str | None:
@@ -207,9 +201,9 @@ class _Messages:
         return int(self._bytes[low:high].sum()) if low < high else -1
 
 
-def _op_row(rank: int, entry: _Labelled, times: _Times) -> dict[str, Any]:
+def _op_row(entry: _Labelled, times: _Times) -> dict[str, Any]:
     action = entry.label.action
-    row: dict[str, Any] = {"rank": rank, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
+    row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
     row["pair"] = "" if action is None or not action.parts else str(action)
     if action is None:
         row |= {"kind": entry.label.span, "start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
@@ -220,9 +214,7 @@ def _op_row(rank: int, entry: _Labelled, times: _Times) -> dict[str, Any]:
     return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": "label"}
 
 
-def _comm_row(
-    rank: int, entry: _Labelled, reader: _Labelled | None, times: _Times, messages: _Messages
-) -> dict[str, Any]:
+def _comm_row(entry: _Labelled, reader: _Labelled | None, times: _Times, messages: _Messages) -> dict[str, Any]:
     """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
     action = entry.label.action
     assert action is not None
@@ -237,7 +229,7 @@ def _comm_row(
         begun = times.of_op(reader)[0]
         end = max(posted, begun if arrival is None else min(arrival, begun))
     return {
-        "rank": rank,
+        "rank": -1,
         "step": entry.step,
         "kind": "send" if action.kind.is_send else "recv",
         "axis": "pp",

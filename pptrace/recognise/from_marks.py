@@ -35,18 +35,17 @@ class _Marked:
     end_ns: int
 
 
-def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables | None:
+def tables_from_marks(trace: Trace, work: DeviceWork) -> RankTables | None:
     """The ops and comms of a trace with marks; None when it has none."""
     ranges, unknown = _marked_ranges(trace)
     warnings = tuple(
-        f"rank {rank}: {len(names)} ranges named like {names[0][:60]!r} are not read: {reason}"
-        for reason, names in unknown.items()
+        f"{len(names)} ranges named like {names[0][:60]!r} are not read: {reason}" for reason, names in unknown.items()
     )
     if not ranges and not warnings:
         return None
     ranges, given_up = _last_runs(ranges)
     if given_up:
-        warnings += (_given_up_warning(rank, given_up),)
+        warnings += (_given_up_warning(given_up),)
     owner = Owner(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
@@ -60,14 +59,14 @@ def tables_from_marks(trace: Trace, rank: int, work: DeviceWork) -> RankTables |
     for entry in ranges:
         match entry.mark:
             case OpMark() | SpanMark():
-                ops.append(_op_row(rank, entry, owner))
+                ops.append(_op_row(entry, owner))
             case P2PMark():
-                comms += _p2p_rows(rank, entry, waits, owner)
+                comms += _p2p_rows(entry, waits, owner)
             case CollectiveMark() | ExchangeMark():
-                comms += _axis_rows(rank, entry, awaits, owner)
+                comms += _axis_rows(entry, awaits, owner)
             case WaitMark() | AwaitMark():
                 pass
-    return RankTables(table_of(OPS, ops), table_of(COMMS, comms), warnings)
+    return RankTables("pptrace", table_of(OPS, ops), table_of(COMMS, comms), warnings)
 
 
 def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
@@ -107,21 +106,21 @@ def _last_runs(ranges: list[_Marked]) -> tuple[list[_Marked], list[_Marked]]:
     return kept, given_up
 
 
-def _given_up_warning(rank: int, ops: list[_Marked]) -> str:
+def _given_up_warning(ops: list[_Marked]) -> str:
     steps = sorted({entry.mark.step for entry in ops})
     total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
     return (
-        f"rank {rank}: {len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
+        f"{len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
         "as after an optimizer step that was taken back; the last runs are counted"
     )
 
 
-def _op_row(rank: int, entry: _Marked, owner: Owner) -> dict[str, Any]:
+def _op_row(entry: _Marked, owner: Owner) -> dict[str, Any]:
     mark = entry.mark
     span = owner.span(entry.start_ns, entry.end_ns, communication=False)
     start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
     row: dict[str, Any] = {
-        "rank": rank,
+        "rank": -1,
         "step": mark.step,
         "pair": "",
         "stage": -1,
@@ -170,7 +169,7 @@ def _times(call: _Marked, wait: _Marked | None, owner: Owner) -> _Times:
     return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
-def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
+def _p2p_rows(entry: _Marked, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
@@ -179,7 +178,7 @@ def _p2p_rows(rank: int, entry: _Marked, waits: _Waits, owner: Owner) -> list[di
         action = transfer.action
         wait = waits.get((action, transfer.peer, mark.step))
         rows.append(
-            _comm_row(rank, mark.step, mark.axis.value, _times(entry, wait, owner))
+            _comm_row(mark.step, mark.axis.value, _times(entry, wait, owner))
             | {
                 "kind": "send" if action.kind.is_send else "recv",
                 "peer": transfer.peer,
@@ -197,12 +196,12 @@ def _awaited_bytes(wait: _Marked | None) -> int:
     return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
 
 
-def _axis_rows(rank: int, entry: _Marked, awaits: Mapping[int, _Marked], owner: Owner) -> list[dict[str, Any]]:
+def _axis_rows(entry: _Marked, awaits: Mapping[int, _Marked], owner: Owner) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)
     awaited = None if mark.handle is None else awaits.get(mark.handle)
-    shared = _comm_row(rank, mark.step, mark.axis.value, _times(entry, awaited, owner))
+    shared = _comm_row(mark.step, mark.axis.value, _times(entry, awaited, owner))
     shared |= {"direction": "", "stage": -1, "microbatch": -1}
     if isinstance(mark, CollectiveMark):
         return [shared | {"kind": mark.kind.value, "peer": -1, "group_size": mark.size, "bytes": mark.bytes}]
@@ -212,9 +211,9 @@ def _axis_rows(rank: int, entry: _Marked, awaits: Mapping[int, _Marked], owner: 
     ]
 
 
-def _comm_row(rank: int, step: int, axis: str, times: _Times) -> dict[str, Any]:
+def _comm_row(step: int, axis: str, times: _Times) -> dict[str, Any]:
     return {
-        "rank": rank,
+        "rank": -1,
         "step": step,
         "axis": axis,
         "start_ns": times.start_ns,

@@ -15,11 +15,12 @@ from pptrace.tables import Schema, make_table
 
 @dataclass(frozen=True, slots=True)
 class RankTables:
-    """What one rank did (schemas OPS and COMMS), unmatched and in its own clock."""
+    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names."""
 
+    framework: str
     ops: pd.DataFrame
     comms: pd.DataFrame
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

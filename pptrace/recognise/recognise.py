@@ -1,4 +1,4 @@
-"""Traces → ops and comms of all ranks, with the mesh and the schedule behind them."""
+"""What was found in each rank → ops and comms of all, with the mesh and the schedule behind them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.recognise.devices import DeviceWork, device_work
-from pptrace.recognise.from_labels import tables_from_labels, with_peers, with_stages
-from pptrace.recognise.from_marks import tables_from_marks
+from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.from_labels import with_peers, with_stages
 from pptrace.recognise.matching import match_comms
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order
+from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
-from pptrace.tables import COMMS, OPS, Trace, empty_table
+from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +36,44 @@ class Recognised:
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> Recognised:
-    """Find the ops, the communication, the mesh and the schedule of a run.
+    """:func:`recognise_ranks` of what is found in these traces, one per rank, with their ranks set."""
+    return recognise_ranks([recognise_rank(trace) for trace in traces], schedule, num_ranks)
+
+
+def recognise_ranks(
+    ranks: Sequence[RankFound], schedule: str | None = None, num_ranks: int | None = None
+) -> Recognised:
+    """Join what was found in each rank: the ops, the communication, the mesh and the schedule of the run.
 
     Args:
-        traces: one per rank, each with its rank set.
+        ranks: one per rank, each with its rank set.
         schedule: the name of the schedule to compare with, instead of the one that is found.
-        num_ranks: the ranks that the run had, when known; more than ``traces`` when some have none.
+        num_ranks: the ranks that the run had, when known; more than ``ranks`` when some have no trace.
 
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
-    ops: list[pd.DataFrame] = []
-    comms: list[pd.DataFrame] = []
-    memory: list[pd.DataFrame] = []
-    work: dict[int, DeviceWork] = {}
-    warnings: list[str] = []
-    facts: dict[int, Mapping[str, Any]] = {}
-    frameworks: set[str] = set()
-    for trace in traces:
-        assert trace.rank is not None
-        rank = trace.rank
-        facts[rank] = trace.metadata
-        work[rank] = device_work(trace.events)
-        if not trace.memory.empty:
-            memory.append(trace.memory.assign(rank=rank))
-        marked = tables_from_marks(trace, rank, work[rank])
-        labelled = tables_from_labels(trace, rank, work[rank]) if marked is None else None
-        if labelled is not None:
-            frameworks.add(labelled.framework)
-        elif marked is not None:
-            frameworks.add("pptrace")
-        if (tables := marked or labelled) is not None:
-            ops.append(tables.ops)
-            comms.append(tables.comms)
-            warnings += tables.warnings
-    all_ops, all_comms = _concat(ops, OPS), _concat(comms, COMMS)
-    warnings += _inferences(all_ops)
+    facts = {found.number: found.info.metadata for found in ranks}
+    warnings = [f"rank {found.number}: {line}" for found in ranks for line in found.warnings]
+    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
+    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
+    memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
+    warnings += _inferences(ops)
     metadata = list(facts.values())
-    mesh = _mesh(metadata, all_ops, num_ranks or len(traces))
-    all_ops, all_comms = with_stages(all_ops, mesh), with_stages(all_comms, mesh)
-    all_comms = with_peers(all_comms, all_ops, mesh)
-    found = recognise_schedule(all_ops, mesh, metadata, schedule)
+    mesh = _mesh(metadata, ops, num_ranks or len(ranks))
+    ops, comms = with_stages(ops, mesh), with_stages(comms, mesh)
+    comms = with_peers(comms, ops, mesh)
+    plan = recognise_schedule(ops, mesh, metadata, schedule)
     return Recognised(
-        framework=min(frameworks, default="unlabelled"),
-        ops=all_ops,
-        comms=match_comms(all_comms, mesh),
-        memory=pd.concat(memory, ignore_index=True) if memory else pd.DataFrame(),
-        work=work,
+        framework=min((found.framework for found in ranks if found.framework), default="unlabelled"),
+        ops=ops,
+        comms=match_comms(comms, mesh),
+        memory=memory,
+        work={found.number: found.work for found in ranks},
         mesh=mesh,
-        schedule=found,
+        schedule=plan,
         facts=facts,
-        warnings=(*warnings, *found.warnings),
+        warnings=(*warnings, *plan.warnings),
     )
 
 
@@ -104,8 +91,10 @@ def _inferences(ops: pd.DataFrame) -> list[str]:
     return told
 
 
-def _concat(tables: list[pd.DataFrame], schema: Mapping[str, str]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True) if tables else empty_table(schema)
+def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
+    """The tables of all ranks as one, each row with its rank."""
+    filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
 
 
 def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, num_ranks: int) -> MeshInfo:

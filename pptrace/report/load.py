@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pptrace.analysis.analyse import Analysis, analyse
-from pptrace.ingest import open_inputs, read_traces
+from pptrace.analysis.analyse import Analysis, analyse_ranks
+from pptrace.ingest import open_inputs, read_each
+from pptrace.recognise.rank import recognise_rank
 
 
 def load(
@@ -26,10 +27,10 @@ def load(
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_traces(inputs, jobs, progress)
+    result = read_each(inputs, recognise_rank, jobs, progress)
     run = inputs.run or {}
     world_size = run.get("world_size")
-    return analyse(
+    return analyse_ranks(
         result.traces,
         schedule,
         step,
