@@ -29,3 +29,8 @@ def test_every_module_imports_without_torch(package: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) >= 3
+
+
+def test_the_package_runs_as_the_program() -> None:
+    ended = subprocess.run([sys.executable, "-m", "pptrace", "frob"], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (2, "pptrace: No such command 'frob' (see `pptrace --help`)\n")

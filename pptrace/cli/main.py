@@ -46,7 +46,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 bad input, 2 wrong usage, 130 interrupted."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except PptraceError as err:
         _fail(str(err), err.exit_code)
