@@ -179,26 +179,20 @@ class AxisGroup:
         """What rank ``source`` of the axis has, in place; gives ``tensor`` back."""
         return self._run(Collective.BROADCAST, tensor.nbytes, tensor, lambda: self._broadcast(tensor, source, False))
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-        """Point-to-point messages, posted together.
+    def start_rotation(self, tensor: Tensor, places: int = 1) -> Pending[Tensor]:
+        """Every rank sends to the rank ``places`` after it in the ring, and receives from the one as many before it.
 
-        Args:
-            sends: (rank of the axis, tensor).
-            receives: (rank of the axis, buffer to fill). Messages of two ranks meet in the order of their posting.
+        All ranks call it with the same shape, dtype and ``places``; ``tensor`` must not be written to until the wait.
 
         Returns:
-            The filled buffers.
+            What comes: the tensor of the rank before, contiguous.
         """
-        with self.recorder.exchange(self._links(sends, receives), self.axis, self.recorder.step):
-            return self._exchange(sends, receives).wait()
-
-    def start_exchange(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> Pending[list[Tensor]]:
-        """:meth:`exchange`, started; what is sent must not be written to until the wait."""
+        to, source = (self.rank + places) % self.size, (self.rank - places) % self.size
+        if to == self.rank:
+            return arrived(tensor)
         handle, step = self.recorder.new_handle(), self.recorder.step
-        with self.recorder.exchange(self._links(sends, receives), self.axis, step, handle):
-            posted = self._exchange(sends, receives)
+        with self.recorder.exchange(self._links(to, source, tensor.nbytes), self.axis, step, handle):
+            posted = self._rotate(tensor, to, source)
         return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
 
     def _run(self, kind: Collective, num_bytes: int, tensor: Tensor, post: Callable[[], _Posted[Tensor]]) -> Tensor:
@@ -257,35 +251,28 @@ class AxisGroup:
         work = dist.all_to_all_single(received, there, group=self._group, async_op=later)
         return _Posted((work,), lambda: self._arrive(received, tensor.device), there)
 
-    def _exchange(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> _Posted[list[Tensor]]:
-        leaving = [(peer, self._depart(tensor.contiguous())) for peer, tensor in sends]
-        coming = [(peer, self._room(buffer.shape, buffer) if self._staged else buffer) for peer, buffer in receives]
+    def _rotate(self, tensor: Tensor, to: int, source: int) -> _Posted[Tensor]:
+        there = self._depart(tensor.contiguous())
+        coming = self._room(there.shape, there)
+        return _Posted(self._post(there, to, coming, source), lambda: self._arrive(coming, tensor.device), there)
 
-        def finish() -> list[Tensor]:
-            return [self._arrive_in(buffer, here) for (_, buffer), (_, here) in zip(receives, coming, strict=True)]
-
-        return _Posted(self._post(leaving, coming), finish, [tensor for _, tensor in leaving])
-
-    def _post(
-        self, leaving: Sequence[tuple[int, Tensor]], coming: Sequence[tuple[int, Tensor]]
-    ) -> Sequence[dist.Work | None]:
+    def _post(self, leaving: Tensor, to: int, coming: Tensor, source: int) -> Sequence[dist.Work | None]:
+        assert self._group is not None, "a rank that is alone has nobody to exchange with"
         if self._coalesces:
-            operations = [dist.P2POp(dist.isend, item, group=self._group, group_peer=peer) for peer, item in leaving]
-            operations += [dist.P2POp(dist.irecv, item, group=self._group, group_peer=peer) for peer, item in coming]
-            return dist.batch_isend_irecv(operations)
-        if self._group is None:
-            raise PptraceError(f"rank 0 of {self.axis} is alone and has nobody to exchange messages with")
-        # The group's own methods: without coalescing, batch_isend_irecv is a loop of these with checks of its own.
-        works = [self._group.send([item], peer, 0) for peer, item in leaving]
-        return works + [self._group.recv([item], peer, 0) for peer, item in coming]
+            send = dist.P2POp(dist.isend, leaving, group=self._group, group_peer=to)
+            receive = dist.P2POp(dist.irecv, coming, group=self._group, group_peer=source)
+            return dist.batch_isend_irecv([send, receive])
+        # gloo posts sends and receives in the caller's thread, beside a loop thread that spins on the same locks; an
+        # all-to-all, of which all parts but one are empty, leaves that to threads of its own.
+        sent, received = [0] * self.size, [0] * self.size
+        sent[to], received[source] = leaving.numel(), coming.numel()
+        options = dist.AllToAllOptions()
+        return (self._group.alltoall_base(coming.view(-1), leaving.view(-1), received, sent, options),)
 
-    def _links(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Sequence[Link]:
+    def _links(self, to: int, source: int, num_bytes: int) -> Sequence[Link]:
         if not self.recorder.listening:
             return ()
-        links = [Link(True, self.ranks[peer], tensor.nbytes) for peer, tensor in sends]
-        return links + [Link(False, self.ranks[peer], buffer.nbytes) for peer, buffer in receives]
+        return Link(True, self.ranks[to], num_bytes), Link(False, self.ranks[source], num_bytes)
 
     def _depart(self, tensor: Tensor) -> Tensor:
         """The memory that is handed to the backend: the tensor's own, or a copy of it on the host."""

@@ -66,13 +66,13 @@ class RingAttention:
         """Output and log-sum-exp over the positions of all ranks."""
         kernel, plan = kernel_for(q), self.plan(q.shape[2])
         keys = torch.stack((k, v)).contiguous()
-        following = self._pass_on(keys)
+        following = self.group.start_rotation(keys)
         out, lse = kernel.forward(q, keys[0], keys[1], plan.own.masked)
         out = out.to(accumulation_dtype(out.dtype))
         for step in range(1, plan.ring):
-            (keys,) = following.wait()
+            keys = following.wait()
             if step < plan.ring - 1:
-                following = self._pass_on(keys)
+                following = self.group.start_rotation(keys)
             if square := plan.remote(step):
                 k, v = _at(keys, square.keys)
                 part = kernel.forward(_at(q, square.queries), k, v, square.masked)
@@ -83,31 +83,26 @@ class RingAttention:
         """Of this rank's q, k and v, from ``grad`` of its output; the answers have their dtypes."""
         plan, rows = self.plan(q.shape[2]), _RowGradients(grad, q, out, lse)
         own_keys = keys = torch.stack((k, v)).contiguous()
-        following = self._pass_on(keys)
+        following = self.group.start_rotation(keys)
         own_sum = _zero_sum(keys)
         for square in plan.own_early:
             rows.add(square, own_keys, own_sum)
-        travelling: Pending[list[Tensor]] | None = None
+        travelling: Pending[Tensor] | None = None
         for step in range(1, plan.ring):
-            (keys,) = following.wait()
+            keys = following.wait()
             if step < plan.ring - 1:
-                following = self._pass_on(keys)
+                following = self.group.start_rotation(keys)
             remote = plan.remote(step)
             part = None if remote is None else rows.part(remote, keys)
-            grad_sum = _zero_sum(keys) if travelling is None else travelling.wait()[0]
+            grad_sum = _zero_sum(keys) if travelling is None else travelling.wait()
             if remote is not None and part is not None:
                 _add(grad_sum, remote.keys, part)
-            travelling = self._pass_on(grad_sum)
+            travelling = self.group.start_rotation(grad_sum)
         for square in plan.own_late:
             rows.add(square, own_keys, own_sum)
         if travelling is not None:
-            own_sum += travelling.wait()[0]
+            own_sum += travelling.wait()
         return rows.grad_q.to(q.dtype), own_sum[0].to(k.dtype), own_sum[1].to(v.dtype)
-
-    def _pass_on(self, tensor: Tensor) -> Pending[list[Tensor]]:
-        """Send to the next rank of the ring, and receive the like from the previous one."""
-        arriving = torch.empty_like(tensor)
-        return self.group.start_exchange([(self.group.next, tensor)], [(self.group.previous, arriving)])
 
 
 class _RowGradients:

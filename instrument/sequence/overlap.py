@@ -17,7 +17,6 @@ ranks, a collective in an order of its backend's: with two ranks nothing differs
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from instrument.collectives import AxisGroup, Pending
@@ -39,12 +38,12 @@ def gather_matmul(shard: Tensor, matrix: Tensor, group: AxisGroup) -> tuple[Tens
     product = shard.new_empty((*shard.shape[:-2], n * rows, matrix.shape[-1]))
     chunk = shard.contiguous()
     for step in range(n):
-        arriving = _pass_on(chunk, group) if step < n - 1 else None
+        arriving = group.start_rotation(chunk) if step < n - 1 else None
         start = (group.rank - step) % n * rows
         product.narrow(SEQUENCE_DIM, start, rows).copy_(chunk.matmul(matrix))
         whole.narrow(SEQUENCE_DIM, start, rows).copy_(chunk)
         if arriving is not None:
-            (chunk,) = arriving.wait()
+            chunk = arriving.wait()
     return product, whole
 
 
@@ -59,18 +58,14 @@ def matmul_scatter(x: Tensor, matrix: Tensor, group: AxisGroup) -> Tensor:
     """
     n, rank = group.size, group.rank
     pieces = x.chunk(n, SEQUENCE_DIM)
-    arriving: dict[int, Pending[list[Tensor]]] = {}
+    arriving: dict[int, Pending[Tensor]] = {}
     for distance in range(1, n):
         owner, source = (rank + distance) % n, (rank - distance) % n
         partial = pieces[owner].matmul(matrix)
-        arriving[source] = group.start_exchange([(owner, partial)], [(source, torch.empty_like(partial))])
+        arriving[source] = group.start_rotation(partial, distance)
     own = pieces[rank].matmul(matrix)
-    parts = {source: pending.wait()[0] for source, pending in arriving.items()} | {rank: own}
+    parts = {source: pending.wait() for source, pending in arriving.items()} | {rank: own}
     total = parts[0]
     for source in range(1, n):
         total = total + parts[source]
     return total
-
-
-def _pass_on(chunk: Tensor, group: AxisGroup) -> Pending[list[Tensor]]:
-    return group.start_exchange([(group.next, chunk)], [(group.previous, torch.empty_like(chunk))])

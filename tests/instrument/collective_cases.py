@@ -95,7 +95,6 @@ def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict
     value = own_value(rank, (2, 2 * size, 3), dtype)
 
     def blocking() -> dict[str, Tensor]:
-        received = group.exchange([(group.next, value)], [(group.previous, torch.empty_like(value))])
         return {
             "sum": group.all_reduce(value.clone()),
             "max": group.all_reduce(value.clone(), Reduction.MAX),
@@ -103,14 +102,14 @@ def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict
             "gather 1": group.all_gather(value, dim=1),
             "scatter 1": group.reduce_scatter(value, dim=1),
             "scatter -2": group.reduce_scatter(value, dim=-2),
-            "exchange": received[0],
             "to all": group.all_to_all(value.transpose(0, 1)),
             "broadcast": group.broadcast(value.clone(), size - 1),
         }
 
     def started() -> dict[str, Tensor]:
-        exchange = group.start_exchange([(group.next, value)], [(group.previous, torch.empty_like(value))])
         pending = {
+            "rotation": group.start_rotation(value),
+            "rotation 2": group.start_rotation(value.transpose(0, 1), 2),
             "sum": group.start_all_reduce(value.clone()),
             "max": group.start_all_reduce(value.clone(), Reduction.MAX),
             "gather": group.start_all_gather(value),
@@ -119,7 +118,7 @@ def every_operation(route: Route, dtype: torch.dtype, later: bool) -> tuple[dict
             "scatter -2": group.start_reduce_scatter(value, dim=-2),
             "to all": group.start_all_to_all(value.transpose(0, 1)),
         }
-        return {"exchange": exchange.wait()[0]} | {name: item.wait() for name, item in pending.items()}
+        return {name: item.wait() for name, item in pending.items()}
 
     return observed(started if later else blocking)
 
@@ -141,6 +140,7 @@ def alone() -> tuple[list[bool], int]:
             group.all_to_all(value),
             group.broadcast(value, 0),
             group.start_all_reduce(value).wait(),
+            group.start_rotation(value).wait(),
         ]
         return [answer is value for answer in answers]
 

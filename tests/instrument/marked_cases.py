@@ -40,7 +40,7 @@ ITEM_BYTES = {"double": 8, "float": 4, "c10::BFloat16": 2, "long int": 8}
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event of a trace; times in µs. ``inputs`` are (numel, bytes of an item or None where the trace tells no dtype)
-    of its tensors, ``numbers`` its inputs that are no tensors, as text."""
+    of its tensors, ``numbers`` its inputs that are no tensors, as text, ``lists`` those that are lists of numbers."""
 
     name: str
     thread: int
@@ -48,6 +48,7 @@ class Event:
     end: float
     inputs: tuple[tuple[int, int | None], ...] = ()
     numbers: tuple[str, ...] = ()
+    lists: tuple[tuple[int, ...], ...] = ()
 
     def holds(self, other: Event) -> bool:
         return self.thread == other.thread and self.start <= other.start and other.end <= self.end
@@ -107,8 +108,10 @@ def _event(raw: dict[str, Any]) -> Event:
             inputs += [(prod(each), None) for each in dims]
         elif kind in ITEM_BYTES:
             inputs.append((prod(dims), ITEM_BYTES[kind]))
-    numbers = tuple(text for text in arguments.get("Concrete Inputs", ()) if text.isdigit())
-    return Event(raw["name"], raw["tid"], raw["ts"], raw["ts"] + raw["dur"], tuple(inputs), numbers)
+    concrete = arguments.get("Concrete Inputs", ())
+    numbers = tuple(text for text in concrete if text.isdigit())
+    lists = tuple(tuple(json.loads(text)) for text in concrete if text.startswith("["))
+    return Event(raw["name"], raw["tid"], raw["ts"], raw["ts"] + raw["dur"], tuple(inputs), numbers, lists)
 
 
 def marked(events: list[Event]) -> list[Marked]:

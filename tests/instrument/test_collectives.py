@@ -24,7 +24,8 @@ def expected(size: int, rank: int, dtype: torch.dtype) -> dict[str, Tensor]:
         "gather 1": torch.cat(values, dim=1),
         "scatter 1": total.chunk(size, 1)[rank],
         "scatter -2": total.chunk(size, 1)[rank],
-        "exchange": values[rank - 1],
+        "rotation": values[rank - 1],
+        "rotation 2": values[rank - 2].transpose(0, 1),
         "to all": torch.cat([value.transpose(0, 1).chunk(size)[rank] for value in values]),
         "broadcast": values[-1],
     }
@@ -36,14 +37,22 @@ def marks_without_handles(size: int, rank: int, num_bytes: int) -> list[Mark]:
     def collective(kind: Collective, times: int = 1) -> Mark:
         return CollectiveMark(kind, Axis.TP, size, times * num_bytes, 7)
 
-    links = (Link(True, (rank + 1) % size, num_bytes), Link(False, (rank - 1) % size, num_bytes))
     return [
-        ExchangeMark(links, Axis.TP, 7),
         *[collective(Collective.ALL_REDUCE)] * 2,
         *[collective(Collective.ALL_GATHER, size)] * 2,
         *[collective(Collective.REDUCE_SCATTER)] * 2,
         collective(Collective.ALL_TO_ALL),
         collective(Collective.BROADCAST),
+    ]
+
+
+def rotations(size: int, rank: int, num_bytes: int) -> list[Mark]:
+    """To the next rank, and to the one after it."""
+    return [
+        ExchangeMark(
+            (Link(True, (rank + places) % size, num_bytes), Link(False, (rank - places) % size, num_bytes)), Axis.TP, 7
+        )
+        for places in (1, 2)
     ]
 
 
@@ -70,7 +79,7 @@ def test_blocking_operations_are_right_and_marked_in_order(
 ) -> None:
     for rank, (answers, marks, events) in enumerate(pool.run(every_operation, route, dtype, False, world=size)):
         check_values(answers, size, rank, dtype)
-        assert len(answers) == 9
+        assert len(answers) == 8
         assert marks == marks_without_handles(size, rank, answers["sum"].nbytes)
         assert_inside_one_range(events)
 
@@ -89,13 +98,15 @@ def test_started_operations_are_right_and_each_is_awaited_under_its_own_handle(p
         check_values(answers, 4, rank, torch.float64)
         posted = [mark for mark in marks if isinstance(mark, CollectiveMark | ExchangeMark)]
         awaited = [mark for mark in marks if isinstance(mark, AwaitMark)]
-        assert [without_handle(mark) for mark in posted] == marks_without_handles(4, rank, answers["sum"].nbytes)[:-1]
-        assert [mark.handle for mark in posted] == list(range(8))
-        assert awaited == [AwaitMark(Axis.TP, 7, handle) for handle in range(8)]
+        num_bytes = answers["sum"].nbytes
+        wanted = rotations(4, rank, num_bytes) + marks_without_handles(4, rank, num_bytes)[:-1]
+        assert [without_handle(mark) for mark in posted] == wanted
+        assert [mark.handle for mark in posted] == list(range(9))
+        assert awaited == [AwaitMark(Axis.TP, 7, handle) for handle in range(9)]
 
 
 def test_an_axis_of_one_rank_communicates_nothing(pool: Pool) -> None:
-    assert pool.run(alone, world=2) == [([True] * 6, 0)] * 2
+    assert pool.run(alone, world=2) == [([True] * 7, 0)] * 2
 
 
 def test_a_second_wait_is_refused(pool: Pool) -> None:

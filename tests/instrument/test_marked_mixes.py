@@ -16,7 +16,7 @@ from instrument.models.gpt import Recompute
 from instrument.pipeline.validation import OptimizerSync
 from pptrace.analysis.step_volume import StepVolume
 from pptrace.analysis.volume import total
-from pptrace.marks import Axis, Collective, CollectiveMark, UnknownMark, parse_mark
+from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
 from tests.instrument.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.marked_cases import (
     GROUP,
@@ -82,6 +82,11 @@ def calls_of(events: list[Event]) -> list[Event]:
     return [event for event in events if event.name.startswith("c10d::")]
 
 
+def is_rotation(mark: CommunicationMark) -> bool:
+    """On gloo one all-to-all; the pipeline's exchanges are sends and receives."""
+    return isinstance(mark, ExchangeMark) and mark.axis is not Axis.PP
+
+
 def marks_with_calls(events: list[Event]) -> Iterator[tuple[Marked, list[Event]]]:
     calls = sorted(calls_of(events), key=lambda call: call.start)
     for each in marked(events):
@@ -105,6 +110,8 @@ def test_every_mark_holds_the_calls_that_it_names(run: Run) -> None:
                 assert [KINDS.get(call.name) for call in calls] == [each.mark.kind], (rank, each, calls)
             else:
                 expected = ["c10d::send" if link.sends else "c10d::recv_" for link in links_of(each.mark)]
+                if is_rotation(each.mark):
+                    expected = ["c10d::alltoall_base_"]
                 assert [call.name for call in calls] == expected, (rank, each, calls)
 
 
@@ -121,6 +128,9 @@ def test_every_mark_names_the_axis_and_size_of_the_group(run: Run) -> None:
                 assert set(ranks) <= set(whole_group(run.shape, mark.axis, rank)), (rank, mark, told)
                 if isinstance(mark, CollectiveMark):
                     assert mark.size == len(ranks), (rank, mark, told)
+                elif is_rotation(mark):  # all parts are empty but one that leaves and one that comes
+                    coming, leaving = ([ranks[i] for i, part in enumerate(parts) if part] for parts in call.lists)
+                    assert ([link.peer for link in links_of(mark)]) == [*leaving, *coming], (rank, mark, call)
                 else:
                     assert links_of(mark)[index].peer == ranks[int(call.numbers[0])], (rank, mark, call, told)
 
@@ -150,6 +160,11 @@ def test_every_mark_counts_the_bytes_of_its_calls(run: Run) -> None:
                 sent = whole // mark.size if mark.kind is Collective.ALL_GATHER else whole
                 assert (GLOO[mark.kind], sent, item) in carried, (rank, mark, calls)
                 assert all(told in (None, item) for _, told in calls[0].inputs), (rank, mark, calls)
+                continue
+            if is_rotation(mark):
+                (numel, item), *_ = calls[0].inputs
+                assert ("gloo:all_to_all", numel, item) in carried
+                assert all(link.bytes == numel * (item or 0) for link in links_of(mark)), (rank, mark, calls)
                 continue
             for link, call in zip(links_of(mark), calls, strict=True):
                 numel, item_bytes = posted_by(call, events).inputs[0]
@@ -181,6 +196,8 @@ def gloo_entries(mark: CommunicationMark) -> list[tuple[str, int]]:
     """(what gloo calls it, bytes that a rank puts in) of a mark."""
     if isinstance(mark, CollectiveMark):
         return [(GLOO[mark.kind], mark.bytes // (mark.size if mark.kind is Collective.ALL_GATHER else 1))]
+    if is_rotation(mark):
+        return [("gloo:all_to_all", links_of(mark)[0].bytes)]
     return [("gloo:send" if link.sends else "gloo:recv", link.bytes) for link in links_of(mark)]
 
 
