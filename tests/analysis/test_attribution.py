@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.analysis.attribution import measured_costs
+from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
 from pptrace.tables import COMMS, OPS, empty_table, make_table
 
 
@@ -32,3 +33,14 @@ def test_a_gradient_belongs_to_the_b_or_i_that_made_it_and_an_unmatched_message_
     table = make_table(COMMS, {name: [row[name] for row in rows] for name in COMMS})
     costs = measured_costs(empty_table(OPS), table)
     assert costs.transfers == {(Kind.B, 2, 3): 9, (Kind.I, 2, 3): 9}
+
+
+def test_what_an_op_communicates_inside_itself_is_communication_and_not_compute() -> None:
+    """Two microbatches on one stage: forwards of 100 ns of which 30 are communication, backwards of 200 of which 50 are."""
+    plan = build("1f1b", 1, 2)
+    ops = {(Kind.F, 0, mb): 100 for mb in (0, 1)} | {(Kind.B, 0, mb): 200 for mb in (0, 1)}
+    within = {(Kind.F, 0, mb): 30 for mb in (0, 1)} | {(Kind.B, 0, mb): 50 for mb in (0, 1)}
+    found = waterfall(plan, MeasuredCosts(ops, {}, within), span_ns=640)
+    assert found is not None
+    assert (found.compute, found.structural, found.imbalance, found.jitter) == (440, 0, 0, 0)
+    assert (found.communication, found.unexplained) == (160, 40)
