@@ -5,8 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
-# Tests that keep many processes busy run one after the other, all others side by side.
-MANY := tests/instrument tests/frameworks tests/cli/test_sleeping.py
 
 .PHONY: demo test check bench table samples clean
 
@@ -16,8 +14,8 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest -n $(RANKS) --dist loadfile $(addprefix --ignore=,$(MANY))
-	$(BIN)/pytest $(MANY)
+	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not processes"
+	$(BIN)/pytest -m processes
 
 check: $(STAMP)
 	$(BIN)/ruff check .

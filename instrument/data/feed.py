@@ -53,7 +53,8 @@ class BatchFeed:
         """(what is read, microbatches, microbatch size, sequence / cp)."""
         whole = self.source(step, self.mesh.dp_rank)
         parts = [whole.tokens] * self.reads_tokens + [whole.targets] * self.reads_targets
-        return torch.stack([self._cut(part) for part in parts]).to(self.device, non_blocking=True)
+        stacked = torch.stack([self._cut(part) for part in parts])
+        return stacked.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else stacked
 
     def _room(self) -> Tensor:
         *rows, sequence = self.shape

@@ -8,6 +8,7 @@ from pydoc_data import topics
 import torch
 from torch import Tensor
 
+from instrument.seeds import mix
 from pptrace.errors import PptraceError, UsageError
 
 
@@ -40,7 +41,11 @@ def _part(of: Tensor, microbatch: int, what: str) -> Tensor:
 
 
 class TextData:
-    """Batches drawn from the text; the same (step, dp rank) always gives the same batch."""
+    """Batches drawn from the text; the same (step, dp rank) always gives the same batch.
+
+    The batches of all replicas in a step, one after the other, are the batch of a single pipeline with as many microbatches:
+    training on n replicas can be compared with training in one process.
+    """
 
     def __init__(self, num_microbatches: int, microbatch_size: int, sequence: int, seed: int = 0) -> None:
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
@@ -56,7 +61,9 @@ class TextData:
 
     def batch(self, step: int, dp_rank: int) -> Batch:
         """The batch of one pipeline in one step; each target is the byte after its token."""
-        generator = torch.Generator().manual_seed(((self._seed << 32) + step << 16) + dp_rank)
-        starts = torch.randint(len(self._bytes) - self._sequence, self._shape, generator=generator)
+        num_microbatches, microbatch_size = self._shape
+        generator = torch.Generator().manual_seed(mix(self._seed, step))
+        drawn = ((dp_rank + 1) * num_microbatches, microbatch_size)  # those of the replicas before this one as well
+        starts = torch.randint(len(self._bytes) - self._sequence, drawn, generator=generator)[-num_microbatches:]
         window = self._bytes[starts.unsqueeze(-1) + torch.arange(self._sequence + 1)].long()
         return Batch(window[..., :-1].contiguous(), window[..., 1:].contiguous())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from instrument.data.buckets import BUCKET_BYTES
 from instrument.data.main_parameters import Zero
 from instrument.data.text import TextData
 from instrument.mesh import MeshShape, fit_shape, read_order
@@ -35,6 +36,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 BACKENDS = ("auto", "gloo", "nccl", "host-staged")
 DEFAULT_MICROBATCHES = 8
 DEFAULT_PREFETCH = 2
+DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads)
     if VOCABULARY % shape.tp:
         raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
+    _take_global_batch(options, shape.dp)
     plan = _read_plan(options, shape.pp)
     validate(plan)
     plan = lower(plan)
@@ -116,6 +119,8 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
     mode, bucket_bytes = Mode(options.p2p_mode), _bucket_bytes(options.bucket_mb)
     ahead = _prefetch_depth(options, mode)
+    if options.zero >= Zero.GRADIENTS and options.bucket_mb is not None:
+        raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
     wiring = Wiring(device, mode, route, options.negotiate, ahead, parallel, bucket_bytes, Zero(options.zero))
     check_zero(wiring.zero, shape, plan, model)
     if wiring.mode is Mode.BLOCKING:
@@ -158,7 +163,8 @@ def _check_axes(options: argparse.Namespace) -> None:
         )
 
 
-def _bucket_bytes(mebibytes: float) -> int:
+def _bucket_bytes(given: float | None) -> int:
+    mebibytes = DEFAULT_BUCKET_MB if given is None else given
     if not 2**-20 <= mebibytes < math.inf:
         raise UsageError(
             f"--bucket-mb is {mebibytes}; expected MiB of gradients a call, at least a byte and not infinite"
@@ -226,6 +232,25 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
     return plan
 
 
+def _take_global_batch(options: argparse.Namespace, dp: int) -> None:
+    """--global-batch-size as microbatches of one pipeline."""
+    batch = options.global_batch_size
+    if batch is None:
+        return
+    each = dp * options.microbatch_size
+    if batch < 1 or batch % each:
+        raise UsageError(
+            f"--global-batch-size is {batch} sequences, which {dp} replicas with microbatches of {options.microbatch_size} do "
+            f"not divide; choose a multiple of {each}"
+        )
+    if options.microbatches not in (None, batch // each):
+        raise UsageError(
+            f"--microbatches is {options.microbatches} and --global-batch-size {batch} makes {batch // each} of each "
+            "replica's part; give one of the two"
+        )
+    options.microbatches = batch // each
+
+
 def _cut(layers: int, stages: int, layout: Layout) -> tuple[range, ...]:
     if stages > layers:
         raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
@@ -283,6 +308,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--memory-limit", type=int, help="activations that a rank may hold (zb-auto); left out: all microbatches")
     add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's own, or {DEFAULT_MICROBATCHES}")
     add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
+    add("--global-batch-size", type=int, help="sequences per step of all replicas, in place of --microbatches")
     add("--seq", type=int, default=64, help="bytes per sequence")
     add("--layers", type=int, default=8, help="transformer layers")
     add("--hidden", type=int, default=96, help="hidden size")
@@ -336,7 +362,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=0,
         help="what replicas (dp × cp) share out: 1 the optimizer's state, 2 gradients too, 3 parameters too",
     )
-    add("--bucket-mb", type=float, default=25.0, metavar="MB", help="MiB of gradients that are averaged by one call")
+    add(
+        "--bucket-mb",
+        type=float,
+        metavar="MB",
+        help=f"MiB of gradients that are averaged by one call (--zero 0 and 1); left out: {DEFAULT_BUCKET_MB:g}",
+    )
     add("--negotiate", action="store_true", help="send the shape before every message")
     add("--backend", choices=BACKENDS, default="auto", help="auto: by the GPUs that are there")
     add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument.collectives import AxisGroup
 from instrument.models.parallel import Parallel, alone
+from instrument.seeds import mix
 from instrument.sequence.dropout import Moment, dropout
 from instrument.sequence.partial import LayerNorm, PositionEmbedding
 from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
@@ -265,7 +266,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = Non
 
 def _draw(module: nn.Module, config: GptConfig, place: int) -> None:
     """Initial values by place: normal weights, zero biases, unit norms (GPT-2's, without its depth scaling)."""
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + place)
+    generator = torch.Generator().manual_seed(mix(config.seed, place))
     for part in module.modules():
         if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)

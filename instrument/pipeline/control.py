@@ -67,7 +67,8 @@ class ControlChannel:
 
     def sum(self, value: float, step: int) -> float:
         """The sum over all ranks that count gradients of one model: a barrier."""
-        return self._sum(self.sum_of_stage(value, step), Axis.PP, self._group, step)
+        value = self.sum_of_stage(value, step)
+        return value if self.size == 1 else self._sum(value, Axis.PP, self._group, step)
 
     def sum_of_stage(self, value: float, step: int) -> float:
         """The sum over those of them that have the same stages."""

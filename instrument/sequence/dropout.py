@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from instrument.seeds import mix
 from pptrace.errors import UsageError
 
 
@@ -46,7 +47,7 @@ class DropoutSeeds:
             sharded: whether each rank of tp holds its own part of the activations, or all hold the same.
         """
         tp_rank = self.tp_rank + 1 if sharded else 0
-        return _mix((self.seed, *self.position, tp_rank, moment.step, moment.microbatch, layer, place))
+        return mix(self.seed, *self.position, tp_rank, moment.step, moment.microbatch, layer, place)
 
 
 def dropout(x: Tensor, probability: float, seed: int) -> Tensor:
@@ -81,17 +82,3 @@ class _Dropout(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (kept,) = ctx.saved_tensors
         return (gradients[0] * kept).mul_(ctx.scale), None, None
-
-
-_MASK = 2**64 - 1
-
-
-def _mix(numbers: tuple[int, ...]) -> int:
-    """One 63-bit number from several; neighbours give unlike ones (the finaliser of SplitMix64, once per number)."""
-    state = len(numbers)
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1

@@ -10,9 +10,10 @@ Two patterns split a GEMM along the sequence, one chunk per rank of the axis:
 The third, bulk overlap of a whole collective with a GEMM that does not need it, lies with the layers
 (:mod:`instrument.tensor.linear`).
 
-Results: a chunk's rows are the same dot products as those of the whole GEMM, so the gather form has the same values but for
-what a BLAS kernel makes of another number of rows. The scatter form adds the same partial results in the order of the
-ranks, a collective in an order of its backend's: with two ranks nothing differs, with more the last bits of the sum may.
+Results: the same products and the same sums. A chunk's rows are the same dot products as those of the whole GEMM, which a
+BLAS kernel may add up in another order when it has fewer rows (bfloat16 kernels do). The scatter form adds the same partial
+results in the order of the ranks, a collective in an order of its backend's, which with more than two ranks may differ in
+the last bits. Where sums are exact, switching overlap on changes nothing, bit by bit.
 """
 
 from __future__ import annotations

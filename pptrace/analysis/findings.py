@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from pptrace.analysis.result import Finding, ScheduleSummary, Severity, StepReport, Waterfall
 
@@ -13,7 +14,7 @@ _CAUSES = {
         "the slowest stage sets the pace; move layers away from it (embedding and head count too)",
     ),
     "jitter": ("ops of one stage that vary", "look for noise on the host, clock changes or uneven input lengths"),
-    "communication": ("transfers between stages", "overlap them with compute, or send fewer bytes"),
+    "communication": ("communication that no compute hides", "overlap it with compute, or send fewer bytes"),
     "unexplained": (
         "time that neither ops nor transfers show",
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive",
@@ -39,7 +40,8 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
     span = sum(step.span_ns for step in explained)
     falls = [step.bubble.waterfall_ns for step in explained if step.bubble.waterfall_ns]
     causes = [_cause(name, falls, span) for name in _CAUSES]
-    found = sorted((cause for cause in causes if cause), key=lambda finding: -(finding.gain_ns or 0))
+    causes = [_with_axes(cause, explained) for cause in causes if cause]
+    found = sorted(causes, key=lambda finding: -(finding.gain_ns or 0))
     return (*findings, _structural(falls, span, schedule), *found)
 
 
@@ -58,6 +60,25 @@ def _cause(name: str, falls: Sequence[Waterfall], span: int) -> Finding | None:
         advice,
         gain_ns=total // len(falls),
         evidence={"waterfall": name, "share": total / span},
+    )
+
+
+def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
+    """Of communication, which axes it is of."""
+    if finding.evidence["waterfall"] != "communication":
+        return finding
+    exposed: Counter[str] = Counter()
+    for comm in (comm for step in steps for rank in step.ranks for comm in rank.comms):
+        exposed[comm.axis] += comm.exposed_ns or 0
+    total = exposed.total()
+    if not total:
+        return finding
+    shares = {axis: part / total for axis, part in exposed.most_common() if part}
+    told = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
+    return replace(
+        finding,
+        detail=f"of what is exposed: {told}; {finding.detail}",
+        evidence={**finding.evidence, "exposed_by_axis": shares},
     )
 
 

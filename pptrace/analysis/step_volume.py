@@ -15,7 +15,6 @@ from pptrace.analysis.gradient_volume import GradientVolume, ShardedUnits
 from pptrace.analysis.volume import (
     AttentionSizes,
     BothWays,
-    Calls,
     TensorSizes,
     Volume,
     attention_again_volume,
@@ -229,7 +228,7 @@ class StepVolume:
         if self.facts.zero:
             yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, _CONTROL_BYTES)
         if self.facts.optimizer_sync != "post-validation":
-            yield {(str(Axis.PP), str(Collective.ALL_REDUCE)): Calls(1, _CONTROL_BYTES)}  # of one rank too
+            yield collective(Axis.PP, Collective.ALL_REDUCE, self.plan.pp, _CONTROL_BYTES)
             return
         has_previous, has_next = int(pp_rank > 0), int(pp_rank < self.plan.pp - 1)
         yield messages(Axis.PP, _CONTROL_BYTES, sent=has_next, received=has_previous)

@@ -32,7 +32,7 @@ _CAUSES = {
     "structural": ("Structural", "fill and drain of the schedule, every op of a kind at the same cost"),
     "imbalance": ("Imbalance", "stages that cost more than others"),
     "jitter": ("Jitter", "ops that take longer or shorter than their stage's mean"),
-    "communication": ("Communication", "the measured transfers between stages"),
+    "communication": ("Communication", "transfers between stages, and what ops wait for inside themselves (tp, cp)"),
     "host": ("Host", "waiting for the host to launch work"),
     "unexplained": ("Unexplained", "what neither the ops nor the transfers show"),
 }

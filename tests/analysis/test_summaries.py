@@ -86,7 +86,7 @@ def test_findings_name_causes_worth_saying_with_the_largest_gain_first() -> None
         ("jitter", 70),
     ]
     assert found[0].severity is Severity.INFO
-    assert found[1].title == "Communication: 19.0% of the step goes to transfers between stages"
+    assert found[1].title == "Communication: 19.0% of the step goes to communication that no compute hides"
 
 
 def test_steps_without_a_waterfall_give_no_causes() -> None:

@@ -30,6 +30,9 @@ _TINY = (
 _SLEEP = ("--sleep-forward", "80", "--sleep-backward", "160")
 
 
+pytestmark = pytest.mark.processes
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops(ranks: int, tmp_path: Path) -> None:
     run = tmp_path / "run"

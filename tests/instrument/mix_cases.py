@@ -16,7 +16,7 @@ from instrument.data.buckets import BUCKET_BYTES
 from instrument.data.feed import make_feed
 from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import TextData
-from instrument.mesh import Mesh, MeshShape, make_mesh
+from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
@@ -64,6 +64,7 @@ class Mix:
     bfloat16: bool = False
     clip: float | None = None  # the largest norm of the gradient
     sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
+    order: str = "tp-cp-dp-pp"
 
     @property
     def world(self) -> int:
@@ -81,7 +82,7 @@ class Mix:
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(self.pp, self.dp, self.cp, self.tp)
+        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order))
 
     @property
     def config(self) -> GptConfig:

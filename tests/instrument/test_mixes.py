@@ -54,6 +54,12 @@ def test_every_mix_trains_as_one_process_does(large_pool: Pool, pp: int, tp: int
             assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (each, rank)
 
 
+@pytest.mark.parametrize("order", ["pp-tp-cp-dp", "dp-cp-pp-tp", "cp-pp-dp-tp"])
+def test_any_order_of_the_axes_trains_the_same(large_pool: Pool, order: str) -> None:
+    check(large_pool, [Mix(pp=2, tp=2, cp=2, sequence=True, order=order)])
+    check(large_pool, [Mix(pp=2, cp=2, dp=2, zero=1, order=order)])
+
+
 def test_overlapped_communication_changes_nothing(large_pool: Pool) -> None:
     for mix in (Mix(tp=4), Mix(pp=2, tp=2)):
         check(large_pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])

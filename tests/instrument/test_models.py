@@ -163,6 +163,9 @@ def test_batches_are_text_and_the_same_for_the_same_step_and_rank() -> None:
     assert torch.equal(batch.tokens, data.batch(5, 1).tokens)
     assert not torch.equal(batch.tokens, data.batch(5, 0).tokens)
     assert not torch.equal(batch.tokens, data.batch(6, 1).tokens)
+    whole = TextData(num_microbatches=6, microbatch_size=2, sequence=50).batch(5, 0)
+    assert torch.equal(torch.cat((data.batch(5, 0).tokens, batch.tokens)), whole.tokens)
+    assert not torch.equal(TextData(3, 2, 50, seed=2**63 + 5).batch(5, 1).tokens, batch.tokens)
     letters = bytes(batch.tokens.flatten().tolist()).decode("utf-8", errors="ignore")
     assert sum(letter.isalpha() for letter in letters) > len(letters) / 2
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import product
 
 import pytest
+import torch
 
 from instrument.pipeline.transport import Route
 from instrument.tensor.heads import HeadShare, share_heads
@@ -30,6 +31,7 @@ from tests.instrument.tensor_cases import (
     order_of_row,
     refusals,
     row,
+    switched,
 )
 
 TOLERANCE = 1e-12
@@ -92,6 +94,18 @@ def test_a_row_parallel_layer_is_exact_and_communicates_as_megatrons(pool: Pool,
             assert (collectives(outcome.forward), exchanges(outcome.forward)) == ([] if chunked else forward, ring)
             assert (collectives(outcome.backward), exchanges(outcome.backward)) == ([] if chunked else backward, ring)
             assert collectives(outcome.sync) == ([(REDUCE, HIDDEN * 8)] if variant.sequence else [])
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_overlap_changes_no_value_but_the_order_of_a_sum(pool: Pool, size: int, sequence: bool) -> None:
+    """Bit by bit where sums are exact in any order; otherwise to the last bits."""
+    for rank in pool.run(switched, sequence, True, world=size):
+        assert all(torch.equal(off, on) for off, on in rank.values()), rank
+    for rank in pool.run(switched, sequence, False, world=size):
+        assert len(rank) == 6
+        for off, on in rank.values():
+            torch.testing.assert_close(on, off, rtol=0, atol=1e-14 * float(off.abs().max()))
 
 
 def test_gemms_run_between_the_posting_of_a_call_and_the_wait_for_it(pool: Pool) -> None:

@@ -186,6 +186,18 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--bucket-mb", "1e-9"], 1, "--bucket-mb is 1e-09; expected MiB of gradients a call, at least a byte"),
         (["--bucket-mb", "nan"], 1, "--bucket-mb is nan; expected MiB"),
         (["--bucket-mb", "inf"], 1, "--bucket-mb is inf; expected MiB"),
+        (["--zero", "2", "--dp", "4", "--bucket-mb", "1"], 4, "--bucket-mb is for --zero 0 and 1"),
+        (
+            ["--dp", "2", "--global-batch-size", "10"],
+            4,
+            "--global-batch-size is 10 sequences, which 2 replicas with microbatches of 2 do not divide; choose a multiple of 4",
+        ),
+        (["--global-batch-size", "0"], 1, "--global-batch-size is 0 sequences"),
+        (
+            ["--global-batch-size", "8", "--microbatches", "3"],
+            1,
+            "--microbatches is 3 and --global-batch-size 8 makes 4",
+        ),
         (["--dropout", "1"], 1, "dropout is 1.0; expected a probability from 0 up to, not including, 1"),
         (["--hidden", "97"], 4, "hidden size 97 does not divide into 4 heads"),
         (["--schedule", "nosuch"], 4, "schedule 'nosuch' is not known"),
