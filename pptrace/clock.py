@@ -2,6 +2,9 @@
 
 A message cannot be received before it is sent, and a collective ends on no rank before it has begun on all. Each such
 pair bounds the difference of two ranks' clocks from one side; messages both ways bound it from both.
+
+An offset is one number per rank. For clocks that drift apart it is that of the middle of the trace: how fast they drift is taken
+from the traffic in several stretches of time, and the uncertainty covers what that makes of the offset from end to end.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import pandas as pd
 class ClockMethod(StrEnum):
     SINGLE_RANK = "single-rank"
     SAME_HOST = "same-host"  # the ranks read one clock of one host
+    ONE_FILE = "one-file"  # the ranks stand in one table, whose times are on one clock already
     BOUNDS = "message-bounds"  # offsets from the causality of messages and collectives
     NONE = "none"  # nothing relates the ranks: their times are taken as they are
 
@@ -41,12 +45,17 @@ def estimate_clock(comms: pd.DataFrame, ranks: Sequence[int], facts: Mapping[int
     Args:
         comms: matched communication (schema COMMS) in each rank's own time.
         ranks: the global ranks.
-        facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock.
+        facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock;
+            ``one_clock`` is what ranks share whose reader found them on one clock.
     """
     ordered = sorted(ranks)
     if len(ordered) < 2:
         return Clock(ClockMethod.SINGLE_RANK, dict.fromkeys(ordered, 0), 0)
-    low = _lower_bounds(comms, ordered)
+    matched = comms[(comms["match"] >= 0) & comms["rank"].isin(ordered)]
+    low = _lower_bounds(matched, ordered)
+    shared = {facts.get(rank, {}).get("one_clock") for rank in ordered}
+    if len(shared) == 1 and None not in shared:
+        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ordered, 0), max(int(low.max()), 0))
     spread = _same_host_spread(ordered, facts)
     if spread is not None:
         violated = int(low.max())  # the diagonal is 0
@@ -55,7 +64,8 @@ def estimate_clock(comms: pd.DataFrame, ranks: Sequence[int], facts: Mapping[int
     if low.max(initial=-_UNBOUNDED, where=~np.eye(len(ordered), dtype=bool)) <= -_UNBOUNDED:
         warning = "the ranks' clocks could not be related: no matched messages; their times are compared as they are"
         return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,))
-    return _from_bounds(ordered, low)
+    clock = _from_bounds(ordered, low)
+    return clock if clock.uncertainty_ns is None else _with_drift(clock, matched, ordered)
 
 
 _READING_NS = 50_000
@@ -93,35 +103,119 @@ _ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barr
 """Collectives in which everyone waits for everyone; a broadcast's root, say, may be done before the others begin."""
 
 
-def _lower_bounds(comms: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
+def _lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     """Shape (n, n): offset[j] − offset[i] ≥ low[i, j], from single messages and collectives; its upper bound is −low[j, i]."""
-    place = {rank: index for index, rank in enumerate(ranks)}
+    places = np.asarray(ranks)
     low = np.full((len(ranks), len(ranks)), -_UNBOUNDED, dtype=np.int64)
-    matched = comms[comms["match"] >= 0]
     sends, recvs = matched[matched["kind"] == "send"], matched[matched["kind"] == "recv"]
     one_way = sends.merge(recvs, on="match", suffixes=("_from", "_to"))
-    both = matched[matched["kind"].isin(_ALL_TO_ALL)]
-    collective = both.merge(both, on="match", suffixes=("_from", "_to"))
-    pairs = pd.concat([one_way, collective[collective["rank_from"] != collective["rank_to"]]])
-    if len(pairs):
-        slack = pairs["start_ns_from"] - pairs["end_ns_to"]
-        tightest = slack.groupby([pairs["rank_from"], pairs["rank_to"]]).max()
-        source = [place[rank] for rank in tightest.index.get_level_values(0)]
-        target = [place[rank] for rank in tightest.index.get_level_values(1)]
-        low[source, target] = tightest.to_numpy()
+    slack = (one_way["start_ns_from"] - one_way["end_ns_to"]).to_numpy()
+    source, target = (np.searchsorted(places, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
+    np.maximum.at(low, (source, target), slack)
+    collectives = matched[matched["kind"].isin(_ALL_TO_ALL)]
+    if len(collectives):
+        low = np.maximum(low, _of_collectives(collectives, places))
     np.fill_diagonal(low, 0)
     return low
 
 
+def _of_collectives(rows: pd.DataFrame, places: Matrix) -> Matrix:
+    """The same from collectives, in memory that grows with the members and not with the pairs of them."""
+    calls, call = np.unique(rows["match"].to_numpy(), return_inverse=True)
+    member = np.searchsorted(places, rows["rank"].to_numpy())
+    shape = (len(calls), len(places))
+    starts, ends = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    present = np.zeros(shape, dtype=np.bool_)
+    present[call, member] = True
+    starts[call, member] = rows["start_ns"].to_numpy()
+    ends[call, member] = rows["end_ns"].to_numpy()
+    low = np.full((len(places), len(places)), -_UNBOUNDED, dtype=np.int64)
+    for place in range(len(places)):
+        mine = present[:, place]
+        slack = starts[mine, place][:, None] - ends[mine]
+        low[place] = np.max(slack, axis=0, initial=-_UNBOUNDED, where=present[mine])
+    return low
+
+
+_MAX_STRETCHES = 8
+_FITS = 3  # of the drift; each sees what the one before left
+_MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in the pipeline, both ways together
+
+
+def _with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int]) -> Clock:
+    """The clock with an uncertainty that holds at all times, also where clocks drift."""
+    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+    begin, end = int(times.min()), int(times.max())
+    place = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
+    rates = np.zeros(len(ranks))
+    straight = matched
+    for _ in range(_FITS):
+        stretches = _stretches(straight, times, len(ranks))
+        if len(stretches) < 2:
+            return clock
+        rates += _rates(stretches, times, ranks)
+        gained = np.rint(rates[place] * (times - (begin + end) // 2)).astype("int64")
+        straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
+    whole, corrected = _ranges(_lower_bounds(matched, ranks)), _ranges(_lower_bounds(straight, ranks))
+    offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
+    for rank, rate, (lower, upper), (low, high) in list(zip(ranks, rates, whole, corrected, strict=True))[1:]:
+        width, drift = abs(upper - lower), round(abs(rate) * (end - begin))
+        if 2 * drift > width or lower > upper:  # else the offset is right for all of the trace
+            offsets[rank] = (low + high) // 2
+            width = abs(high - low) + drift
+            if lower > upper:
+                warnings.append(
+                    f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {_microseconds(drift)} over the trace; its "
+                    "offset is that of the middle, and the uncertainty covers the ends"
+                )
+        uncertainty = max(uncertainty, (width + 1) // 2)
+    return Clock(clock.method, offsets, uncertainty, tuple(warnings))
+
+
+def _rates(stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int]) -> npt.NDArray[np.float64]:
+    """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
+    middles = np.array([times[stretch.index].mean() for stretch in stretches])
+    rates = np.zeros(len(ranks))
+    parts = [_ranges(_lower_bounds(stretch, ranks)) for stretch in stretches]
+    for place in range(1, len(ranks)):
+        known = [row for row, part in enumerate(parts) if _is_bounded(*part[place])]
+        if len(known) > 1:
+            base = sum(parts[known[0]][place]) // 2
+            offsets = [sum(parts[row][place]) // 2 - base for row in known]
+            rates[place] = np.polyfit(middles[known] - middles[known[0]], offsets, 1)[0]
+    return rates
+
+
+def _microseconds(span_ns: int) -> str:
+    return f"{span_ns / 1000:,.1f} µs"
+
+
+def _stretches(rows: pd.DataFrame, times: pd.Series[int], num_ranks: int) -> list[pd.DataFrame]:
+    """The rows in parts that follow each other in time, each with traffic enough to bound the clocks by itself."""
+    first = times.groupby(rows["match"]).min().sort_values(kind="stable")
+    num = min(_MAX_STRETCHES, len(first) // (_MATCHES_PER_LINK * (num_ranks - 1)))
+    if num < 2:
+        return []
+    return [rows[rows["match"].isin(part)] for part in np.array_split(first.index.to_numpy(), num)]
+
+
+def _ranges(low: Matrix) -> list[tuple[int, int]]:
+    """The lowest and the highest offset of each rank against the first that all chains of messages allow."""
+    after_first, before_first = _longest_chains(low), _longest_chains(low.T)
+    return [(int(lower), -int(upper)) for lower, upper in zip(after_first, before_first, strict=True)]
+
+
+def _is_bounded(lower: int, upper: int) -> bool:
+    return lower > -_UNBOUNDED // 2 and upper < _UNBOUNDED // 2
+
+
 def _from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
     """Offsets against the first rank, in the middle of what all chains of messages allow."""
-    after_first, before_first = _longest_chains(low), _longest_chains(low.T)
     offsets: dict[int, int] = {}
     uncertainty = 0
     warnings = []
-    for index, rank in enumerate(ranks):
-        lower, upper = int(after_first[index]), -int(before_first[index])
-        if lower > -_UNBOUNDED // 2 and upper < _UNBOUNDED // 2:
+    for rank, (lower, upper) in zip(ranks, _ranges(low), strict=True):
+        if _is_bounded(lower, upper):
             offsets[rank] = (lower + upper) // 2
             uncertainty = max(uncertainty, (abs(upper - lower) + 1) // 2)
         elif lower > -_UNBOUNDED // 2 or upper < _UNBOUNDED // 2:

@@ -97,7 +97,11 @@ class TraceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one trace file holds of one rank; the fields that :class:`TraceInfo` has as well mean the same."""
+    """What one trace file holds of one rank; the fields that :class:`TraceInfo` has as well mean the same.
+
+    ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are there where the format itself names ops, told by
+    ``framework``'s names; ``events`` are then empty. Where they are None, ops have to be recognised in the events.
+    """
 
     path: str
     format: InputFormat
@@ -108,10 +112,14 @@ class Trace:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distributed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    ops: pd.DataFrame | None = None
+    comms: pd.DataFrame | None = None
+    framework: str = ""
 
     @property
     def num_events(self) -> int:
-        return len(self.events)
+        rows = 0 if self.ops is None else len(self.ops)
+        return len(self.events) + rows + (0 if self.comms is None else len(self.comms))
 
     @property
     def info(self) -> TraceInfo:
@@ -202,6 +210,13 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     dtypes = {"str": "object"}
     frame = {name: pd.Series(columns[name], dtype=dtypes.get(dtype, dtype)) for name, dtype in schema.items()}
     return pd.DataFrame(frame)
+
+
+def no_events() -> Events:
+    """Events of a trace that has ready ops instead."""
+    none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    category = np.zeros(0, dtype=np.int8)
+    return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
 
 
 def empty_table(schema: Schema) -> pd.DataFrame:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pptrace.analysis.analyse import analyse
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
+from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import COMMS, make_table
+from pptrace.tables import COMMS, Trace, make_table
 from tests.synthetic import START, record
 
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"
 Row = tuple[int, str, int, int, int]
 """(rank, kind, match, start, end)."""
 
@@ -188,6 +193,93 @@ def test_clocks_that_drift_and_contradict_each_other_a_little_stay_near_the_trut
     assert max(abs(offset) for offset in clock.offsets_ns.values()) <= 10 * n
     assert clock.uncertainty_ns is not None
     assert clock.uncertainty_ns <= 10 * n
+
+
+def drifting(comms: pd.DataFrame, start_ns: dict[int, int], per_million: dict[int, int]) -> pd.DataFrame:
+    """As clocks show it that are wrong by ``start_ns`` at the first event and then run fast by parts per million."""
+    first = int(comms["start_ns"].min())
+    wrong, rate = comms["rank"].map(start_ns), comms["rank"].map(per_million)
+    names = ("start_ns", "end_ns")
+    return comms.assign(**{name: comms[name] + wrong + (comms[name] - first) * rate // 1_000_000 for name in names})
+
+
+@settings(max_examples=6)
+@given(st.integers(2, 5), st.data())
+def test_clocks_that_drift_are_right_within_the_stated_uncertainty_at_all_times(
+    num_ranks: int, data: st.DataObject
+) -> None:
+    wrong = dict(enumerate(data.draw(st.lists(offsets_ns, min_size=num_ranks, max_size=num_ranks))))
+    rates = dict(enumerate(data.draw(st.lists(st.integers(-200, 200), min_size=num_ranks, max_size=num_ranks))))
+    latency = data.draw(st.integers(100, 20_000))
+    rows: list[Row] = []
+    num_rounds, period = 100, 20_000_000
+    for turn in range(num_rounds):
+        for rank in range(num_ranks - 1):
+            sent = turn * period + rank * 10_000
+            rows += message(len(rows), rank, rank + 1, sent, sent + latency)
+            rows += message(len(rows), rank + 1, rank, sent + period // 2, sent + period // 2 + latency)
+    seen = drifting(comms_of(rows), wrong, rates)
+    clock = estimate_clock(seen, range(num_ranks), {})
+    assert clock.uncertainty_ns is not None
+    last = (num_rounds - 1) * period
+    for rank in range(num_ranks):
+        for time in (0, last // 2, last):
+            truth = (wrong[0] + time * rates[0] // 1_000_000) - (wrong[rank] + time * rates[rank] // 1_000_000)
+            assert abs(clock.offsets_ns[rank] - truth) <= clock.uncertainty_ns + 100, (
+                "a clock's own rate hides 100 ns of its own"
+            )
+    drift = max(abs(rates[rank] - rates[0]) for rank in range(num_ranks)) * num_rounds * period // 1_000_000
+    assert clock.uncertainty_ns <= drift + 3 * latency * num_ranks, "no wider than drift and latency make it"
+    drifts = any("its clock drifts against rank 0's" in line for line in clock.warnings)
+    assert drifts or drift <= 3 * latency * num_ranks
+
+
+def shifted_trace(trace: Trace, offset_ns: int, host: str) -> Trace:
+    """The trace as another host's clock would have recorded it."""
+    events = replace(trace.events, start_ns=trace.events.start_ns + offset_ns)
+    memory = trace.memory.assign(t_ns=trace.memory["t_ns"] + offset_ns)
+    return replace(trace, events=events, memory=memory, metadata={**trace.metadata, "host": host})
+
+
+@pytest.mark.parametrize("sample", ["1f1b_p2", "1f1b_p4"])
+@pytest.mark.parametrize("scale_ns", [5_000, 3_000_000, 2_000_000_000, 600_000_000_000])
+def test_ranks_of_a_real_run_that_are_shifted_are_found_within_the_stated_uncertainty(
+    sample: str, scale_ns: int
+) -> None:
+    traces = read_traces(open_inputs([SAMPLES / sample]), 1).traces
+    wrong = {trace.info.rank: (-1) ** place * place * scale_ns for place, trace in enumerate(traces)}
+    shifted_traces = [shifted_trace(trace, wrong[trace.rank], f"host{trace.rank}") for trace in traces]
+    analysis = analyse(shifted_traces)
+    clock = analysis.report.clock
+    assert clock.method == ClockMethod.BOUNDS
+    assert clock.uncertainty_ns is not None
+    assert 0 < clock.uncertainty_ns < 5_000_000, "the latency of a few messages of this run"
+    for rank, offset in clock.offsets_ns.items():
+        assert abs(offset - (wrong[0] - wrong[int(rank)])) <= clock.uncertainty_ns
+
+
+def test_a_stretch_of_one_collective_of_many_ranks_is_bounded_without_all_its_pairs() -> None:
+    """200 ranks and 500 collectives are 20 million pairs, but 100,000 ends."""
+    num_ranks, num_calls = 200, 500
+    calls = np.repeat(np.arange(num_calls), num_ranks)
+    members = np.tile(np.arange(num_ranks), num_calls)
+    begin = calls * 1_000_000 + (members * 7919 + calls * 104729) % 1000
+    filled: dict[str, object] = {
+        name: np.full(len(calls), -1) if dtype == "int64" else ["all_reduce"] * len(calls)
+        for name, dtype in COMMS.items()
+    }
+    filled |= {
+        "rank": members,
+        "match": calls,
+        "start_ns": begin + members * 10**9,
+        "end_ns": calls * 1_000_000 + 2_000,
+    }
+    filled["end_ns"] = calls * 1_000_000 + 2_000 + members * 10**9
+    clock = estimate_clock(make_table(COMMS, filled), range(num_ranks), {})  # type: ignore[arg-type]
+    assert clock.uncertainty_ns is not None
+    assert clock.uncertainty_ns <= 2_000
+    for rank in range(num_ranks):
+        assert abs(clock.offsets_ns[rank] + rank * 10**9) <= clock.uncertainty_ns
 
 
 def test_a_chain_of_messages_relates_its_ends() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from pptrace import __version__
+from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import notes
 from pptrace.analysis.result import (
@@ -21,7 +24,7 @@ from pptrace.analysis.step_volume import volume_of_run
 from pptrace.analysis.steps import Aligned, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
-from pptrace.recognise.devices import breakdown
+from pptrace.recognise.devices import DeviceWork, breakdown
 from pptrace.recognise.matching import with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
@@ -91,11 +94,17 @@ def analyse_ranks(
         ),
         steps=steps,
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
-        device=tuple(RankDevice(rank, breakdown(work)) for rank, work in sorted(found.work.items())),
+        device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
         warnings=(*warnings, *found.warnings, *clock.warnings, *notes(found, steps)),
     )
     return Analysis(report, data, found.schedule.plan, found.mesh, windows)
+
+
+def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
+    """A rank's whole trace, on its own clock."""
+    compute = work.compute if len(work) else None
+    return RankDevice(rank, breakdown(work), total_comms(comms[comms["rank"] == rank], compute))
 
 
 def _align(found: Recognised, clock: Clock) -> Aligned:

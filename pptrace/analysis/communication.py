@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pptrace.analysis.result import CommSummary
+from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.analysis.volume import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, union
 
@@ -55,4 +55,40 @@ def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64, predict
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None else algorithm * factor,
         predicted_bytes=None if predicted is None else predicted.bytes,
+    )
+
+
+def total_comms(comms: pd.DataFrame, compute: Int64 | None) -> tuple[CommTotal, ...]:
+    """One total per (axis, kind) of one rank's communication in its whole trace.
+
+    Args:
+        comms: the rank's rows (schema COMMS).
+        compute: when its device computes, on the same clock; None without device events.
+    """
+    groups = comms.groupby(["axis", "kind"], sort=True)
+    return tuple(_total(str(axis), str(kind), rows, compute) for (axis, kind), rows in groups)
+
+
+def _total(axis: str, kind: str, rows: pd.DataFrame, compute: Int64 | None) -> CommTotal:
+    busy = union(rows["start_ns"], rows["end_ns"])
+    total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
+    num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
+    sizes = set(rows["group_size"].tolist())
+    size = sizes.pop() if len(sizes) == 1 else -1
+    on_device = bool((rows["clock"] == "device").all())
+    algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
+    factor = (BUS_FACTORS[kind](size) if size > 0 else None) if kind in BUS_FACTORS else 1.0
+    return CommTotal(
+        axis=axis,
+        kind=kind,
+        group_size=size if size > 0 else None,
+        count=len(rows),
+        bytes=num_bytes,
+        total_ns=total_ns,
+        busy_ns=length(busy),
+        overlap_ratio=length(intersect(busy, compute)) / length(busy)
+        if compute is not None and on_device and len(busy)
+        else None,
+        algbw_gbps=algorithm,
+        busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,
     )

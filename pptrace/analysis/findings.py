@@ -39,8 +39,8 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
         return tuple(findings)
     span = sum(step.span_ns for step in explained)
     falls = [step.bubble.waterfall_ns for step in explained if step.bubble.waterfall_ns]
-    causes = [_cause(name, falls, span) for name in _CAUSES]
-    causes = [_with_axes(cause, explained) for cause in causes if cause]
+    found_causes = [_cause(name, falls, span) for name in _CAUSES]
+    causes = [_with_axes(cause, explained) for cause in found_causes if cause]
     found = sorted(causes, key=lambda finding: -(finding.gain_ns or 0))
     return (*findings, _structural(falls, span, schedule), *found)
 

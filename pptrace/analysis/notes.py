@@ -12,7 +12,14 @@ _SHOWN = 8
 
 def notes(found: Recognised, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """The lines, those about missing data first."""
-    return (*_absent_ranks(found), *_ranks_outside_steps(found, steps), *_unknown_bubbles(steps), *_nulls(found, steps))
+    return (
+        *_absent_ranks(found),
+        *_ranks_outside_steps(found, steps),
+        *_unknown_bubbles(steps),
+        *_no_messages(found, steps),
+        *dict.fromkeys(str(line) for facts in found.facts.values() for line in facts.get("notes", ())),
+        *_nulls(found, steps),
+    )
 
 
 def _absent_ranks(found: Recognised) -> Iterator[str]:
@@ -59,6 +66,13 @@ def _unknown_bubbles(steps: Sequence[StepReport]) -> Iterator[str]:
             f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: the other side of their messages is not in the "
             "traces, so that waiting cannot be told from transfer"
         )
+
+
+def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    """A pipeline of several ranks whose traces show no message between stages."""
+    messages = found.comms["kind"].isin(("send", "recv"))
+    if steps and not messages.any() and any(len(pipeline) > 1 for pipeline in found.mesh.pipelines):
+        yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
 
 
 def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:

@@ -142,9 +142,31 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CommTotal:
+    """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
+
+    Times are those of the calls or kernels, waiting for the others included. ``busy_ns`` is their union, ``overlap_ratio`` the
+    part of it beside compute; None where these are calls on the host. ``bytes`` is None where a call does not tell its size.
+    The bandwidths are what ``bytes`` over ``total_ns`` comes to on a device: with the waiting, so at least that.
+    """
+
+    axis: str
+    kind: str
+    group_size: int | None
+    count: int
+    bytes: int | None
+    total_ns: int
+    busy_ns: int
+    overlap_ratio: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankDevice:
     rank: int
     breakdown: DeviceBreakdown
+    comms: tuple[CommTotal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

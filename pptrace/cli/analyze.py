@@ -26,6 +26,7 @@ from pptrace.report.text import print_report
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
+@click.option("--no-cache", is_flag=True, help="Read everything, and keep nothing for the next time.")
 @click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
 def command(
     paths: tuple[Path, ...],
@@ -37,6 +38,7 @@ def command(
     schedule: str | None,
     step: int | None,
     jobs: int | None,
+    no_cache: bool,
     engine: str,
 ) -> None:
     """Say where the step time of a run went.
@@ -45,7 +47,7 @@ def command(
     """
     if engine != "local":
         raise UsageError(f"--engine {engine}: this version has no such engine; use --engine local")
-    analysis = load(paths, schedule, step, jobs, _progress())  # jobs None: one process per core
+    analysis = load(paths, schedule, step, jobs, _progress(), not no_cache)  # jobs None: one process per core
     if json_file != "-":
         print_report(analysis.report, _console())
     _write_files(analysis, json_file, with_ops, html_file, csv_dir, perfetto_file)

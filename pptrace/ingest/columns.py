@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from msgspec.structs import astuple
 
 from pptrace.ingest.categories import CategoryCodes
 from pptrace.ingest.exact import Integers, nanoseconds
-from pptrace.ingest.shapes import NO_ARGS, Args, Complete, Scalar
+from pptrace.ingest.repair import args_of
+from pptrace.ingest.shapes import DECODE_ERRORS, DEVICE_ARGS_DECODER, NO_DEVICE_ARGS, Args, Complete, DeviceArgs, Scalar
 from pptrace.tables import Category, Int32, Int64
 
 _FIRST_ROWS = 4096
@@ -39,8 +41,10 @@ class _NameCodes(dict[str | None, int]):
         return code
 
 
-_Batch = tuple[npt.NDArray[Any], ...]
-_DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)  # of Events' arrays, in order
+# Of the arrays collected: category, name, start, duration, device, lane, correlation.
+_DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
+_STREAM, _THREAD = 5, 6  # of Events' arrays
+_COMM_KEY = b'"Collective name"'
 
 
 class _Growing:
@@ -83,61 +87,107 @@ class Columns:
     num_rows: int = 0
     _names: _NameCodes = field(default_factory=_NameCodes)
     _integers: Integers = field(default_factory=Integers)
+    _texts: dict[bytes, Raw] = field(default_factory=dict)  # of communication, which says the same over and over
+    _on_device: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _lane: Int64 | None = None
     _columns: tuple[_Growing, ...] = field(default_factory=lambda: tuple(_Growing(dtype) for dtype in _DTYPES))
 
     def add(self, events: Sequence[Complete]) -> None:
         if not events:
             return
-        cats, names, pids, tids, ts, dur, raw_args = zip(*map(astuple, events), strict=True)
-        args: Sequence[Args] = [item or NO_ARGS for item in raw_args] if None in raw_args else raw_args
+        cats, names, pids, tids, ts, dur, args = zip(*map(astuple, events), strict=True)
         category = np.fromiter(map(self.categories.__getitem__, cats), np.int8, len(cats))
         name_id = np.fromiter(map(self._names.__getitem__, names), np.int32, len(names))
-        thread = self._integers(tids)
-        device, stream, correlation = (
-            np.full(len(events), -1, dtype=dtype) for dtype in (np.int32, np.int64, np.int64)
-        )
+        lane = self._integers(tids)
+        device, correlation = np.full(len(events), -1, dtype=np.int32), np.full(len(events), -1, dtype=np.int64)
         on_device = category > Category.HOST_LIMIT
         rows = np.flatnonzero(on_device | (category == Category.RUNTIME))
         if len(rows):
-            correlation[rows] = self._correlations([args[row] for row in rows.tolist()])
-        rows = np.flatnonzero(on_device)
-        if len(rows):
-            chosen = rows.tolist()
-            device[rows] = self._devices([args[row] for row in chosen], [pids[row] for row in chosen])
-            stream_given = self._integers([args[row].stream for row in chosen])
-            stream[rows] = np.where(stream_given >= 0, stream_given, thread[rows])
-            thread[rows] = -1
+            given = _device_args([args[row] for row in rows.tolist()])
+            correlation[rows] = self._correlations(given)
+            if on_device.any():
+                chosen = on_device[rows]
+                given, rows = list(compress(given, chosen.tolist())), rows[chosen]
+                device[rows] = self._devices(given, [pids[row] for row in rows.tolist()])
+                stream = self._integers([item.stream for item in given])
+                lane[rows] = np.where(stream >= 0, stream, lane[rows])
         self._note_comms(names, name_id, args)
-        batch: _Batch = (category, name_id, nanoseconds(ts), nanoseconds(dur), device, stream, thread, correlation)
+        batch: tuple[npt.NDArray[Any], ...] = (
+            category,
+            name_id,
+            nanoseconds(ts),
+            nanoseconds(dur),
+            device,
+            lane,
+            correlation,
+        )
         for column, values in zip(self._columns, batch, strict=True):
             column.extend(values)
         self.num_rows += len(events)
 
-    def _correlations(self, args: Sequence[Args]) -> Int64:
+    def _correlations(self, args: Sequence[DeviceArgs]) -> Int64:
         values = self._integers([item.correlation for item in args])
         return np.where((values <= 0) | (values == _UINT32_NONE), -1, values)
 
-    def _devices(self, args: Sequence[Args], pids: Sequence[Scalar]) -> Int64:
+    def _devices(self, args: Sequence[DeviceArgs], pids: Sequence[Scalar]) -> Int64:
         """The device in the arguments, else the process, which is the device's number in Kineto's rows of a device."""
         given = self._integers([item.device for item in args])
-        values = np.where(given >= 0, given, self._integers(pids))
+        values = given if given.min() >= 0 else np.where(given >= 0, given, self._integers(pids))
         return np.where((values >= 0) & (values <= np.iinfo(np.int32).max), values, -1)
 
-    def _note_comms(self, names: Sequence[str | None], name_id: Int32, args: Sequence[Args]) -> None:
-        rows = [row for row, item in enumerate(args) if item.collective or item.group_id]
+    def _note_comms(self, names: Sequence[str | None], name_id: Int32, args: Sequence[Raw]) -> None:
+        rows = _rows_with(_COMM_KEY, args)
         if self._names.p2p:
-            rows += np.flatnonzero(np.isin(name_id, self._names.p2p)).tolist()
-        self.comm_rows += [CommRow(self.num_rows + row, names[row] or "", _detached(args[row])) for row in rows]
+            rows |= set(np.flatnonzero(np.isin(name_id, self._names.p2p)).tolist())
+        for row in sorted(rows):
+            found = self._detached(args_of(Args, bytes(args[row])))
+            if found.collective or found.group_id or names[row] in _P2P_OPS:
+                self.comm_rows.append(CommRow(self.num_rows + row, names[row] or "", found))
+
+    def _detached(self, args: Args) -> Args:
+        """The arguments with each different text kept once, and none as a view of its event's."""
+        values = (bytes(value) for value in astuple(args))
+        return Args(*(self._texts.get(value) or self._texts.setdefault(value, Raw(value)) for value in values))
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column, by its place in :class:`pptrace.tables.Events`; it is empty afterwards."""
-        return self._columns[column].take()
+        """A whole column, by its place in :class:`pptrace.tables.Events`; it is empty afterwards.
+
+        The stream is taken before the thread: an event has only one of them, and both are collected as its lane.
+        """
+        if column in (_STREAM, _THREAD):
+            lane = self._lane if self._lane is not None else self._columns[_STREAM].take()
+            self._lane = lane if column == _STREAM else None
+            return np.where(self._on_device, lane, -1) if column == _STREAM else np.where(self._on_device, -1, lane)
+        values = self._columns[column if column < _STREAM else column - 1].take()
+        if column == 0:
+            self._on_device = values > Category.HOST_LIMIT
+        return values
 
     def names(self) -> list[str]:
         return [name or "" for name in self._names]
 
 
-def _detached(args: Args) -> Args:
-    """The arguments with copies of their texts, which otherwise keep the whole block alive."""
-    values: list[Any] = [value.copy() if isinstance(value, Raw) else value for value in astuple(args)]
-    return Args(*values)
+def _device_args(texts: Sequence[Raw]) -> list[DeviceArgs]:
+    """The arguments of each event, all decoded at once where nothing is odd."""
+    try:
+        decoded = DEVICE_ARGS_DECODER.decode(b"".join((b"[", b",".join(texts), b"]")))
+    except DECODE_ERRORS:
+        decoded = []
+    if len(decoded) != len(texts):
+        decoded = [args_of(DeviceArgs, bytes(text)) for text in texts]
+    return [item or NO_DEVICE_ARGS for item in decoded] if None in decoded else decoded  # type: ignore[return-value]
+
+
+def _rows_with(key: bytes, texts: Sequence[Raw]) -> set[int]:
+    """Which of the texts hold the key."""
+    joined = b"".join(texts)
+    place = joined.find(key)
+    if place < 0:
+        return set()
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    rows = set()
+    while place >= 0:
+        row = int(np.searchsorted(ends, place, side="right"))
+        rows.add(row)
+        place = joined.find(key, int(ends[row]))
+    return rows

@@ -16,6 +16,7 @@ group*, and the group is not named; such rows have an empty ``group_id``.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,9 +42,9 @@ _PEERLESS = frozenset({"send", "recv", "coalesced", "recvanysource"})
 
 def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, Any]) -> pd.DataFrame:
     """One row per communication event; ``event[i]`` is the place of ``rows[i]`` in the sorted events, -1 if left out."""
-    groups = _configured_groups(distributed)
+    texts = _RankTexts(_configured_groups(distributed))
     records = sorted(
-        (_record(row, int(place), groups) for row, place in zip(rows, event, strict=True) if place >= 0),
+        (_record(row, int(place), texts) for row, place in zip(rows, event, strict=True) if place >= 0),
         key=lambda record: record[0],
     )
     columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
@@ -53,7 +54,26 @@ def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, 
 _Record = tuple[int, str, int, int, str, str, str, int, int, int, int]
 
 
-def _record(row: CommRow, event: int, groups: Mapping[str, tuple[int, ...]]) -> _Record:
+class _RankTexts:
+    """Lists of ranks as JSON, one text for all calls of a group: a large job has thousands of calls of thousands of ranks."""
+
+    def __init__(self, configured: Mapping[str, tuple[int, ...]]) -> None:
+        self._configured = configured
+        self._known: dict[tuple[bytes, bytes, bytes, str, int], tuple[str, int]] = {}
+
+    def of(self, args: Args, group_id: str, size: int) -> tuple[str, int]:
+        """The ranks of a call's group and how many; ("", 0) where nothing tells them."""
+        raws = (bytes(args.group_ranks), bytes(args.rank_start), bytes(args.rank_stride))
+        key = (*raws, group_id, size)
+        if key not in self._known:
+            ranks = group_ranks(args) or self._configured.get(group_id, ())
+            if size > 0 and len(ranks) != size:
+                ranks = _elided_ranks(args, size) or _strided_ranks(args, size)
+            self._known[key] = (json.dumps(list(ranks)) if ranks else "", len(ranks))
+        return self._known[key]
+
+
+def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
     """A row of COMM_ARGS, in its order."""
     args = row.args
     if row.name in _P2P_PEER and not args.collective:
@@ -64,9 +84,7 @@ def _record(row: CommRow, event: int, groups: Mapping[str, tuple[int, ...]]) -> 
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
     size = int_of(args.group_size)
-    ranks = group_ranks(args) or groups.get(group_id, ())
-    if size > 0 and len(ranks) != size:
-        ranks = _strided_ranks(args, size)
+    text, num_ranks = texts.of(args, group_id, size)
     return (
         event,
         text_of(args.collective),
@@ -74,8 +92,8 @@ def _record(row: CommRow, event: int, groups: Mapping[str, tuple[int, ...]]) -> 
         _num_bytes(args.out_nelems or args.out_size, item_bytes),
         group_id,
         text_of(args.group_description),
-        json.dumps(list(ranks)) if ranks else "",
-        size if size > 0 else (len(ranks) or -1),
+        text,
+        size if size > 0 else (num_ranks or -1),
         int_of(args.src),
         int_of(args.dst),
         int_of(args.seq),
@@ -92,19 +110,34 @@ def _num_bytes(nelems: Any, item_bytes: int) -> int:
 
 def group_ranks(args: Args) -> tuple[int, ...]:
     """The global ranks of the group where the list is whole; () where it is absent or elided."""
-    value = value_of(args.group_ranks)
+    return _whole_ranks(value_of(args.group_ranks))
+
+
+def _whole_ranks(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return ()
-    return _whole_ranks(value)
-
-
-def _whole_ranks(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 2**63 for rank in value):
         return ()
     return tuple(value)
+
+
+_ELIDED = re.compile(r"\[(?P<first>\d+(?:, ?\d+)+), ?\.\.\., ?(?P<last>\d+)\]", re.ASCII)
+"""A list of more than 30 ranks, as torch shortens it: "[0, 2, 4, ..., 126]"."""
+
+
+def _elided_ranks(args: Args, size: int) -> tuple[int, ...]:
+    """The ranks of a shortened list whose shown ones have one distance that leads to the last; () of any other."""
+    match = _ELIDED.fullmatch(text_of(args.group_ranks))
+    if match is None or size > 2**20:
+        return ()
+    first = [int(rank) for rank in match["first"].split(",")]
+    stride = first[1] - first[0]
+    ranks = range(first[0], first[0] + stride * size, stride) if stride > 0 else range(0)
+    fits = len(ranks) > len(first) and list(ranks[: len(first)]) == first and ranks[-1] == int(match["last"])
+    return tuple(ranks) if fits else ()
 
 
 def _strided_ranks(args: Args, size: int) -> tuple[int, ...]:
@@ -142,8 +175,12 @@ def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
     0, 1, 2, … are asked: there both countings agree.
     """
     votes: Counter[int] = Counter()
+    lists: dict[bytes, tuple[int, ...]] = {}
     for row in rows:
-        ranks = group_ranks(row.args)
+        text = bytes(row.args.group_ranks)
+        if text not in lists:
+            lists[text] = group_ranks(row.args)
+        ranks = lists[text]
         rank = int_of(row.args.rank)
         is_collective = text_of(row.args.collective).lower() not in _PEERLESS
         if is_collective and 0 <= rank < len(ranks) and ranks == tuple(range(len(ranks))):

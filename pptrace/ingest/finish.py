@@ -42,7 +42,7 @@ class SortedEvents:
     thread: Int64
     correlation: Int64
     names: tuple[str, ...]
-    order: Int64
+    order: npt.NDArray[Any]
     num_rows: int
     warnings: tuple[str, ...]
 
@@ -76,31 +76,43 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     """
     start, dur = columns.take(2), columns.take(3)
     good, warnings = _plausible(start, dur, base_ns)
-    kept = np.flatnonzero(good)
+    num_rows = len(good)
+    kept = None if good.all() else np.flatnonzero(good).astype(_row_type(num_rows))
+    del good
 
     def kept_of(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return column if len(kept) == len(good) else column[kept]
+        return column if kept is None else np.asarray(column[kept])
 
     start, dur = kept_of(start), kept_of(dur)
     start += base_ns
     name_id, names = _sorted_names(kept_of(columns.take(1)), columns.names())
-    rest = {place: kept_of(columns.take(place)) for place in (0, 4, 5, 6, 7)}
-    order = np.argsort(start, kind="stable")
-    _break_ties(order, start, (rest[7], rest[5], rest[4], rest[6], name_id, rest[0], -dur))
+    taken = {2: start, 3: dur, 1: name_id, **{place: kept_of(columns.take(place)) for place in (0, 4, 5, 6, 7)}}
+    order = np.argsort(start, kind="stable").astype(_row_type(num_rows))
+    _break_ties(order, start, tuple(taken[place] for place in (7, 5, 4, 6, 1, 0)), dur)
+    del start, dur, name_id
+
+    def sorted_column(place: int) -> npt.NDArray[Any]:
+        """Each column is let go of as soon as it is sorted, so that none but the last stands in memory twice."""
+        return np.asarray(taken.pop(place)[order])
+
     return SortedEvents(
-        category=rest.pop(0)[order],
-        name_id=name_id[order],
-        start_ns=start[order],
-        dur_ns=dur[order],
-        device=rest.pop(4)[order],
-        stream=rest.pop(5)[order],
-        thread=rest.pop(6)[order],
-        correlation=rest.pop(7)[order],
+        category=sorted_column(0),
+        name_id=sorted_column(1),
+        start_ns=sorted_column(2),
+        dur_ns=sorted_column(3),
+        device=sorted_column(4),
+        stream=sorted_column(5),
+        thread=sorted_column(6),
+        correlation=sorted_column(7),
         names=names,
-        order=kept[order],
-        num_rows=len(good),
+        order=order if kept is None else kept[order],
+        num_rows=num_rows,
         warnings=tuple(warnings),
     )
+
+
+def _row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
+    return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
 def _plausible(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]:
@@ -140,10 +152,11 @@ def _sorted_names(codes: Int32, given: Sequence[str]) -> tuple[Int32, tuple[str,
     return recode[codes], tuple(names)
 
 
-def _break_ties(order: Int64, start: Int64, keys: tuple[npt.NDArray[Any], ...]) -> None:
-    """Order rows of equal start by the other keys, the last one first, in place."""
+def _break_ties(order: npt.NDArray[Any], start: Int64, keys: tuple[npt.NDArray[Any], ...], dur: Int64) -> None:
+    """Order rows of equal start by duration, the longest first, and then by the keys, the last one first, in place."""
     ordered = start[order]
     same = ordered[1:] == ordered[:-1]
+    del ordered
     if not same.any():
         return
     tied = np.zeros(len(order), dtype=np.bool_)
@@ -151,4 +164,4 @@ def _break_ties(order: Int64, start: Int64, keys: tuple[npt.NDArray[Any], ...]) 
     tied[:-1] |= same
     places = np.flatnonzero(tied)
     rows = order[places]
-    order[places] = rows[np.lexsort((*(key[rows] for key in keys), start[rows]))]
+    order[places] = rows[np.lexsort((*(key[rows] for key in keys), -dur[rows], start[rows]))]

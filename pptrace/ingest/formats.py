@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pptrace.errors import TraceError
+from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.kineto import read_kineto
 from pptrace.ingest.nsight import read_nsight
 from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES
 from pptrace.ingest.nsight_sqlite import SQLITE_MAGIC
+from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
 
@@ -41,11 +44,20 @@ def _sniff_kineto(start: bytes) -> bool:
 
 
 def _read_kineto(path: Path) -> tuple[Trace, ...]:
-    return (read_kineto(path),)
+    """Kineto's, or another tool's whose begin/end events come after the first bytes."""
+    try:
+        trace = read_kineto(path)
+    except TraceError:
+        if has_pairs(path):
+            return read_chrome(path)
+        raise
+    return read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
 
 
 FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NSYS_SQLITE, _sniff_nsight, read_nsight),
+    Format(InputFormat.OPLOG, sniff_oplog, read_oplog),
+    Format(InputFormat.CHROME, sniff_chrome, read_chrome),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}
@@ -83,8 +95,13 @@ def read_file(path: Path, name: InputFormat | None) -> tuple[Trace, ...]:
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    named = InputFormat.NSYS_SQLITE if path.name.endswith(_NSIGHT_SUFFIXES) else InputFormat.KINETO
-    return _READERS[name or named](path)
+    return _READERS[name or _named(path)](path)
+
+
+def _named(path: Path) -> InputFormat:
+    if path.name.endswith(_NSIGHT_SUFFIXES):
+        return InputFormat.NSYS_SQLITE
+    return InputFormat.OPLOG if path.name.endswith(OPLOG_SUFFIXES) else InputFormat.KINETO
 
 
 def read_trace(path: Path, name: InputFormat | None) -> Trace:

@@ -50,7 +50,7 @@ class _Collected:
         complete = [event for event in events if type(event) is Complete]
         self.num_events += len(events)
         self.columns.add(complete)
-        if len(complete) < len(events):
+        if len(complete) < len(events) and not _OTHERS.isdisjoint(map(type, events)):
             self._add_others([event for event in events if type(event) in _OTHERS])
 
     def _add_others(self, events: Sequence[Event]) -> None:

@@ -49,6 +49,18 @@ Keep = Callable[[Trace], Kept]
 Outcome = tuple[Kept, ...] | PptraceError
 
 
+class Store(Protocol[Kept]):
+    """Remembers what was kept of files. Other processes get a copy of it."""
+
+    def known(self, file: InputFile) -> tuple[Kept, ...] | None:
+        """What is remembered of a file, where that can be told at once."""
+
+    def get(self, file: InputFile) -> tuple[Kept, ...] | None:
+        """What is remembered of a file, even if finding out takes reading it."""
+
+    def put(self, file: InputFile, found: Sequence[Kept]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReadResult(Generic[Kept]):
     """What was kept of each trace, in order of rank, each with a rank of its own; files that failed; and lines about the
@@ -66,11 +78,16 @@ def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progres
 
 
 def read_each(
-    inputs: OpenedInputs, keep: Keep[Kept], jobs: int | None = None, progress: Progress | None = None
+    inputs: OpenedInputs,
+    keep: Keep[Kept],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    store: Store[Kept] | None = None,
 ) -> ReadResult[Kept]:
     """Read every file; several large ones in ``jobs`` processes (default: one per CPU), small ones here.
 
     ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
+    ``store`` is asked before a file is read, and told what was kept.
     ``progress`` is called with the number of files done and the number of all; a file can hold several traces. A trace's rank is
     its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure.
@@ -78,7 +95,7 @@ def read_each(
     Raises:
         TraceError: the first file's error, when no file can be read.
     """
-    outcomes = _read_all(inputs.files, keep, jobs, progress or (lambda _done, _all: None))
+    outcomes = _read_all(inputs.files, keep, jobs, progress or (lambda _done, _all: None), store)
     errors = [outcome for outcome in outcomes if isinstance(outcome, PptraceError)]
     if not outcomes or len(errors) == len(outcomes):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
@@ -97,26 +114,37 @@ def _whole(trace: Trace) -> Trace:
     return trace
 
 
-def _read_one(keep: Keep[Kept], file: InputFile) -> Outcome[Kept]:
+def _read_one(keep: Keep[Kept], store: Store[Kept] | None, file: InputFile) -> Outcome[Kept]:
     """Errors are returned, so that they come back from a process whole."""
+    if store is not None and (known := store.get(file)) is not None:
+        return known
     try:
-        return tuple(keep(trace) for trace in read_file(file.path, file.format))
+        found = tuple(map(keep, read_file(file.path, file.format)))
     except PptraceError as err:
         return err
+    if store is not None:
+        store.put(file, found)
+    return found
 
 
 def _read_all(
-    files: Sequence[InputFile], keep: Keep[Kept], jobs: int | None, progress: Progress
+    files: Sequence[InputFile], keep: Keep[Kept], jobs: int | None, progress: Progress, store: Store[Kept] | None
 ) -> list[Outcome[Kept]]:
     outcomes: dict[int, Outcome[Kept]] = {}
-    large = [place for place, file in enumerate(files) if _num_text_bytes(file) >= _LARGE_BYTES]
+    for place, file in enumerate(files):
+        if store is not None and (known := store.known(file)) is not None:
+            outcomes[place] = known
+            progress(len(outcomes), len(files))
+    large = [
+        place for place, file in enumerate(files) if place not in outcomes and num_text_bytes(file) >= _LARGE_BYTES
+    ]
     num_processes = min(len(large), jobs if jobs is not None else _num_cpus())
     if num_processes > 1:
         large.sort(key=lambda place: -files[place].num_bytes)
-        _read_in_processes(files, large, keep, num_processes, outcomes, progress)
+        _read_in_processes(files, large, partial(_read_one, keep, store), num_processes, outcomes, progress)
     for place, file in enumerate(files):
         if place not in outcomes:
-            outcomes[place] = _read_one(keep, file)
+            outcomes[place] = _read_one(keep, store, file)
             progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
 
@@ -124,7 +152,7 @@ def _read_all(
 def _read_in_processes(
     files: Sequence[InputFile],
     places: Sequence[int],
-    keep: Keep[Kept],
+    read: Callable[[InputFile], Outcome[Kept]],
     num_processes: int,
     outcomes: dict[int, Outcome[Kept]],
     progress: Progress,
@@ -132,13 +160,13 @@ def _read_in_processes(
     """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
-        futures = {pool.submit(partial(_read_one, keep), files[place]): place for place in places}
+        futures = {pool.submit(read, files[place]): place for place in places}
         for future in as_completed(futures):
             outcomes[futures[future]] = future.result()
             progress(len(outcomes), len(files))
 
 
-def _num_text_bytes(file: InputFile) -> int:
+def num_text_bytes(file: InputFile) -> int:
     """A guess at the size of the text, from the size of the file."""
     try:
         with file.path.open("rb") as opened:

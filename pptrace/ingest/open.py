@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.errors import TraceError, UsageError
+from pptrace.ingest.chrome import has_kineto_members
+from pptrace.ingest.flight import sniff_flight
 from pptrace.ingest.formats import detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
 from pptrace.ingest.nsight_export import REPORT_SUFFIXES
+from pptrace.ingest.oplog import without_partners
+from pptrace.ingest.oplog_json import sniff_own_json
 from pptrace.tables import InputFormat
 
 RUN_FILE = "run.json"
@@ -74,7 +78,8 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
             f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
         )
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
-    return OpenedInputs(tuple(files.values()), tuple(warnings), run, run_dir)
+    chosen = set(without_partners([file.path for file in files.values()]))
+    return OpenedInputs(tuple(file for file in files.values() if file.path in chosen), tuple(warnings), run, run_dir)
 
 
 def _open_one(path: Path) -> OpenedInputs:
@@ -113,7 +118,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
         warnings.append(f"{run_file}: {reason}; took the traces beside it")
     entries = _entries(directory)
     candidates = [entry for entry in entries if entry.is_file() and not _is_run_file(entry)]
-    files, skipped = _trace_files(_without_exported(candidates))
+    files, skipped = _best(*_trace_files(without_partners(_without_exported(candidates))))
     if not files:
         below = [item for entry in entries if entry.is_dir() for item in _entries(entry)]
         files, skipped_below = _trace_files([item for item in below if item.name.endswith(_TENSORBOARD_SUFFIXES)])
@@ -173,6 +178,26 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
         elif path.name.endswith(_TRACE_SUFFIXES):
             skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
     return files, skipped
+
+
+def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
+    """Of a directory that holds ops in several forms, the one that says most.
+
+    Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
+    """
+    if not any(file.format is InputFormat.OPLOG for file in files):
+        return files, skipped
+    worth = {file.path: _worth(file) for file in files}
+    most = max(worth.values())
+    left = [f"{file.path.name} (the run is read from other files)" for file in files if worth[file.path] < most]
+    return [file for file in files if worth[file.path] == most], [*skipped, *left]
+
+
+def _worth(file: InputFile) -> int:
+    start = first_bytes(file.path)
+    if file.format is InputFormat.OPLOG:
+        return 0 if sniff_own_json(start) or sniff_flight(start) else 2
+    return 1 if file.format in (InputFormat.KINETO, InputFormat.CHROME) and not has_kineto_members(start) else 3
 
 
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:

@@ -18,7 +18,6 @@ from pptrace.ingest.shapes import (
     DECODE_ERRORS,
     EVENT_DECODER,
     FIELDS_DECODER,
-    Args,
     Begin,
     Complete,
     Counter,
@@ -96,17 +95,29 @@ def event_of(span: bytes) -> Event | None:
         return None
 
 
+def args_of(shape: type[S], text: bytes) -> S:
+    """What ``args`` hold of this shape, however odd the types of the others; defaults where they are none."""
+    try:
+        return _decoder(shape).decode(text)  # type: ignore[no-any-return]
+    except DECODE_ERRORS:
+        pass
+    try:
+        return _struct(shape, FIELDS_DECODER.decode(text))
+    except DECODE_ERRORS:
+        return shape()
+
+
 def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
     phase = _decoded(fields, "ph", str, "")
     name = _decoded(fields, "name", str, "")
     pid: int | str = _decoded(fields, "pid", int | str, -1)
-    raw_args: dict[str, Raw] = _decoded(fields, "args", dict[str, Raw], {})
+    raw_args: dict[str, Raw] = {} if phase == "X" else _decoded(fields, "args", dict[str, Raw], {})
     ts = fields.get("ts", Raw(b""))
     match phase:
         case "X":
             tid: int | str = _decoded(fields, "tid", int | str, -1)
             dur = fields.get("dur", Raw(b""))
-            return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, _struct(Args, raw_args))
+            return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, fields.get("args", Raw(b"")))
         case "i":
             return Instant(name, ts, _struct(MemoryArgs, raw_args))
         case "I":

@@ -5,8 +5,8 @@
           | { "ph": "M", "name", "pid", "args": {"name" | "labels"} }                  metadata
           | { "ph": any other phase, ... }                                             skipped
 
-Keys may stand in any order; those not named here are skipped unread. Numbers whose digits matter, and fields that only few
-events have, stay undecoded (``Raw``) until someone wants them, so that a surprising type there costs nothing. Flow events
+Keys may stand in any order; those not named here are skipped unread. Numbers whose digits matter, and ``args``, of which most
+are never used, stay undecoded (``Raw``) until someone wants them, so that a surprising type there costs nothing. Flow events
 (ac2g, fwdbwd: phases s, t, f) are skipped: correlation ids say the same, exactly.
 """
 
@@ -22,12 +22,17 @@ Scalar: TypeAlias = int | float | str | None
 ABSENT = Raw(b"")
 
 
-class Args(Struct, frozen=True, gc=False):
-    """What is used of a complete event's ``args``."""
+class DeviceArgs(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of device work and of the calls that launch it."""
 
     device: Scalar = -1
     stream: Scalar = -1
     correlation: Scalar = -1
+
+
+class Args(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of communication."""
+
     collective: Raw = field(default=ABSENT, name="Collective name")
     in_nelems: Raw = field(default=ABSENT, name="In msg nelems")
     out_nelems: Raw = field(default=ABSENT, name="Out msg nelems")
@@ -62,7 +67,7 @@ class MetadataArgs(Struct, frozen=True, gc=False):
     labels: Raw = ABSENT
 
 
-NO_ARGS = Args()
+NO_DEVICE_ARGS = DeviceArgs()
 NO_MEMORY_ARGS = MemoryArgs()
 NO_METADATA_ARGS = MetadataArgs()
 
@@ -74,7 +79,7 @@ class Complete(Struct, gc=False, tag="X", tag_field="ph"):
     tid: Scalar = -1
     ts: Raw = ABSENT
     dur: Raw = ABSENT
-    args: Args | None = NO_ARGS
+    args: Raw = ABSENT
 
 
 class Instant(Struct, gc=False, tag="i", tag_field="ph"):
@@ -113,6 +118,7 @@ for _phase in "EtfbneNODPRcvVSTpF()=":  # every other phase of the format; each 
 
 EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_event_type)
 EVENTS_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_event_type])
+DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
 SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64, length, merge, subtract, union
 from pptrace.intervals import intersect as intersect_sets
+from pptrace.recognise.comm_names import COMMUNICATION_KERNEL
 from pptrace.tables import Category, Events
 
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|userbuffers|nvshmem|cross_device_reduce|internode::|intranode::|hcclAicpu|^Hccl|^Hcom", re.IGNORECASE
-)
-"""Kernels that carry data between devices: NCCL and RCCL, Transformer Engine's user buffers, NVSHMEM, DeepEP, vLLM, HCCL."""
+Rows: TypeAlias = npt.NDArray[np.intp]
+_PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P)")
+_NCCL_CALL = re.compile(r"(?:nccl|rccl):|record_param_comms|c10d::|p?nccl[A-Z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +75,71 @@ NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 
 def device_work(events: Events) -> DeviceWork:
     """The kernels, copies and fills of a rank, each with its launch."""
-    working = np.isin(events.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
-    rows = np.flatnonzero(working)
+    rows = np.flatnonzero(_is_work(events))
+    calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
-    named_communication = np.array([bool(_COMMUNICATION.search(name)) for name in events.names], dtype=bool)
-    communicates = is_kernel & named_communication[events.name_id[rows]] if len(rows) else is_kernel
+    communicates = _communicates(events, rows, calls)
     return DeviceWork(
         start_ns=events.start_ns[rows],
         end_ns=events.end_ns[rows],
         stream=events.stream[rows],
-        launch_ns=_launches(events, rows),
+        launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
     )
 
 
-def _launches(events: Events, rows: npt.NDArray[np.intp]) -> Int64:
-    """Start of the runtime call that launched each device event, by correlation id."""
+def communication_rows(events: Events) -> Rows:
+    """The events that carry data between devices: kernels by name, and copies to a peer that a collective launched."""
+    may = _names_matching(events, COMMUNICATION_KERNEL) | _names_matching(events, _PEER_COPY)
+    if not may.any():
+        return np.empty(0, dtype=np.intp)
+    rows = np.flatnonzero(_is_work(events) & may[events.name_id])
+    return rows[_communicates(events, rows, launch_calls(events, rows))]
+
+
+def _is_work(events: Events) -> npt.NDArray[np.bool_]:
+    return np.isin(events.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
+
+
+def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+    """Which of the device rows communicate; ``calls`` are the host calls that launched them."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_)
+    category, name_id = events.category[rows], events.name_id[rows]
+    named = _names_matching(events, COMMUNICATION_KERNEL)
+    communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named[name_id]
+    copies = (category == Category.MEMCPY) & _names_matching(events, _PEER_COPY)[name_id] & (calls >= 0)
+    if copies.any():
+        communicates[copies] = _inside_calls(events, calls[copies])
+    return communicates
+
+
+def _names_matching(events: Events, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    return np.array([bool(pattern.search(name)) for name in events.names], dtype=np.bool_)
+
+
+def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
+    """Which launches lie inside a host range of a collective on their own thread."""
+    named = np.array([bool(_NCCL_CALL.match(name)) for name in events.names], dtype=np.bool_)
+    on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
+    ranges = np.flatnonzero(on_host & named[events.name_id])
+    inside = np.zeros(len(launches), dtype=np.bool_)
+    times, threads, ends = events.start_ns[launches], events.thread[launches], events.end_ns
+    for thread in np.unique(threads).tolist():
+        own = ranges[events.thread[ranges] == thread]
+        mine = np.flatnonzero(threads == thread)
+        if len(own):
+            place = np.searchsorted(events.start_ns[own], times[mine], side="right") - 1
+            latest = np.maximum.accumulate(ends[own])
+            inside[mine] = (place >= 0) & (times[mine] < latest[np.maximum(place, 0)])
+    return inside
+
+
+def launch_calls(events: Events, rows: Rows) -> Rows:
+    """The runtime call that launched each of these device events, by correlation id; -1 where it was not recorded."""
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
-    launches = np.full(len(rows), -1, dtype=np.int64)
+    launches = np.full(len(rows), -1, dtype=np.intp)
     if not len(calls) or not len(rows):
         return launches
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
@@ -100,7 +147,7 @@ def _launches(events: Events, rows: npt.NDArray[np.intp]) -> Int64:
     wanted = events.correlation[rows]
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     found = (known[at] == wanted) & (wanted >= 0)
-    launches[found] = events.start_ns[calls[at[found]]]
+    launches[found] = calls[at[found]]
     return launches
 
 

@@ -1,107 +1,121 @@
 """Traces of frameworks whose ranges name their ops: labels → ops and sends and receives of one rank.
 
-Where a label lacks something, order says it: a step ends where an op would come again, and the k-th forward is that of
-microbatch k. Ops last as long as their compute: the kernels launched inside the range, or on CPUs the operators in it.
+Where labels name messages or nothing at all, the ops are inferred (:mod:`pptrace.recognise.inferred`). Ops last as long as their
+compute: the kernels launched inside the range by any thread, or on CPUs the operators in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pptrace.recognise.catalogue import Label, read_label
+from pptrace.recognise.catalogues import Label
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.host_compute import HostCompute
-from pptrace.recognise.inferred import Inferred, infer_ops, messages_in_ranges
+from pptrace.recognise.inferred import Inference, Inferred, infer_ops, messages_in_ranges
+from pptrace.recognise.labelled import Range, framework_of, labelled_ranges, num_sequences, resolved, told_ops
+from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
-from pptrace.tables import COMMS, OPS, Category, Events, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class _Labelled:
-    """A labelled host range."""
-
-    label: Label
-    start_ns: int
-    end_ns: int
-    thread: int
-    step: int = -1
+from pptrace.tables import COMMS, OPS, Events, Trace
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
     """The ops and comms of a trace with op labels or with messages between ops; None when it has neither.
 
-    The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`, stages that no label
-    tells are -1 and wait for :func:`with_stages`.
+    The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`; stages that no label
+    tells are below 0 and wait for :func:`pptrace.recognise.placement.place`.
     """
-    labelled = _labelled(trace.events)
-    framework, source = _framework(labelled), "label"
-    if framework is None:
-        labelled = [entry for entry in labelled if entry.label.action is None]
-        framework, source = "unlabelled", "inferred"
-        found = infer_ops(trace.events)
+    labelled = labelled_ranges(trace.events)
+    framework = framework_of(labelled) or "unlabelled"
+    told = told_ops(labelled)
+    rest = [entry for entry in labelled if not entry.label.is_op]
+    if told:
+        source, evidence = "label", tuple(_sequence_notes(labelled))
+        found = [] if any(_is_message(entry) for entry in rest) else messages_in_ranges(trace.events, _plain(told))
     else:
-        found = messages_in_ranges(trace.events, [_plain(e) for e in labelled if _lacks_stage(e.label)])
-    if source == "inferred" and not _is_pipeline(found):
-        return None
-    labelled += [_Labelled(Label(framework, f.action), f.start_ns, f.end_ns, f.thread) for f in found]
-    ranges = _with_steps(sorted(labelled, key=lambda entry: entry.start_ns))
-    times = _Times(Owner(work), HostCompute(trace.events))
-    messages = _Messages(trace.events)
-    readers = {(key, entry.step): entry for entry in ranges for key in _reads(entry.label.action)}
-    ops, comms = [], []
+        inference = _inference(trace.events, labelled)
+        if not _is_pipeline(inference):
+            return None
+        source, evidence, found = "inferred", inference.evidence, inference.found
+        if any(entry.action.kind.is_p2p for entry in found):
+            rest = [entry for entry in rest if not _is_message(entry)]
+    ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
+    ranges = resolved([*ranges, *_optimizers(trace.events, ranges)])
+    ops, comms = _rows(ranges, source, _Times(Owner(work), HostCompute(trace.events)), _Messages(trace.events))
+    return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
+
+
+def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
+    """Optimizer steps by their kernels, where no range ends a step and ops or messages have to be counted within one."""
+    if any(entry.label.span in ("STEP", "OPTIMIZER") for entry in ranges):
+        return []
+    counted = {
+        entry.thread
+        for entry in ranges
+        for action in entry.label.actions
+        if action.microbatch is None or not entry.label.is_op
+    }
+    return optimizer_ranges(events, counted) if counted else []
+
+
+def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
+    """By operators where they name their messages, else by launches."""
+    by_operators = infer_ops(events)
+    return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
+
+
+def _is_message(entry: Range) -> bool:
+    return entry.kind is not None and entry.kind.is_p2p
+
+
+def _sequence_notes(ranges: Sequence[Range]) -> list[str]:
+    splits = num_sequences(ranges)
+    return [f"each of the {splits} parts of a sequence is counted as a microbatch"] if splits > 1 else []
+
+
+def _as_range(framework: str, entry: Inferred) -> Range:
+    return Range(Label(framework, (entry.action,)), entry.start_ns, entry.end_ns, entry.thread)
+
+
+def _plain(ops: Iterable[Range]) -> list[Inferred]:
+    """Ops without a stage, inside which their messages may lie."""
+    return [
+        Inferred(op.action, op.start_ns, op.end_ns, op.thread)
+        for op in ops
+        if op.action is not None and op.action.stage < 0
+    ]
+
+
+def _is_pipeline(inference: Inference) -> bool:
+    """Whether order found forwards, about as many backwards, and messages between them."""
+    kinds = [entry.action.kind for entry in inference.found]
+    fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
+    return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
+
+
+def _rows(
+    ranges: Sequence[Range], source: str, times: _Times, messages: _Messages
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of OPS and of COMMS."""
+    readers = {(key, entry.step): entry for entry in ranges for key in _reads(entry.action)}
+    ops: list[dict[str, Any]] = []
+    comms: list[dict[str, Any]] = []
     for entry in ranges:
-        action = entry.label.action
-        if action is not None and action.kind.is_p2p:
-            comms.append(_comm_row(entry, readers.get((action.key, entry.step)), times, messages))
-        else:
-            ops.append(_op_row(entry, times) | ({} if action is None else {"source": source}))
-    chunk_of = {stage: chunk for chunk, stage in enumerate(sorted({row["stage"] for row in ops} - {-1}))}
+        if _is_message(entry):
+            for action in entry.label.actions:
+                reader = readers.get((action.key, entry.step))
+                comms.append(_comm_row(entry, action, reader, times, messages))
+        elif entry.label.actions or entry.label.span:
+            ops.append(_op_row(entry, times, source))
+    chunk_of = {stage: chunk for chunk, stage in enumerate(sorted({row["stage"] for row in ops if row["stage"] >= 0}))}
     for row in ops:
         row["chunk"] = chunk_of.get(row["stage"], -1)
-    return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms))
-
-
-def _framework(ranges: Sequence[_Labelled]) -> str | None:
-    """Whose op labels these are. Those without a stage are common words: they count where both directions are there."""
-    actions = {entry.label.action.kind: entry.label for entry in ranges if entry.label.action is not None}
-    sure = [label for label in actions.values() if not _lacks_stage(label)]
-    if sure:
-        return sure[0].framework
-    return actions[Kind.F].framework if {Kind.F, Kind.B} <= set(actions) else None
-
-
-def _lacks_stage(label: Label) -> bool:
-    return label.action is not None and label.action.stage < 0
-
-
-def _plain(entry: _Labelled) -> Inferred:
-    assert entry.label.action is not None
-    return Inferred(entry.label.action, entry.start_ns, entry.end_ns, entry.thread)
-
-
-def _is_pipeline(found: Sequence[Inferred]) -> bool:
-    """Whether order found forwards, backwards and messages."""
-    kinds = {entry.action.kind for entry in found}
-    return {Kind.F, Kind.B} <= kinds and any(kind.is_p2p for kind in kinds)
-
-
-def with_stages(table: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """Ops or comms in which what has no stage has its rank's place in the pipeline, as with one stage per rank."""
-    lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
-    if not lacking.any():
-        return table
-    filled = table.copy()
-    filled.loc[lacking, "stage"] = [mesh.pp_rank(rank) or 0 for rank in table.loc[lacking, "rank"]]
-    if "chunk" in table:
-        filled.loc[lacking, "chunk"] = 0
-    return filled
+    return ops, comms
 
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -119,49 +133,14 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
     return filled
 
 
-def _labelled(events: Events) -> list[_Labelled]:
-    """The labelled host ranges in time order."""
-    labels = [read_label(name) for name in events.names]
-    known = np.array([label is not None for label in labels], dtype=bool)
-    if not known.any():
-        return []
-    rows = np.flatnonzero((events.category == Category.ANNOTATION) & known[events.name_id])
-    ends = events.end_ns
-    found = []
-    for row in rows.tolist():
-        label = labels[events.name_id[row]]
-        assert label is not None
-        found.append(_Labelled(label, int(events.start_ns[row]), int(ends[row]), int(events.thread[row])))
-    return found
-
-
-def _with_steps(ranges: Sequence[_Labelled]) -> list[_Labelled]:
-    """The ranges with their steps: those of the profiler where it numbers them, else counted from 0 by ops that come again."""
-    numbered = [entry for entry in ranges if entry.label.span == "STEP"]
-    done: set[object] = set()
-    count, found = 0, []
-    for entry in ranges:
-        action = entry.label.action
-        if numbered:
-            step = next((e.label.step for e in numbered if e.start_ns <= entry.start_ns < e.end_ns), -1)
-        else:
-            if action is not None and action.key in done:
-                count += 1
-                done.clear()
-            step = count
-        if action is not None:
-            done.add(action.key)
-        if step >= 0:
-            found.append(_Labelled(entry.label, entry.start_ns, entry.end_ns, entry.thread, step))
-    return found
-
-
-def _reads(action: Action | None) -> list[tuple[Kind, int, int | None]]:
+def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
     """Keys of the receives whose messages an op reads."""
     if action is None or not action.kind.is_compute:
-        return []
+        return
     kinds = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
-    return [(kinds[half.kind], half.stage, half.microbatch) for half in action.halves if half.kind in kinds]
+    for half in action.halves:
+        if half.kind in kinds:
+            yield kinds[half.kind], half.stage, half.microbatch
 
 
 class _Times:
@@ -171,12 +150,17 @@ class _Times:
         self.owner = owner
         self._host = host
 
-    def of_op(self, entry: _Labelled) -> tuple[int, int, str]:
+    def of_op(self, entry: Range) -> tuple[int, int, str]:
         """(start, end, clock) of the compute inside a range; of the range itself where nothing shows it."""
         if span := self.owner.span(entry.start_ns, entry.end_ns, communication=False):
-            return span[0], span[1], "device"
-        inside = self._host.span(entry.thread, entry.start_ns, entry.end_ns)
-        return (*(inside or (entry.start_ns, entry.end_ns)), "host")
+            start, end, clock = span[0], span[1], "device"
+        else:
+            inside = self._host.span(entry.thread, entry.start_ns, entry.end_ns)
+            start, end = inside or (entry.start_ns, entry.end_ns)
+            clock = "host"
+        place, parts = entry.part
+        length = end - start
+        return start + length * place // parts, start + length * (place + 1) // parts, clock
 
 
 class _Messages:
@@ -201,23 +185,21 @@ class _Messages:
         return int(self._bytes[low:high].sum()) if low < high else -1
 
 
-def _op_row(entry: _Labelled, times: _Times) -> dict[str, Any]:
-    action = entry.label.action
+def _op_row(entry: Range, times: _Times, source: str) -> dict[str, Any]:
+    action = entry.action
     row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
     row["pair"] = "" if action is None or not action.parts else str(action)
     if action is None:
         row |= {"kind": entry.label.span, "start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
-        return row | {"source": "label"}
+        return row | {"source": "inferred" if entry.label.inferred else "label"}
     start, end, clock = times.of_op(entry)
     microbatch = -1 if action.microbatch is None else action.microbatch
     row |= {"kind": action.kind.value, "stage": action.stage, "microbatch": microbatch}
-    return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": "label"}
+    return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": source}
 
 
-def _comm_row(entry: _Labelled, reader: _Labelled | None, times: _Times, messages: _Messages) -> dict[str, Any]:
+def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times, messages: _Messages) -> dict[str, Any]:
     """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
-    action = entry.label.action
-    assert action is not None
     start, posted, stream, clock = entry.start_ns, entry.end_ns, -1, "host"
     asked = end = posted
     if span := times.owner.span(entry.start_ns, entry.end_ns, communication=True):
@@ -228,6 +210,7 @@ def _comm_row(entry: _Labelled, reader: _Labelled | None, times: _Times, message
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
         begun = times.of_op(reader)[0]
         end = max(posted, begun if arrival is None else min(arrival, begun))
+    size = messages.size(entry.start_ns, entry.end_ns)
     return {
         "rank": -1,
         "step": entry.step,
@@ -235,7 +218,7 @@ def _comm_row(entry: _Labelled, reader: _Labelled | None, times: _Times, message
         "axis": "pp",
         "peer": -1,
         "group_size": 2,
-        "bytes": messages.size(entry.start_ns, entry.end_ns),
+        "bytes": size if len(entry.label.actions) == 1 else -1,
         "direction": action.kind.value[-1],
         "stage": action.stage,
         "microbatch": -1 if action.microbatch is None else action.microbatch,

@@ -9,14 +9,14 @@ schedule with one stage per rank (torch's Schedule1F1B, which has no labels). St
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.tables import Category, Events
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
@@ -37,30 +37,50 @@ class Inferred:
     thread: int
 
 
-class _Token(Enum):
+class Token(Enum):
     FORWARD = auto()
     BACKWARD = auto()
     SEND = auto()
     RECV = auto()
+    MESSAGE = auto()  # of unknown direction
     OPTIMIZER = auto()
 
 
 @dataclass(slots=True)
-class _Run:
-    """Consecutive operators of one kind, or one message."""
+class Run:
+    """Consecutive operators or launches of one kind, or one message."""
 
-    token: _Token
+    token: Token
     start_ns: int
     end_ns: int
     count: int = 1
 
 
-def infer_ops(events: Events) -> list[Inferred]:
-    """Ops and messages in time order; [] where no thread both sends or receives and computes."""
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What was found in time order, from how many messages, and the evidence for it in words."""
+
+    found: list[Inferred]
+    num_messages: int = 0
+    evidence: tuple[str, ...] = ()
+
+
+def infer_ops(events: Events) -> Inference:
+    """Ops and messages in time order; nothing where no thread both sends or receives and computes."""
     thread = _pipeline_thread(events)
-    if thread is None:
-        return []
-    return list(_numbered(_without_scraps(_runs(events, thread)), thread))
+    if thread is None or _mostly_inside_backwards(events):
+        return Inference([])
+    found = list(numbered(without_scraps(_runs(events, thread)), thread))
+    return Inference(found, sum(entry.action.kind.is_p2p for entry in found), _evidence(found, thread))
+
+
+def _evidence(found: Sequence[Inferred], thread: int) -> tuple[str, ...]:
+    kinds = [entry.action.kind for entry in found]
+    messages = sum(kind.is_p2p for kind in kinds)
+    return (
+        f"{kinds.count(Kind.F)} forwards are what thread {thread} ran between {messages} sends and receives, "
+        f"{kinds.count(Kind.B)} backwards what autograd's engine ran",
+    )
 
 
 def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
@@ -87,25 +107,40 @@ def _pipeline_thread(events: Events) -> int | None:
     return int(threads[counts.argmax()])
 
 
+def _mostly_inside_backwards(events: Events) -> bool:
+    """Whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
+    messages = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
+    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
+    rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
+    inside = 0
+    for thread in np.unique(events.thread[messages]).tolist():
+        own = rows[events.thread[rows] == thread]
+        at = events.start_ns[messages[events.thread[messages] == thread]]
+        ends = np.maximum.accumulate(events.end_ns[own])
+        place = np.searchsorted(events.start_ns[own], at, side="right") - 1
+        inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
+    return _LEAST_SHARE * inside > len(messages)
+
+
 def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     wanted = np.array([name in names for name in events.names], dtype=bool)
     chosen: npt.NDArray[np.bool_] = wanted[events.name_id] & (events.category == Category.CPU_OP)
     return chosen
 
 
-def _runs(events: Events, thread: int) -> list[_Run]:
+def _runs(events: Events, thread: int) -> list[Run]:
     """What the thread does, one entry for each message and for each unbroken run of operators."""
-    runs: list[_Run] = []
+    runs: list[Run] = []
     for token, start, end in _tokens(events, thread):
         last = runs[-1] if runs else None
-        if last is not None and last.token is token and token in (_Token.FORWARD, _Token.BACKWARD):
+        if last is not None and last.token is token and token in (Token.FORWARD, Token.BACKWARD):
             last.end_ns, last.count = max(last.end_ns, end), last.count + 1
         else:
-            runs.append(_Run(token, start, end))
+            runs.append(Run(token, start, end))
     return runs
 
 
-def _tokens(events: Events, thread: int) -> Iterator[tuple[_Token, int, int]]:
+def _tokens(events: Events, thread: int) -> Iterator[tuple[Token, int, int]]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
@@ -123,59 +158,85 @@ def _tokens(events: Events, thread: int) -> Iterator[tuple[_Token, int, int]]:
             continue  # inside another
         over = end
         if is_step[row]:
-            yield _Token.OPTIMIZER, start, end
+            yield Token.OPTIMIZER, start, end
         elif send[row] or recv[row]:
-            yield (_Token.SEND if send[row] else _Token.RECV), start, end
+            yield (Token.SEND if send[row] else Token.RECV), start, end
         else:
-            yield (_Token.BACKWARD if engine[row] else _Token.FORWARD), start, end
+            yield (Token.BACKWARD if engine[row] else Token.FORWARD), start, end
 
 
-def _without_scraps(runs: Sequence[_Run]) -> list[_Run]:
+def without_scraps(runs: Sequence[Run]) -> list[Run]:
     """The runs without forwards too short to be one, such as the making of a loss's gradient, and without those that no
     backward of the step follows, such as the scaling of gradients.
     """
-    largest = max((run.count for run in runs if run.token is _Token.FORWARD), default=0)
-    kept: list[_Run] = []
+    largest = max((run.count for run in runs if run.token is Token.FORWARD), default=0)
+    kept: list[Run] = []
     is_followed = False
     for run in reversed(runs):
-        if run.token is _Token.OPTIMIZER:
+        if run.token is Token.OPTIMIZER:
             is_followed = False
-        elif run.token is _Token.BACKWARD:
+        elif run.token is Token.BACKWARD:
             is_followed = True
-        elif run.token is _Token.FORWARD and not (is_followed and _LEAST_SHARE * run.count >= largest):
+        elif run.token is Token.FORWARD and not (is_followed and _LEAST_SHARE * run.count >= largest):
             continue
         kept.append(run)
-    return kept[::-1]
+    return _joined(kept[::-1])
 
 
-def _numbered(runs: Sequence[_Run], thread: int) -> Iterator[Inferred]:
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Backwards between which nothing but scraps lay are one."""
+    joined: list[Run] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if last is not None and last.token is run.token is Token.BACKWARD:
+            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + run.count
+        else:
+            joined.append(run)
+    return joined
+
+
+def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
+    """Ops and messages with the microbatches that order gives them; a message whose place in a step is taken is left out."""
     forwards = backwards = 0
-    for place, run in enumerate(runs):
-        if run.token is _Token.OPTIMIZER:
-            forwards = backwards = 0
+    taken: set[Key] = set()
+    after = list(_ops_before(reversed(runs)))[::-1]
+    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
+        if run.token is Token.OPTIMIZER:
+            if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
+                forwards = backwards = 0
+                taken.clear()
             continue
-        if run.token is _Token.FORWARD:
+        if run.token is Token.FORWARD:
             action = Action(Kind.F, -1, forwards)
             forwards += 1
-        elif run.token is _Token.BACKWARD:
+        elif run.token is Token.BACKWARD:
             action = Action(Kind.B, -1, backwards)
             backwards += 1
+        elif run.token is Token.MESSAGE:
+            continue
         else:
-            found = _message(runs, place, forwards, backwards)
-            if found is None:
+            sends = run.token is Token.SEND
+            found = _message(sends, op_before if sends else op_after, forwards, backwards)
+            if found is None or found.key in taken:
                 continue
             action = found
+            taken.add(action.key)
         yield Inferred(action, run.start_ns, run.end_ns, thread)
 
 
-def _message(runs: Sequence[_Run], place: int, forwards: int, backwards: int) -> Action | None:
-    """A send belongs to the op before it, a receive to the op after it."""
-    computing = (_Token.FORWARD, _Token.BACKWARD, _Token.OPTIMIZER)
-    sends = runs[place].token is _Token.SEND
-    nearby = runs[place - 1 :: -1] if sends and place else runs[place + 1 :] if not sends else ()
-    op = next((run.token for run in nearby if run.token in computing), _Token.OPTIMIZER)
-    if op is _Token.OPTIMIZER:
+def _ops_before(runs: Iterable[Run]) -> Iterator[Token]:
+    """For each run the forward, backward or optimizer that came last before it; the optimizer where there was none."""
+    last = Token.OPTIMIZER
+    for run in runs:
+        yield last
+        if run.token in (Token.FORWARD, Token.BACKWARD, Token.OPTIMIZER):
+            last = run.token
+
+
+def _message(sends: bool, op: Token, forwards: int, backwards: int) -> Action | None:
+    """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
+    if op is Token.OPTIMIZER:
         return None
-    if op is _Token.FORWARD:
+    if op is Token.FORWARD:
         return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
     return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -84,3 +87,136 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     filled.loc[matched, "transfer_end_ns"] = end
     filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
     return filled
+
+
+def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
+    """The calls of unmarked traces (schema CALL_COMMS) with ``match`` filled, counted from ``first``.
+
+    Members of a collective have the same group, kind and sequence number or, without one, the same place in the order of the
+    group's calls; the two ends of a message the same place in the order of messages from one rank to the other. Where one side
+    recorded more than the other, sizes must say how the orders belong together; otherwise all of them keep -1.
+    """
+    matched = calls.copy()
+    if calls.empty:
+        return matched
+    ordered = calls.sort_values("start_ns", kind="stable")
+    is_p2p = ordered["kind"].isin(("send", "recv"))
+    numbers: dict[int, int] = {}
+    count = itertools.count(first)
+    for rows in _messages_between(ordered[is_p2p & (ordered["peer"] >= 0)]):
+        _number(rows, numbers, count)
+    rest = ordered[~is_p2p & (ordered["group"] != "") & (ordered["group_size"] > 1)]
+    for _, same in rest.groupby(["group", "kind"], sort=False):
+        size = int(same["group_size"].iloc[0])
+        if same["rank"].nunique() != size:
+            continue
+        if (same["seq"] >= 0).all():
+            for _, members in same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False):
+                if members["rank"].nunique() == len(members) == size:
+                    numbers |= dict.fromkeys(members.index.tolist(), next(count))
+        else:
+            _number([part for _, part in same.groupby("rank", sort=True)], numbers, count)
+    matched.loc[list(numbers), "match"] = list(numbers.values())
+    return matched
+
+
+def _messages_between(messages: pd.DataFrame) -> Iterator[list[pd.DataFrame]]:
+    """For each pair of ranks and each way: the sends and the receives."""
+    sends = messages["kind"] == "send"
+    source = messages["rank"].where(sends, messages["peer"])
+    target = messages["peer"].where(sends, messages["rank"])
+    for _, rows in messages.groupby([source, target, messages["axis"]], sort=False):
+        ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
+        if all(len(end) for end in ends):
+            yield ends
+
+
+def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
+    return rows.groupby(by).cumcount()
+
+
+def _number(sides: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int]) -> None:
+    """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
+    steps = set.intersection(*(set(side["step"].tolist()) for side in sides)) - {-1}
+    parts = [[side[side["step"] == step] for side in sides] for step in sorted(steps)]
+    whole = _shifts([side["bytes"].tolist() for side in sides])
+    for part in [sides] if whole is not None else parts:
+        shifts = _shifts([side["bytes"].tolist() for side in part])
+        if shifts is None:
+            continue
+        length = min(len(side) - shift for side, shift in zip(part, shifts, strict=True))
+        for place in range(length):
+            number = next(count)
+            for side, shift in zip(part, shifts, strict=True):
+                numbers[int(side.index[place + shift])] = number
+
+
+def _shifts(sizes: Sequence[Sequence[int]]) -> list[int] | None:
+    """How many calls of each side come before the first that all sides have; None where sizes do not tell.
+
+    Equally many are taken to be the same. Of more, those are left out that no call of the shortest side fits; only one way to do
+    that will do.
+    """
+    shortest = min(sizes, key=len)
+    shifts = []
+    for side in sizes:
+        spare = len(side) - len(shortest)
+        fitting = [
+            shift
+            for shift in range(spare + 1)
+            if not spare
+            or all(own == other or -1 in (own, other) for own, other in zip(side[shift:], shortest, strict=False))
+        ]
+        if len(fitting) != 1:
+            return None
+        shifts += fitting
+    return shifts
+
+
+MESSAGES = ("send", "recv", "send_recv", "unknown")
+"""Kinds that are, or may be, messages between two ranks."""
+
+
+def is_anonymous(comms: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows have nothing that says with whom: no label's stage, no group and no peer, as kernels alone show it."""
+    alone = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
+    return alone & (comms["match"] < 0) & (comms["stage"] < 0)
+
+
+def anonymous(comms: pd.DataFrame) -> tuple[str, ...]:
+    """A line for the communication of steps that tells no peer."""
+    rows = comms[is_anonymous(comms) & (comms["step"] >= 0)]
+    message = rows["kind"].isin(MESSAGES)
+    parts = []
+    if (count := int(message.sum())) > 0:
+        parts.append(f"{count} messages, which count as waiting (bubble)")
+    if (count := int((~message).sum())) > 0:
+        parts.append(f"{count} collectives, which count as transfer")
+    return (f"communication whose group was not recorded: {' and '.join(parts)}",) if parts else ()
+
+
+_SHOWN = 3
+
+
+def unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
+    """A line for each kind of communication that lacks its other side although that rank's trace is there."""
+    ranks = set(present)
+    lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
+    messages = lacking[lacking["kind"].isin(("send", "recv")) & lacking["peer"].isin(ranks)]
+    lines = []
+    for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True):
+        pairs = rows.groupby(["rank", "peer"], sort=True).size()
+        way, other = ("to", "receive") if kind == "send" else ("from", "send")
+        first = pairs.head(_SHOWN).reset_index(name="count").to_numpy().tolist()
+        shown = [f"{count} of rank {rank} {way} rank {peer}" for rank, peer, count in first]
+        more = f" and {len(pairs) - _SHOWN} more pairs" if len(pairs) > _SHOWN else ""
+        verb = "has" if len(rows) == 1 else "have"
+        lines.append(
+            f"{_counted(len(rows), str(kind))} ({axis}) {verb} no matching {other} there: {', '.join(shown)}{more}"
+        )
+    return tuple(lines)
+
+
+def _counted(number: int, kind: str) -> str:
+    noun = {"recv": "receive"}.get(kind, kind)
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pandas as pd
+
+from pptrace.recognise.groups import Groups
 
 AXES = ("tp", "cp", "dp", "pp")
 """Axes from the fastest-varying to the slowest, as Megatron-LM orders ranks: rank = tp + t·(cp + c·(dp + d·pp))."""
@@ -106,7 +111,7 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
     holders: dict[frozenset[int], list[int]] = {}
     for rank in sorted(stages):
         holders.setdefault(stages[rank], []).append(rank)
-    columns = [holders[key] for key in sorted(holders, key=min)]
+    columns = _with_absent(holders) or [holders[key] for key in sorted(holders, key=min)]
     replicas = min((len(column) for column in columns), default=0)
     single = 1 if replicas == 1 else None
     return MeshInfo(
@@ -121,6 +126,58 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
     )
 
 
+def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
+    """The columns of one looped pipeline that lacks traces in its middle; [] where stages and ranks do not say whose.
+
+    Chunk c of place r is stage c·p + r, and the ranks that are there lie at equal distances in the order of their places.
+    """
+    chunks = max(map(len, holders), default=0)
+    present = {min(stages): ranks[0] for stages, ranks in holders.items()}
+    pp = max(present, default=0) + 1
+    if chunks > 1:
+        pp = min(after - before for stages in holders for before, after in pairwise(sorted(stages)))
+    looped = all(sorted(stages) == list(range(min(stages), min(stages) + len(stages) * pp, pp)) for stages in holders)
+    alone = all(len(ranks) == 1 for ranks in holders.values())
+    if not looped or not alone or len(present) < 2 or len(present) == pp or max(present) >= pp:
+        return []
+    (first, rank), (last, other) = min(present.items()), max(present.items())
+    stride, rest = divmod(other - rank, last - first)
+    if rest or stride < 1 or any(own != rank + stride * (place - first) for place, own in present.items()):
+        return []
+    return [[number] for place in range(pp) if (number := rank + stride * (place - first)) >= 0]
+
+
 def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
     """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
     return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),))
+
+
+def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
+    """The mesh of the ops with what the process groups tell: sizes of axes, the number of ranks, and pipelines.
+
+    Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
+    each rank with ops must be in one.
+    """
+    held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
+    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
+    fits = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
+    for pipeline in groups.pipelines:
+        stages = [held[rank] for rank in pipeline if rank in held]
+        fits = fits and len(set(stages)) == len(stages)
+    named = _beside(mesh, groups.sizes)
+    return replace(
+        mesh,
+        num_ranks=max(mesh.num_ranks, groups.world_size or 0),
+        pp=len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp"),
+        tp=named["tp"],
+        cp=named["cp"],
+        dp=named["dp"],
+        ep=named["ep"],
+        pipelines=groups.pipelines if fits and compute else mesh.pipelines,
+    )
+
+
+def _beside(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
+    """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
+    several = any(size > 1 for size in sizes.values())
+    return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in ("tp", "cp", "dp", "ep")}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
+from pptrace.recognise.collectives import CALLS, find_calls
 from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
+from pptrace.recognise.from_tables import tables_from_trace
 from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table
 
 
@@ -17,7 +19,8 @@ class RankFound:
     """What the trace of one rank holds, on its own clock.
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
-    come from, "" without ops. ``warnings`` are lines about this rank that do not name it.
+    come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
+    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it.
     """
 
     info: TraceInfo
@@ -27,6 +30,7 @@ class RankFound:
     memory: pd.DataFrame
     work: DeviceWork
     warnings: tuple[str, ...] = ()
+    calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
 
     @property
     def number(self) -> int:
@@ -40,7 +44,9 @@ class RankFound:
 def recognise_rank(trace: Trace) -> RankFound:
     """Find the ops, the communication and the device work of one rank."""
     work = device_work(trace.events)
-    tables = tables_from_marks(trace, work) or tables_from_labels(trace, work)
+    tables = tables_from_trace(trace) or tables_from_marks(trace, work) or tables_from_labels(trace, work)
+    told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
+    calls = empty_table(CALLS) if told else find_calls(trace.events)
     if tables is None:
-        return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work)
-    return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings)
+        return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
+    return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
+from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.devices import DeviceWork
-from pptrace.recognise.from_labels import with_peers, with_stages
-from pptrace.recognise.matching import match_comms
-from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order
+from pptrace.recognise.from_labels import with_peers
+from pptrace.recognise.groups import Groups, find_groups
+from pptrace.recognise.matching import anonymous, match_calls, match_comms, unmatched
+from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
+from pptrace.recognise.placement import place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
 from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
@@ -54,40 +58,73 @@ def recognise_ranks(
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
     facts = {found.number: found.info.metadata for found in ranks}
-    warnings = [f"rank {found.number}: {line}" for found in ranks for line in found.warnings]
+    warnings = _of_ranks(ranks)
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
-    warnings += _inferences(ops)
     metadata = list(facts.values())
-    mesh = _mesh(metadata, ops, num_ranks or len(ranks))
-    ops, comms = with_stages(ops, mesh), with_stages(comms, mesh)
-    comms = with_peers(comms, ops, mesh)
+    groups = find_groups({found.number: found.calls for found in ranks}, {f.number: f.info.distributed for f in ranks})
+    mesh = _mesh(metadata, ops, groups, num_ranks or len(ranks))
+    warnings += _inferences(ops, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
+    placed = place(ops, comms, mesh)
+    ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
+    comms = with_peers(placed.comms, ops, mesh)
+    comms = _with_calls(match_comms(comms, mesh), ranks, groups, ops, mesh)
+    warnings += [f"process groups: {line}" for line in groups.evidence]
     plan = recognise_schedule(ops, mesh, metadata, schedule)
     return Recognised(
         framework=min((found.framework for found in ranks if found.framework), default="unlabelled"),
         ops=ops,
-        comms=match_comms(comms, mesh),
+        comms=comms,
         memory=memory,
         work={found.number: found.work for found in ranks},
         mesh=mesh,
         schedule=plan,
         facts=facts,
-        warnings=(*warnings, *plan.warnings),
+        warnings=(*warnings, *plan.warnings, *unmatched(comms, facts), *anonymous(comms)),
     )
 
 
-def _inferences(ops: pd.DataFrame) -> list[str]:
+def _with_calls(
+    comms: pd.DataFrame, ranks: Sequence[RankFound], groups: Groups, ops: pd.DataFrame, mesh: MeshInfo
+) -> pd.DataFrame:
+    """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
+    calls = comms_of_calls({found.number: found.calls for found in ranks}, groups, ops, comms, mesh)
+    if calls.empty:
+        return comms
+    matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
+    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched
+
+
+_ALIKE = 4
+"""So many ranks say the same with other numbers before the rest of them are counted."""
+
+
+def _of_ranks(ranks: Sequence[RankFound]) -> list[str]:
+    """The lines of all ranks; where many ranks have lines that differ in their numbers alone, the first few."""
+    alike: dict[str, list[str]] = {}
+    for found in ranks:
+        for line in found.warnings:
+            alike.setdefault(re.sub(r"\d+", "0", line), []).append(f"rank {found.number}: {line}")
+    told = []
+    for lines in alike.values():
+        more = len(lines) - _ALIKE
+        told += lines if more < 2 else [*lines[:_ALIKE], f"and {more} more ranks like {lines[0].split(':')[0]}"]
+    return told
+
+
+def _inferences(ops: pd.DataFrame, grouped: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     if (compute["source"] == "inferred").any():
         told.append(
-            "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators, autograd's "
-            "engine and messages on each rank's thread, with one stage per rank"
+            "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
+            "autograd's threads and messages on each rank"
         )
     if len(compute) and (compute["stage"] < 0).all():
-        told.append("no label tells the stages: the ranks are taken as one pipeline in their order")
+        order = "each rank's place in its pipeline's process group is" if grouped else "the ranks in their order are"
+        told.append(f"no label tells the stages: {order} taken for them")
     return told
 
 
@@ -97,11 +134,11 @@ def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.Da
     return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
 
 
-def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
-    """The mesh of the facts, else that of the ops; where the facts name no pipelines, those of the ops."""
+def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, groups: Groups, num_ranks: int) -> MeshInfo:
+    """The mesh of the facts, else that of the process groups and the ops; where the facts name no pipelines, those of the ops."""
     told = mesh_from_metadata(metadata, num_ranks)
     if told is None:
-        return _mesh_of_ops(ops, num_ranks)
+        return mesh_with_groups(_mesh_of_ops(ops, num_ranks), ops, groups)
     return told if told.pipelines else replace(told, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import pandas as pd
 
 from pptrace.errors import ScheduleError
 from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.nearest import ENOUGH, Nearest, nearest
 from pptrace.schedule import registry
+from pptrace.schedule.actions import Kind, parse_action
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
 
 
@@ -61,11 +64,62 @@ def recognise_schedule(
         return ScheduleInfo(plan, plan.name, PlanSource.METADATA, differences(plan, measured))
     if not measured:
         return _NOTHING
+    training = [step for step in measured if not _only_forwards(step)]
+    if not training:
+        told = "no schedule recognised: the steps have forwards only, as in evaluation"
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(told,))
+    found = _recognised(training, ops, mesh)
+    evaluated = sorted({step.step for step in measured} - {step.step for step in training})
+    if not evaluated:
+        return found
+    line = f"step {_listed(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
+    return replace(found, warnings=(*found.warnings, line))
+
+
+def _only_forwards(step: MeasuredStep) -> bool:
+    return all(parse_action(cell).kind is Kind.F for row in step.rows for cell in row)
+
+
+def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
+    """The plan that the most complete step follows, else the nearest of the registry, else that step's own order."""
+    best = _most_complete(measured)
+    plan, problem = _plan_of(best)
+    if plan is not None and plan.name in registry.SCHEDULES:
+        return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured))
+    near = _nearest(best, ops, mesh)
+    if near is not None and near.share >= ENOUGH:
+        line = f"the run follows {near.plan.name} in {near.share:.0%} of its ops: see the schedule's mismatches"
+        told = () if near.share == 1 else (line,)
+        return ScheduleInfo(
+            near.plan, near.plan.name, PlanSource.RECOGNISED, differences(near.plan, measured), warnings=told
+        )
+    closest = f"; the nearest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
+    if plan is None:
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
+    line = f"the order of ops is that of no known schedule{closest}"
+    return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured), warnings=(line,))
+
+
+def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
+    """The plan that a step's order makes, or why it makes none."""
     try:
-        plan = identify(from_rows(_most_complete(measured).rows, "custom"))
+        plan = identify(from_rows(step.rows, "custom"))
     except ScheduleError as err:
-        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {err}",))
-    return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured))
+        return None, str(err)
+    if blocked := replay(plan).blocked:
+        stuck = blocked[0]
+        return None, f"in the order found, op {stuck.index + 1} of pipeline rank {stuck.rank} would wait for ever"
+    return plan, ""
+
+
+def _nearest(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Nearest | None:
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
+    if compute.empty:
+        return None
+    num_stages, num_microbatches = int(compute["stage"].max()) + 1, int(compute["microbatch"].max()) + 1
+    chunks = int(compute.groupby("rank")["stage"].nunique().max())
+    pp = max(max(step.pp_ranks) + 1, mesh.pp or 1, -(-num_stages // chunks))
+    return nearest(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
 
 
 def identify(plan: Plan) -> Plan:

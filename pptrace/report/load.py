@@ -8,7 +8,7 @@ from typing import Any
 
 from pptrace.analysis.analyse import Analysis, analyse_ranks
 from pptrace.ingest import open_inputs, read_each
-from pptrace.recognise.rank import recognise_rank
+from pptrace.report.cached import RankStore, find_in_rank
 
 
 def load(
@@ -17,17 +17,19 @@ def load(
     step: int | None = None,
     jobs: int | None = 1,
     progress: Callable[[int, int], None] | None = None,
+    cache: bool = True,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
 
     ``jobs`` is how many processes read (None: one per core). They are spawned, so a script that asks for more than one must be
-    guarded by ``if __name__ == "__main__"``.
+    guarded by ``if __name__ == "__main__"``. With ``cache``, what is found in large files is kept on disk,
+    and not looked for again in files that have not changed (:mod:`pptrace.ingest.cache`).
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_each(inputs, recognise_rank, jobs, progress)
+    result = read_each(inputs, find_in_rank, jobs, progress, RankStore() if cache else None)
     run = inputs.run or {}
     world_size = run.get("world_size")
     return analyse_ranks(

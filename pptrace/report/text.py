@@ -50,6 +50,8 @@ def _parts(report: Report) -> Iterable[RenderableType]:
         yield _marked_steps(report.marked_steps)
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         yield _device(report)
+    if report.typical_step is None and any(entry.comms for entry in report.device):
+        yield _comm_totals(report)
     yield _findings(report)
     yield _warnings(report)
 
@@ -181,6 +183,26 @@ def _marked_steps(steps: Sequence[MarkedStep]) -> RenderableType:
         optimizer = sum(step.spans.get("OPTIMIZER", 0) for step in mine) // len(mine)
         times = (sum(spans) // len(spans), min(spans), max(spans), optimizer)
         table.add_row(str(rank), str(len(mine)), *map(units.milliseconds, times))
+    return table
+
+
+def _comm_totals(report: Report) -> RenderableType:
+    """Communication over whole traces, for those without steps."""
+    columns = ("axis", "kind", "rank", "of", "count", "bytes", "total ms", "overlap", "bus GB/s")
+    table = _table("\nCommunication, whole trace (times with waiting)", *columns, left=2)
+    rows = sorted((comm.axis, comm.kind, entry.rank, comm) for entry in report.device for comm in entry.comms)
+    for axis, kind, rank, comm in rows:
+        table.add_row(
+            axis,
+            kind,
+            str(rank),
+            "–" if comm.group_size is None else str(comm.group_size),
+            str(comm.count),
+            units.num_bytes(comm.bytes),
+            units.milliseconds(comm.total_ns),
+            units.percent(comm.overlap_ratio),
+            units.gigabytes_per_second(comm.busbw_gbps),
+        )
     return table
 
 

@@ -26,7 +26,10 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
         "clock": asdict(report.clock),
         "steps": [_step(step, with_ops) for step in report.steps],
         "marked_steps": [asdict(step) for step in report.marked_steps],
-        "device": [{"rank": entry.rank, **asdict(entry.breakdown)} for entry in report.device],
+        "device": [
+            {"rank": entry.rank, **asdict(entry.breakdown), "comms": [asdict(comm) for comm in entry.comms]}
+            for entry in report.device
+        ],
         "stragglers": None,
         "findings": [asdict(finding) for finding in report.findings],
         "warnings": list(report.warnings),

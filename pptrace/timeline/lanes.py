@@ -10,6 +10,7 @@ import pandas as pd
 
 from pptrace.intervals import EMPTY, Int64, clip, length, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.matching import MESSAGES, is_anonymous
 from pptrace.recognise.schedule import COMPUTE_KINDS
 
 
@@ -22,6 +23,7 @@ class Lane:
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
     ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
+    A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
     """
 
     compute: Int64
@@ -47,10 +49,12 @@ class Lane:
 def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], offset_ns: int) -> Lane:
     """The lane of a rank, from aligned ops and comms and from its device work, which is still ``offset_ns`` early."""
     mine = comms[comms["rank"] == rank]
-    told = (mine["match"] >= 0) | (mine["group_size"] == 1)
+    anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
+    told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
     known = mine[told]
     transfer = union(known["transfer_start_ns"], known["transfer_end_ns"])
-    unmatched = union(mine.loc[~told, "start_ns"], mine.loc[~told, "end_ns"])
+    unclear = ~told & ~anonymous
+    unmatched = union(mine.loc[unclear, "start_ns"], mine.loc[unclear, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
         compute = device.compute + offset_ns
@@ -63,7 +67,8 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
 
 def communication_within(ops: pd.DataFrame, comms: pd.DataFrame, lane: Lane) -> list[int]:
     """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
-    blocked = subtract(_blocking(comms[comms["microbatch"] < 0], "start_ns", "end_ns"), lane.compute)
+    inner = comms[(comms["microbatch"] < 0) & ~((comms["axis"] == "pp") & comms["kind"].isin(MESSAGES))]
+    blocked = subtract(_blocking(inner, "start_ns", "end_ns"), lane.compute)
     return [length(clip(blocked, start, end)) for start, end in zip(ops["start_ns"], ops["end_ns"], strict=True)]
 
 

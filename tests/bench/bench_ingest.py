@@ -1,74 +1,115 @@
-"""How fast ``read_kineto`` reads a large trace, beside decoders that stop at Python objects, in one run.
+"""Reading large Kineto traces, and the whole ``pptrace analyze``: speed and memory beside orjson and HTA, in one run.
 
-    python tests/bench/bench_ingest.py [TRACE] [--megabytes N] [--rounds N]
+    python tests/bench/bench_ingest.py [TRACE] [--megabytes N]… [--rounds N] [--other-python PATH]
 
-TRACE (default: a small made-up one) is replicated, its times shifted, until the file is large enough. Each reader runs in a
-process of its own, in turns; the best of N rounds. MB are 10^6 bytes of JSON text, also for the gzip file; memory is the
-growth of the process's peak.
+TRACE (default: a small made-up one) is replicated, its times shifted, until the file is large enough. Each side runs in a
+process of its own, in turns; the best of N rounds, by the processor time of the process and its children, because wall time
+on a shared machine says little (both are shown). ``--other-python`` is an interpreter that has orjson and
+HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON text, also for the gzip file; memory is the peak of the
+process, and its limit 300 MB + 60 bytes per event.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import json
-import multiprocessing
+import os
 import re
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pptrace.ingest import read_kineto
-
 _TIME = re.compile(rb'("ts": ?)(\d+)')
 _SHIFT_US = 10_000_000
+_LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 300 * 10**6, 60
 
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
-
-
-def _read_msgspec(path: Path) -> Any:
-    import msgspec
-
-    return msgspec.json.decode(path.read_bytes())
-
-
-def _read_orjson(path: Path) -> Any:
-    import orjson  # type: ignore[import-not-found,unused-ignore]
-
-    return orjson.loads(path.read_bytes())
-
-
-def _peak_bytes() -> int:
-    """Of this process since it began; what ``getrusage`` says would include the parent's on Linux."""
+_TELL = """
+import json, re, resource, sys, time
+from pathlib import Path
+path = Path(sys.argv[1])
+def tell(begin, wall, **more):
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) * 1024 if found else 0
+    found = re.search(r"VmHWM:\\s+(\\d+) kB", status.read_text()) if status.exists() else None
+    spent = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(json.dumps({"cpu_s": spent - begin, "wall_s": time.perf_counter() - wall,
+                      "peak_bytes": int(found[1]) * 1024 if found else 0, **more}), flush=True)
+def now():
+    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.perf_counter()
+"""
+_READ = (
+    _TELL
+    + """
+from pptrace.ingest import read_kineto
+begin = now()
+trace = read_kineto(path)
+tell(*begin, events=len(trace.events))
+"""
+)
+_ANALYZE = (
+    _TELL
+    + """
+import contextlib, io
+begin = (0.0, time.perf_counter())
+sys.argv = ["pptrace", "analyze", str(path), *sys.argv[2:]]
+from pptrace.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+tell(*begin)
+"""
+)
+_ORJSON = (
+    _TELL
+    + """
+import orjson, os
+begin = now()
+document = orjson.loads(path.read_bytes())
+tell(*begin)
+os._exit(0)
+"""
+)
+_HTA = (
+    _TELL
+    + """
+import contextlib, io, logging, os
+logging.disable(logging.CRITICAL)
+begin = (0.0, time.perf_counter())
+with contextlib.redirect_stdout(io.StringIO()):
+    from hta.trace_analysis import TraceAnalysis
+    analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir="")
+    analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
+    analysis.get_comm_comp_overlap(visualize=False)
+tell(*begin)
+os._exit(0)
+"""
+)
 
 
-def _measure(reader: Callable[[Path], Any], path: Path, answer: Connection) -> None:
-    before = _peak_bytes()
-    begin = time.perf_counter()
-    result = reader(path)
-    seconds = time.perf_counter() - begin
-    answer.send((seconds, _peak_bytes() - before))
-    answer.close()
-    del result
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A program to measure: what it is called, its interpreter, its text, the file and further arguments."""
 
+    name: str
+    python: str
+    program: str
+    path: Path
+    arguments: tuple[str, ...] = ()
 
-def _measure_in_process(reader: Callable[[Path], Any], path: Path) -> tuple[float, int]:
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(reader, path, send))
-    process.start()
-    seconds, memory = receive.recv()
-    process.join()
-    return seconds, memory
+    def measure(self, cache: Path) -> dict[str, Any] | None:
+        """What it tells of itself; None where it cannot run."""
+        command = [self.python, "-c", self.program, str(self.path), *self.arguments]
+        environment = os.environ | {"PPTRACE_CACHE_DIR": str(cache)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode or not done.stdout.strip():
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            print(f"{self.name:28} left out: {lines[-1][:90]}")
+            return None
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return told
 
 
 def _sample() -> bytes:
@@ -119,37 +160,72 @@ def replicate(text: bytes, num_bytes: int) -> bytes:
     return text[:begin] + b",\n  ".join(copies) + text[end:]
 
 
+def _sides(plain: Path, packed: Path, two: tuple[Path, Path], other: str) -> list[Side]:
+    own = sys.executable
+    return [
+        Side("read_kineto", own, _READ, plain),
+        Side("read_kineto, gzip", own, _READ, packed),
+        Side("orjson.loads", other, _ORJSON, plain),
+        Side("pptrace analyze --no-cache", own, _ANALYZE, plain, ("--no-cache",)),
+        Side("the same, gzip", own, _ANALYZE, packed, ("--no-cache",)),
+        Side("the same, two ranks", own, _ANALYZE, two[0], (str(two[1]), "--no-cache")),
+        Side("pptrace analyze, first", own, _ANALYZE, plain),
+        Side("pptrace analyze, again", own, _ANALYZE, plain),
+        Side("HTA, parse and breakdown", other, _HTA, packed),
+    ]
+
+
+def _measure(sides: Sequence[Side], rounds: int, cache: Path) -> dict[str, dict[str, Any]]:
+    """The best of each side by processor time; what cannot run is asked once."""
+    best: dict[str, dict[str, Any]] = {}
+    failed: set[str] = set()
+    for _ in range(rounds):
+        for side in sides:
+            told = None if side.name in failed else side.measure(cache)
+            if told is None:
+                failed.add(side.name)
+            elif side.name not in best or told["cpu_s"] < best[side.name]["cpu_s"]:
+                best[side.name] = told
+    return best
+
+
+def _print(best: dict[str, dict[str, Any]], size: int) -> None:
+    base = best.get("orjson.loads")
+    events = best["read_kineto"]["events"]
+    limit = _LIMIT_BYTES + _LIMIT_BYTES_PER_EVENT * events
+    print(f"{'':28} {'cpu s':>7} {'wall s':>7} {'MB/s':>6} {'M ev/s':>6} {'peak MB':>8} {'× orjson':>8}")
+    for name, told in best.items():
+        cpu = told["cpu_s"]
+        ratio = f"{base['cpu_s'] / cpu:8.2f}" if base else f"{'–':>8}"
+        print(
+            f"{name:28} {cpu:7.2f} {told['wall_s']:7.2f} {size / cpu / 1e6:6.0f} {events / cpu / 1e6:6.2f} "
+            f"{told['peak_bytes'] / 1e6:8.0f} {ratio}"
+        )
+    print(f"limit of memory for {events:,} events: {limit / 1e6:.0f} MB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", nargs="?", type=Path)
-    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--megabytes", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--other-python", default=sys.executable)
     options = parser.parse_args()
     text = options.trace.read_bytes() if options.trace else _sample()
     text = gzip.decompress(text) if text.startswith(b"\x1f\x8b") else text
-    with tempfile.TemporaryDirectory() as folder:
-        plain, packed = Path(folder) / "large.json", Path(folder) / "large.json.gz"
-        plain.write_bytes(replicate(text, options.megabytes * 10**6))
-        packed.write_bytes(gzip.compress(plain.read_bytes(), 1))
-        readers: list[tuple[str, Callable[[Path], Any], Path]] = [
-            ("read_kineto", read_kineto, plain),
-            ("read_kineto, gzip", read_kineto, packed),
-            ("msgspec untyped", _read_msgspec, plain),
-            ("json.loads", _read_json, plain),
-        ]
-        if importlib.util.find_spec("orjson"):
-            readers.append(("orjson.loads", _read_orjson, plain))
-        size = plain.stat().st_size
-        print(f"{size / 1e6:.0f} MB of JSON, {packed.stat().st_size / 1e6:.0f} MB of gzip, best of {options.rounds}")
-        results: dict[str, list[tuple[float, int]]] = {name: [] for name, _, _ in readers}
-        for _ in range(options.rounds):  # in turns, so that other load on the machine meets all alike
-            for name, reader, path in readers:
-                results[name].append(_measure_in_process(reader, path))
-        own = min(results["read_kineto"])[0]
-        for name, measured in results.items():
-            seconds, memory = min(measured)
-            speed = f"{seconds:6.2f} s {size / seconds / 1e6:6.0f} MB/s  {memory / size:5.2f} bytes per byte"
-            print(f"{name:18} {speed}  {seconds / own:5.2f} × read_kineto's time")
+    for megabytes in options.megabytes or [50, 200]:
+        with tempfile.TemporaryDirectory() as folder:
+            plain, packed, second = (Path(folder) / name for name in ("rank0.json", "rank0.json.gz", "rank1.json"))
+            plain.write_bytes(replicate(text, megabytes * 10**6))
+            packed.write_bytes(gzip.compress(plain.read_bytes(), 1))
+            second.hardlink_to(plain)
+            size = plain.stat().st_size
+            print(
+                f"{size / 1e6:.0f} MB of JSON, {packed.stat().st_size / 1e6:.0f} MB of gzip, best of {options.rounds}"
+            )
+            cache = Path(folder) / "cache"
+            sides = _sides(plain, packed, (plain, second), options.other_python)
+            _print(_measure(sides, options.rounds, cache), size)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.recognise.catalogue import read_label
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
-from pptrace.schedule.actions import Action, Kind
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun, train_profiled
 from tests.instrument.pool import Pool
 
@@ -42,7 +40,7 @@ def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: 
     assert set(ops.loc[ops["kind"].isin(COMPUTE_KINDS), "source"]) == {"inferred" if name == "1f1b" else "label"}
     warned = " ".join(report.warnings)
     assert ("inferred from the order" in warned) == (name == "1f1b")
-    assert ("the ranks are taken as one pipeline" in warned) == (name in ("1f1b", "gpipe"))
+    assert ("no label tells the stages" in warned) == (name in ("1f1b", "gpipe"))
     assert all(comm.bytes is None for step in report.steps for rank in step.ranks for comm in rank.comms)
     assert "comms[].bytes" in warned
 
@@ -89,26 +87,3 @@ def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) 
             assert 0 < op.end_ns - op.start_ns <= label
             shorter += op.end_ns - op.start_ns < 0.95 * label
         assert shorter > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "action"),
-    [
-        ("PP:3SEND_B1", Action(Kind.SEND_B, 3, 1)),
-        ("PP:0W12", Action(Kind.W, 0, 12)),
-        ("PP:0F3, seq = 4, op_id = 7, sizes = [[2, 3]]", Action(Kind.F, 0, 3)),
-        ("Backward 3", Action(Kind.B, -1, 3)),
-    ],
-)
-def test_labels_say_their_action(name: str, action: Action) -> None:
-    label = read_label(name)
-    assert label is not None
-    assert label.action == action
-
-
-@pytest.mark.parametrize(
-    "name", ["PP:", "PP:0X1", "PP:0F", "PP:0UNSHARD", "Forward", "Forward 1 2", "forward 1", "aten::mm"]
-)
-def test_other_names_are_no_ops(name: str) -> None:
-    label = read_label(name)
-    assert label is None or label.action is None

@@ -1,0 +1,318 @@
+"""Chrome-trace events of any tool → ranges: begin/end pairs (``ph`` B and E) and complete events (X).
+
+    file  = { …, "traceEvents": [ event, … ], … } | [ event, … ]
+    event = { "ph", "ts" (µs), ["dur"], "pid", "tid", ["name"], ["cat"], ["args"] }
+
+B and E nest within a (pid, tid). An E ends the innermost open range of its name, or, without a name, the innermost one; what was
+opened inside it and never closed ends with it. The ``args`` of both are joined, those of E win. (Trace Event Format, Google.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pptrace.errors import TraceError
+from pptrace.ingest.exact import LIMIT_NS, exact_nanoseconds
+from pptrace.ingest.source import ByteSource
+
+Id = str | int
+_MEGASCAN_IDS = (
+    *("microbatch", "micro_batch_index", "model_chunk"),
+    *("pp_rk", "dp_rk", "tp_rk", "g_rk", "group", "data"),
+)
+_MEGASCAN = ("rel_ts", "pad_before", "duration_wall", *_MEGASCAN_IDS)
+_PP_THREAD = re.compile(r"\bPP rank (\d{1,6})\b")
+_WHAT = "expected begin/end or complete events of a Chrome trace"
+
+
+class RawEvent(msgspec.Struct):
+    """One event; its times are their digits in the file."""
+
+    ph: str = ""
+    name: Any = None
+    cat: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    rel_ts: Any = None
+    pad_before: Any = None
+    duration_wall: Any = None
+    microbatch: Any = None
+    micro_batch_index: Any = None
+    model_chunk: Any = None
+    pp_rk: Any = None
+    dp_rk: Any = None
+    tp_rk: Any = None
+    g_rk: Any = None
+    group: Any = None
+    data: Any = None
+    pid: Any = 0
+    tid: Any = 0
+    args: Any = None
+
+
+class _Whole(msgspec.Struct):
+    traceEvents: list[RawEvent]  # noqa: N815 — the format's own name
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One range; times in ns, ``pid`` and ``tid`` as in the file."""
+
+    name: str
+    category: str
+    pid: Id
+    tid: Id
+    start_ns: int
+    end_ns: int
+    args: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class ChromeRanges:
+    """All ranges of a file in order of start, longer ones first; names of its processes; and lines about damage."""
+
+    ranges: list[Range] = field(default_factory=list)
+    process_names: dict[Id, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_ranges(path: Path) -> ChromeRanges:
+    """The ranges of a file, plain or gzip. What is damaged is left out and counted in ``warnings``.
+
+    Raises:
+        TraceError: the file cannot be read, or holds no range.
+    """
+    pieces = []
+    with ByteSource(path) as source:
+        while piece := source.read():
+            pieces.append(piece)
+    text = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
+    events, damage = decode(text)
+    if source.damage:
+        damage = [source.damage, *damage]
+    if not events:
+        raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_WHAT}; check the file")
+    found = pair(_on_timeline(events))
+    if not found.ranges:
+        raise TraceError(
+            f"{path}: {len(events)} events and no range among them; {_WHAT}; was the recording stopped early?"
+        )
+    found.warnings[:0] = damage
+    return found
+
+
+def decode(text: bytes) -> tuple[list[RawEvent], list[str]]:
+    """The events of a document, and lines about what of it could not be read."""
+    start = text.lstrip()[:1]
+    try:
+        if start == b"[":
+            return msgspec.json.decode(text, type=list[RawEvent]), []
+        return msgspec.json.decode(text, type=_Whole).traceEvents, []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _salvage(text.decode("utf-8", "replace"))
+
+
+def _salvage(text: str) -> tuple[list[RawEvent], list[str]]:
+    """The events that can be read one at a time."""
+    place = text.find("[") if text.lstrip()[:1] == "[" else text.find("[", max(text.find('"traceEvents"'), 0))
+    decoder = json.JSONDecoder(parse_float=str, parse_int=str, strict=False)
+    events: list[RawEvent] = []
+    lost, ended = 0, False
+    while place >= 0 and (begin := _next_object(text, place + 1)) >= 0:
+        try:
+            value, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            lost += 1
+            place = text.find("{", begin + 1) - 1
+            if place < 0:
+                break
+            continue
+        place = end - 1
+        if (event := _event_of(value)) is not None:
+            events.append(event)
+        elif isinstance(value, dict):
+            lost += "ph" in value
+    else:
+        ended = place >= 0 and "]" in text[place:]
+    warnings = [] if ended else [f"trace ends early (cut inside the list of events); kept {len(events)} before it"]
+    return events, [*warnings, *([f"left out {lost} events that could not be read (damaged JSON)"] if lost else [])]
+
+
+def _next_object(text: str, place: int) -> int:
+    """Where the next event of the list begins, -1 where the list ends."""
+    while place < len(text) and text[place] in " \t\r\n,":
+        place += 1
+    if place < len(text) and text[place] == "]":
+        return -1
+    return text.find("{", place)
+
+
+def _event_of(value: object) -> RawEvent | None:
+    if not isinstance(value, dict) or not isinstance(value.get("ph"), str):
+        return None
+    raw = {name: msgspec.Raw(str(value.get(name, "")).encode()) for name in ("ts", "dur")}
+    rest = {name: _plain(value.get(name)) for name in ("name", "cat", "args", *_MEGASCAN)}
+    return RawEvent(ph=value["ph"], pid=_plain(value.get("pid", 0)), tid=_plain(value.get("tid", 0)), **raw, **rest)
+
+
+def _plain(value: Any) -> Any:
+    """A salvaged value with its whole numbers as numbers again."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 19:
+        return int(value)
+    return value
+
+
+def _on_timeline(events: list[RawEvent]) -> list[RawEvent]:
+    """Events of MegaScan's file of one rank, whose ``rel_ts`` counts ns from its iteration's begin, on one clock.
+
+    ``pad_before`` of an iteration's begin and ``duration_wall`` of its end (ns) say where the iterations lie. Other fields of an
+    event stand beside ``ph`` there, not in ``args``. Events of other files stay as they are.
+    """
+    if not any(isinstance(event.rel_ts, int) for event in events):
+        return events
+    begin, step, timed = 0, -1, []
+    for event in events:
+        is_iteration = event.name == "iteration"
+        if is_iteration and event.ph == "B":
+            begin += event.pad_before if isinstance(event.pad_before, int) else 0
+            step += 1
+        at = begin + (event.rel_ts if isinstance(event.rel_ts, int) else 0)
+        ids = {name: value for name in _MEGASCAN_IDS if (value := getattr(event, name)) is not None}
+        raw = msgspec.Raw(f"{at // 1000}.{at % 1000:03d}".encode())
+        timed.append(RawEvent(event.ph, event.name, event.cat, raw, args={**ids, "iteration": max(step, 0)}))
+        if is_iteration and event.ph == "E":
+            begin += event.duration_wall if isinstance(event.duration_wall, int) else 0
+    return timed
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    event: RawEvent
+    start_ns: int
+
+
+def pair(events: Sequence[RawEvent]) -> ChromeRanges:
+    """Join begins with their ends, thread by thread in order of time, and add the complete events."""
+    found = ChromeRanges()
+    timed: list[tuple[Id, Id, int, RawEvent]] = []
+    untimed = 0
+    for event in events:
+        if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
+            found.process_names[_id(event.pid)] = str(event.args.get("name", ""))
+        if event.ph not in ("B", "E", "X"):
+            continue
+        at = _time(event.ts)
+        if at is None or _lacks_duration(event):
+            untimed += 1
+        else:
+            timed.append((_id(event.pid), _id(event.tid), at, event))
+    places = _places(events)
+    timed.sort(key=lambda entry: (str(entry[0]), str(entry[1]), entry[2]))
+    unclosed = orphans = 0
+    for (pid, tid), thread in groupby(timed, key=lambda entry: entry[:2]):
+        ranges, num_unclosed, num_orphans = _pair_thread(pid, tid, [(at, event) for _, _, at, event in thread])
+        place = places.get((pid, tid))
+        found.ranges += ranges if place is None else [_on_rank(entry, place) for entry in ranges]
+        unclosed, orphans = unclosed + num_unclosed, orphans + num_orphans
+    found.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
+    found.warnings += _pairing_warnings(untimed, unclosed, orphans)
+    return found
+
+
+def _places(events: Sequence[RawEvent]) -> dict[tuple[Id, Id], int]:
+    """The pipeline rank of threads that are named by it, as where one process stands for a whole pipeline."""
+    named = {
+        (_id(event.pid), _id(event.tid)): _PP_THREAD.search(str(event.args.get("name", "")))
+        for event in events
+        if event.ph == "M" and event.name == "thread_name" and isinstance(event.args, dict)
+    }
+    return {thread: int(match[1]) for thread, match in named.items() if match}
+
+
+def _on_rank(entry: Range, place: int) -> Range:
+    return replace(entry, pid=f"{entry.pid} PP {place}", args={**entry.args, "pp_rank": place})
+
+
+def _pairing_warnings(untimed: int, unclosed: int, orphans: int) -> Iterator[str]:
+    if untimed:
+        yield f'left out {untimed} events whose "ts" or "dur" is no time in µs'
+    if unclosed:
+        yield f"{unclosed} ranges never end (B without E): each taken to last until what encloses it, or its thread, ended"
+    if orphans:
+        yield f"left out {orphans} ends of ranges that never began (E without B)"
+
+
+def _pair_thread(pid: Id, tid: Id, events: Sequence[tuple[int, RawEvent]]) -> tuple[list[Range], int, int]:
+    """(ranges, how many begins have no end, how many ends no begin) of one thread."""
+    stack: list[_Open] = []
+    ranges: list[Range] = []
+    unclosed = orphans = 0
+    last = events[-1][0]
+
+    def close(begun: _Open, end_ns: int, args: object) -> None:
+        joined = {**_args(begun.event.args), **_args(args)}
+        ranges.append(Range(_text(begun.event.name), _text(begun.event.cat), pid, tid, begun.start_ns, end_ns, joined))
+
+    for at, event in events:
+        if event.ph == "B":
+            stack.append(_Open(event, at))
+        elif event.ph == "X":
+            length = _time(event.dur) or 0
+            last = max(last, at + length)
+            close(_Open(event, at), at + length, None)
+        else:
+            depth = _opened_by(stack, event)
+            if depth is None:
+                orphans += 1
+                continue
+            for begun in stack[depth + 1 :]:
+                close(begun, at, None)
+                unclosed += 1
+            close(stack[depth], at, event.args)
+            del stack[depth:]
+    for begun in stack:
+        close(begun, max(last, begun.start_ns), None)
+    return ranges, unclosed + len(stack), orphans
+
+
+def _lacks_duration(event: RawEvent) -> bool:
+    return event.ph == "X" and ((length := _time(event.dur)) is None or length < 0)
+
+
+def _opened_by(stack: Sequence[_Open], end: RawEvent) -> int | None:
+    """The place in the stack of the range that an E ends; None where there is none."""
+    if not stack:
+        return None
+    name = _text(end.name)
+    if not name:
+        return len(stack) - 1
+    return next((depth for depth in reversed(range(len(stack))) if _text(stack[depth].event.name) in (name, "")), None)
+
+
+def _time(raw: msgspec.Raw) -> int | None:
+    """Nanoseconds of a number in µs, or None."""
+    text = bytes(raw)
+    value = exact_nanoseconds(text) if text else None
+    return value if value is not None and abs(value) <= LIMIT_NS else None
+
+
+def _id(value: object) -> Id:
+    return value if isinstance(value, int) else str(value)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _args(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}

@@ -1,0 +1,145 @@
+"""Reader of op-level formats, in which each row is an op already: nothing has to be recognised in events.
+
+CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.oplog_table`), with ``comms`` and ``memory`` beside ``ops``
+                 ByteDance's straggler traces (:mod:`pptrace.ingest.oplog_bytedance`)
+JSON             Primus' pipeline dumps (:mod:`pptrace.ingest.oplog_primus`)
+                 pptrace's own reports and simulations (:mod:`pptrace.ingest.oplog_json`)
+    JSON or pickle   torch's flight-recorder dumps, which have communication and no ops (:mod:`pptrace.ingest.flight`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pptrace.errors import TraceError
+from pptrace.ingest.flight import read_flight, sniff_flight
+from pptrace.ingest.identity import rank_of_file_name
+from pptrace.ingest.oplog_bytedance import COLUMNS as BYTEDANCE_COLUMNS
+from pptrace.ingest.oplog_bytedance import bytedance_tables
+from pptrace.ingest.oplog_frames import PARQUET_MAGIC, header_of, read_frame
+from pptrace.ingest.oplog_json import read_own_json, sniff_own_json
+from pptrace.ingest.oplog_mesh import mesh_facts, pp_ranks
+from pptrace.ingest.oplog_primus import read_primus, sniff_primus
+from pptrace.ingest.oplog_stages import placed_stages
+from pptrace.ingest.oplog_table import COMPUTE, check_table, tables_of
+from pptrace.ingest.oplog_time import to_ns
+from pptrace.ingest.oplog_trace import Tables, traces_of
+from pptrace.tables import MEMORY, Trace, empty_table, make_table
+
+OPLOG_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
+_OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
+
+
+def sniff_oplog(start: bytes) -> bool:
+    """Whether a file that begins with these (decompressed) bytes holds ops."""
+    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of)
+    return start.startswith(PARQUET_MAGIC) or any(sniff(start) for sniff in sniffs)
+
+
+def read_oplog(path: Path) -> tuple[Trace, ...]:
+    """A trace for each rank in the file.
+
+    Raises:
+        TraceError: the file is damaged, lacks a column, or a row of it cannot be true.
+    """
+    start = _first_bytes(path)
+    if sniff_primus(start):
+        return traces_of(path, read_primus(path))
+    if sniff_flight(start):
+        return traces_of(path, read_flight(path))
+    if sniff_own_json(start):
+        return traces_of(path, _own(path, [(path, read_own_json(path))], "pptrace"))
+    table = read_frame(path)
+    if "optype" in table and "kind" not in table:
+        if missing := sorted(BYTEDANCE_COLUMNS - set(table.columns)):
+            raise TraceError(
+                f"{path}: no column {missing[0]!r}; expected it beside 'optype' in a straggler trace; add it"
+            )
+        return traces_of(path, bytedance_tables(path, table))
+    files = [(path, table)]
+    if (comms := partner(path, "comms")) is not None:
+        files.append((comms, read_frame(comms)))
+    return traces_of(path, _own(path, files, "oplog"))
+
+
+def _first_bytes(path: Path) -> bytes:
+    from pptrace.ingest.formats import first_bytes  # formats knows this module
+
+    return first_bytes(path)
+
+
+def partner(path: Path, table: str) -> Path | None:
+    """The file of another table beside ``path``: comms.csv beside ops.csv, rank0.comms.csv beside rank0.ops.csv."""
+    if not _OPS_NAME.search(path.name):
+        return None
+    other = path.with_name(_OPS_NAME.sub(table, path.name, count=1))
+    return other if other != path and other.is_file() else None
+
+
+def without_partners(paths: Sequence[Path]) -> list[Path]:
+    """The files without those that are read together with another of them."""
+    partners = {partner(path, table) for path in paths for table in ("comms", "memory")}
+    partners |= {path.with_name("config.json") for path in paths if path.name.startswith("pp_rank_")}  # Primus'
+    return [path for path in paths if path not in partners]
+
+
+def _own(path: Path, files: Sequence[tuple[Path, pd.DataFrame]], framework: str) -> Tables:
+    """Tables with the columns that we document."""
+    rank = rank_of_file_name(path.name)
+    checked = [check_table(file, table, rank) for file, table in files]
+    ops, comms = tables_of(checked)
+    compute = ops["kind"].isin(COMPUTE).to_numpy()
+    given = pd.concat([part.ops for part in checked if len(part.ops)] or [checked[0].ops], ignore_index=True)
+    if "stage" not in given and (ops["chunk"] > 0).any():
+        if ops["rank"].nunique() < 2:
+            raise TraceError(
+                f"{path}: chunks of one rank and no column 'stage'; expected it where each rank has a file of its own; add it"
+            )
+        ops["stage"] = np.where(compute, placed_stages(ops, pp_ranks(given)), -1)
+    if "chunk" not in given:
+        ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
+    facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)
+    source = "simulation" if (ops["source"] == "simulated").all() and len(ops) else "op table"
+    return Tables(framework, source, ops, comms, _memory(path), facts, facts_of)
+
+
+def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
+    """The place of each op's stage among the stages of its rank."""
+    staged = ops["stage"].where(ops["stage"] >= 0)
+    return (staged.groupby(ops["rank"]).rank(method="dense").fillna(0) - 1).astype("int64")
+
+
+def _memory(path: Path) -> pd.DataFrame:
+    found = partner(path, "memory")
+    if found is None:
+        return empty_table(MEMORY)
+    table = read_frame_of_memory(found)
+    columns = {}
+    for name in MEMORY:
+        values, good = to_ns(table[name], "ns")
+        if not good.all():
+            row = int(np.argmin(good))
+            raise TraceError(f"{found}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
+        columns[name] = values
+    return make_table(MEMORY, columns)
+
+
+def read_frame_of_memory(path: Path) -> pd.DataFrame:
+    """The table of memory, as ``pptrace analyze --csv`` writes it.
+
+    Raises:
+        TraceError: it cannot be read or lacks a column.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as err:
+        raise TraceError(f"{path}: no table ({err}); expected {', '.join(MEMORY)}; write it again") from err
+    missing = [name for name in MEMORY if name not in table]
+    if missing:
+        raise TraceError(f"{path}: no column {missing[0]!r}; expected {', '.join(MEMORY)}; write it again")
+    return table

@@ -1,0 +1,93 @@
+"""Files of tables, CSV or Parquet, as frames whose texts and numbers are as in the file."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pptrace.errors import TraceError
+from pptrace.ingest.source import GZIP_MAGIC, unreadable
+
+PARQUET_MAGIC = b"PAR1"
+_DELIMITERS = ",;\t"
+_HEADER_BYTES = 16 * 1024
+_KIND = frozenset({"kind", "optype"})
+_TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
+
+
+def header_of(start: bytes) -> tuple[str, ...]:
+    """The column names of a CSV file that begins with these bytes; () where the first line is no header of ops."""
+    first = start[:_HEADER_BYTES].removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
+    line = first.decode("utf-8", "replace").strip("\r")
+    for delimiter in _DELIMITERS:
+        try:
+            names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
+        except csv.Error:  # no text of lines
+            return ()
+        if _KIND & set(names) and (_TIME & set(names) or "rank" in names):
+            return names
+    return ()
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """A table; of CSV every cell is text, "" where empty.
+
+    Raises:
+        TraceError: the file cannot be read, is damaged or holds no rows.
+    """
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as err:
+        raise unreadable(path, err) from err
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as err:
+            raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
+    frame = _parquet(path, content) if content.startswith(PARQUET_MAGIC) else _csv(path, content)
+    if frame.empty:
+        raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
+    return frame
+
+
+def _parquet(path: Path, content: bytes) -> pd.DataFrame:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TraceError(
+            f"{path}: Parquet, and pyarrow is not installed; install it (pip install pyarrow) or give the table as CSV"
+        ) from None
+    try:
+        table: Any = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as err:
+        reason = str(err).split("\n", 1)[0][:120]
+        raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
+    return frame
+
+
+def _csv(path: Path, content: bytes) -> pd.DataFrame:
+    names = header_of(content)
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    first = text.split("\n", 1)[0]
+    delimiter = max(_DELIMITERS, key=first.count)
+    if not names:
+        raise TraceError(
+            f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
+            "rank,step,kind,stage,microbatch,start_ns,end_ns"
+        )
+    try:
+        frame = pd.read_csv(
+            io.StringIO(text), sep=delimiter, dtype=str, keep_default_na=False, na_filter=False, on_bad_lines="error"
+        )
+    except (ValueError, pd.errors.ParserError, csv.Error) as err:
+        reason = str(err).strip().split("\n", 1)[0][:120]
+        raise TraceError(f"{path}: no table ({reason}); expected as many cells in each line as columns") from err
+    return frame.rename(columns=str.strip)

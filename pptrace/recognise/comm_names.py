@@ -1,0 +1,58 @@
+"""What the names of communication calls and kernels say: NCCL, RCCL, gloo, HCCL, DeepEP, NVSHMEM, user buffers and others."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+COMMUNICATION_KERNEL = re.compile(
+    r"nccl|rccl|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce_|symmetric_memory::|hybrid_ep::"
+    r"|internode(?:_ll)?::|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
+    r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
+    r"|^(?:void )?(?:\w+::)*allreduce_fusion",
+    re.IGNORECASE,
+)
+"""Kernels that carry data between devices: NCCL and RCCL, Transformer Engine's user buffers, NVSHMEM, DeepEP, vLLM,
+TensorRT-LLM, torch's symmetric memory, MSCCL++, HCCL."""
+
+_KINDS = (
+    ("all_reduce", re.compile(r"allreduce|crossdevicereduce|quickreduce")),
+    ("all_gather", re.compile(r"allgather")),
+    ("reduce_scatter", re.compile(r"reducescatter")),
+    ("all_to_all", re.compile(r"all(?:to|2)all")),
+    ("broadcast", re.compile(r"broadcast|bcast")),
+    ("barrier", re.compile(r"barrier")),
+    ("send_recv", re.compile(r"sendrecv|pushsend|pushrecv")),
+    ("recv", re.compile(r"^i?recv|receive")),
+    ("send", re.compile(r"^i?send")),
+    ("gather", re.compile(r"^gather")),
+    ("scatter", re.compile(r"^scatter")),
+    ("reduce", re.compile(r"^reduce")),
+)
+_EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep)::", re.IGNORECASE)
+_TENSORS = re.compile(
+    r"userbuffers|cross_device_reduce|quick_?reduce_|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE
+)
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> str:
+    """The kind of a call such as ``_allgather_base``, ``allreduce_coalesced_`` or ``AllToAll``; "" for no communication."""
+    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((kind for kind, pattern in _KINDS if pattern.search(squeezed)), "")
+
+
+@lru_cache(maxsize=4096)
+def kind_of_kernel(name: str) -> str:
+    """The kind of a communication kernel: send_recv where it may be any of send, receive and all-to-all."""
+    if _EXPERTS.search(name):
+        return "all_to_all"
+    base = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
+    base = re.sub(r"^nccl(?:Sym\w*?|Dev)?Kernel_|^hcom_", "", base)
+    kind = kind_of(base)
+    return "send_recv" if kind in ("send", "recv") else kind or "unknown"
+
+
+def hint_of_kernel(name: str) -> str:
+    """The axis that a library of kernels is made for; "" where it serves any."""
+    return "ep" if _EXPERTS.search(name) else "tp" if _TENSORS.search(name) else ""

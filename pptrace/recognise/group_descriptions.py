@@ -1,0 +1,53 @@
+"""What the descriptions of process groups say about their axis.
+
+Sources: Megatron-LM core 0.16.1 ``parallel_state.py``; torch ``distributed/device_mesh.py`` (``mesh_<dim>``) with the
+names of torchtitan and FSDP; torch ``distributed_c10d.py`` (``<parent>:split:<n>``).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_WORDS = (
+    ("tp-dp", re.compile(r"TENSOR_AND_DATA_PARALLEL_GROUP\w*")),
+    ("tp-cp", re.compile(r"TENSOR_AND_CONTEXT_PARALLEL_GROUP")),
+    ("tp-pp", re.compile(r"MODEL_PARALLEL_GROUP")),
+    ("etp-ep-pp", re.compile(r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP")),
+    ("etp-ep", re.compile(r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP")),
+    ("etp", re.compile(r"EXPERT_TENSOR_PARALLEL_GROUP")),
+    ("ep", re.compile(r"EXPERT_MODEL_PARALLEL_GROUP")),
+    ("edp", re.compile(r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?EXPERT_DATA_PARALLEL_GROUP\w*")),
+    ("tp", re.compile(r"TENSOR_MODEL_PARALLEL_GROUP")),
+    ("pp", re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP")),
+    ("dp-cp", re.compile(r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?DATA_PARALLEL_GROUP_WITH_CP\w*")),
+    ("dp-cp", re.compile(r"HYBRID_DP_CP_GROUP_\d+")),
+    ("dp", re.compile(r"DATA_PARALLEL_GROUP")),
+    ("dp", re.compile(r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP|INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),
+    ("cp", re.compile(r"(?:HIERARCHICAL_)?CONTEXT_PARALLEL_GROUP(?:_L\d+)?")),
+    ("embd", re.compile(r"(?:POSITION_)?EMBEDDING_GROUP")),
+)
+_DIMS = {
+    "pp": "pp pipe pipeline pipeline_parallel stage",
+    "tp": "tp tensor model tensor_parallel sp",
+    "cp": "cp context context_parallel seq ulysses ring",
+    "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate shard dp_mod_ep dp_shard_mod_ep efsdp batch hsdp",
+    "ep": "ep expert expert_parallel dp_shard_in_ep",
+    "dp-cp": "dp_cp dp_shard_cp loss",
+    "etp": "etp",
+    "world": "world",
+}
+_AXIS_OF_DIM = {dim: axis for axis, dims in _DIMS.items() for dim in dims.split()}
+_BARE = frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard", "dp_cp"})
+
+
+@lru_cache(maxsize=4096)
+def axis_of_description(description: str) -> str:
+    """The axis that a group's description names; "" for the default group, none and strangers."""
+    text = description.split(":split:", maxsplit=1)[0].removesuffix("_GLOO")
+    text = re.sub(r"_GLOO(?=_L\d+$)", "", text)
+    if match := re.fullmatch(r"mesh_(\w+)", text):
+        return _AXIS_OF_DIM.get(match[1].lower(), "")
+    if text.lower() in _BARE:
+        return _AXIS_OF_DIM[text.lower()]
+    return next((axis for axis, pattern in _WORDS if pattern.fullmatch(text)), "")

@@ -1,0 +1,56 @@
+"""Which schedule of the registry a run followed nearly: where some ranks, or some ops, left it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pptrace.errors import ScheduleError
+from pptrace.schedule import registry
+from pptrace.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The plan, and of the ops measured the share that came in its order."""
+
+    plan: Plan
+    share: float
+
+
+ENOUGH = 0.6
+"""With less of the ops in a plan's order than that, a run is not called by the plan's name."""
+
+
+def nearest(
+    rows: Sequence[Sequence[str]], places: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
+) -> Nearest | None:
+    """The schedule whose order most of the measured ops keep; None where no schedule has this shape.
+
+    Args:
+        rows: cells of compute actions in time order, such as ``0F0``, for each rank that is in the trace.
+        places: the pipeline ranks of the rows.
+        pp, num_microbatches, num_chunks: the shape.
+    """
+    best: Nearest | None = None
+    for entry in registry.SCHEDULES.values():
+        try:
+            plan = registry.build(entry.name, pp, num_microbatches, num_chunks)
+        except ScheduleError:
+            continue
+        planned = [[str(action) for action in plan.compute_actions(rank)] for rank in range(pp)]
+        share = _share(rows, [planned[place] for place in places if place < pp])
+        if best is None or share > best.share:
+            best = Nearest(plan, share)
+    return best
+
+
+def _share(rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]]) -> float:
+    """The mean of the ranks' shares of ops at their planned place; an order that ends early is compared as far as it goes."""
+    if len(rows) != len(planned) or not all(rows):
+        return 0.0
+    shares = []
+    for actual, wanted in zip(rows, planned, strict=True):
+        same = sum(have == want for have, want in zip(actual, wanted, strict=False))
+        shares.append(same / len(actual))
+    return sum(shares) / len(shares)

@@ -1,0 +1,85 @@
+"""The device breakdown of public traces, to the nanosecond, against a reader that shares no code with pptrace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pptrace.analysis.result import RankDevice
+from pptrace.report.load import load
+from tests.device_oracle import Counted, count, kineto_pieces, nsight_pieces
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+KINETO = ("hta", "kineto_tb_plugin", "tracelens")
+NSIGHT = ("nsys_ai", "pipit_nsys")
+KINETO_FILES = sorted(path for folder in KINETO for path in (DATA / folder).rglob("*.json.gz"))
+NSIGHT_FILES = sorted(path for folder in NSIGHT for path in (DATA / folder).rglob("*.sqlite"))
+
+pytestmark = pytest.mark.skipif(not KINETO_FILES, reason="the public traces are not on this machine")
+
+
+def assert_same(found: RankDevice, expected: Counted) -> None:
+    got = found.breakdown
+    assert got.first_ns is not None
+    assert got.last_ns is not None
+    assert got.last_ns - got.first_ns == expected.span_ns
+    assert got.busy_ns == expected.busy_ns
+    assert got.compute_ns == expected.compute_ns
+    assert got.communication_ns == expected.communication_ns
+    assert got.memory_ns == expected.memory_ns
+    assert got.idle_ns == expected.idle_ns
+    ratio = expected.overlapped_ns / expected.communicating_ns if expected.communicating_ns else None
+    assert got.overlap_ratio == ratio
+
+
+@pytest.mark.parametrize("path", KINETO_FILES, ids=lambda path: path.parent.name)
+def test_kineto_traces_have_the_device_time_that_the_oracle_counts(path: Path) -> None:
+    (found,) = load([path]).report.device
+    pieces = kineto_pieces(path)
+    if pieces:
+        assert_same(found, count(pieces))
+    else:
+        assert found.breakdown.busy_ns is None
+
+
+@pytest.mark.parametrize("path", NSIGHT_FILES, ids=lambda path: path.stem)
+def test_nsight_exports_have_the_device_time_that_the_oracle_counts(path: Path) -> None:
+    found = load([path]).report.device
+    expected = sorted((count(pieces) for pieces in nsight_pieces(path)), key=lambda counted: counted.busy_ns)
+    for device, counted in zip(sorted(found, key=lambda entry: entry.breakdown.busy_ns or 0), expected, strict=True):
+        assert_same(device, counted)
+
+
+def test_the_walk_counts_overlaps_as_the_definitions_say() -> None:
+    pieces = [(0, 10, "compute"), (5, 20, "communication"), (15, 30, "memory"), (40, 40, "compute"), (41, 50, "memory")]
+    assert count(pieces) == Counted(50, 39, 10, 10, 19, 11, 5, 15)
+
+
+_ASK_HTA = """
+import json, sys
+from hta.trace_analysis import TraceAnalysis
+path = sys.argv[1]
+analysis = TraceAnalysis(trace_files={0: path}, trace_dir="/", include_last_profiler_step=True)
+print(json.dumps(analysis.get_temporal_breakdown(visualize=False).to_dict("records")[0]))
+"""
+HTA_PYTHON = os.environ.get("PPTRACE_HTA_PYTHON", "")
+
+
+@pytest.mark.skipif(not HTA_PYTHON, reason="PPTRACE_HTA_PYTHON names no Python that has HolisticTraceAnalysis")
+def test_a_trace_in_whole_microseconds_has_the_times_that_hta_counts() -> None:
+    """HTA rounds starts and durations down to µs, so that it agrees only where a trace has no fractions of them."""
+    (path,) = (DATA / "kineto_tb_plugin").glob("*.json.gz")
+    asked = subprocess.run(
+        [HTA_PYTHON, "-c", _ASK_HTA, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    expected = json.loads(asked.stdout.splitlines()[-1])
+    found = load([path]).report.device[0].breakdown
+    assert found.busy_ns is not None
+    assert found.compute_ns is not None
+    assert found.idle_ns == 1000 * expected["idle_time(us)"]
+    assert found.compute_ns == 1000 * expected["compute_time(us)"]
+    assert found.busy_ns - found.compute_ns == 1000 * expected["non_compute_time(us)"]

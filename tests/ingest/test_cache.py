@@ -1,0 +1,386 @@
+"""The second look at a large trace: the same answer, from the disk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pptrace.ingest.cache as cache_module
+from pptrace.ingest import many, open_inputs, read_each
+from pptrace.ingest.cache import Cache, Packed, cache_beside
+from pptrace.ingest.formats import read_file
+from pptrace.ingest.open import InputFile
+from pptrace.recognise.rank import RankFound
+from pptrace.report import cached
+from pptrace.report.cached import RankStore, find_in_rank, pack, unpack
+from pptrace.report.load import load
+from pptrace.report.to_json import report_object
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+SECRET = "hunter2-do-not-tell"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own for each test, into which small files go as well."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(place))
+    monkeypatch.setattr(RankStore.__init__, "__defaults__", (0,))
+    return place
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that were really read."""
+    names: list[str] = []
+
+    def counted(path: Path, format: Any) -> Any:
+        names.append(path.name)
+        return read_file(path, format)
+
+    monkeypatch.setattr(many, "read_file", counted)
+    return names
+
+
+def report_of(path: Path, **options: Any) -> dict[str, Any]:
+    return report_object(load([path], **options).report, True)
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.npz"))
+
+
+def copy_of(sample: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLES / sample, tmp_path / sample))
+
+
+def test_the_second_look_says_the_same_and_reads_nothing(tmp_path: Path, folder: Path, reads: list[str]) -> None:
+    run = copy_of("1f1b_p2", tmp_path)
+    without = report_of(run, cache=False)
+    assert not folder.exists()
+    reads.clear()
+    first = report_of(run)
+    assert sorted(reads) == ["rank0.json.gz", "rank1.json.gz"]
+    reads.clear()
+    second = report_of(run)
+    assert reads == []
+    assert len(entries(folder)) == 2
+    assert without == first == second
+
+
+def test_public_traces_say_the_same_from_the_cache(data: Path, reads: list[str]) -> None:
+    for path in (data / "nsys_ai" / "mock.sqlite", data / "hta" / "nccl_parser_config" / "nccl_data.json.gz"):
+        without, first = report_of(path, cache=False), report_of(path)
+        reads.clear()
+        assert report_of(path) == first == without
+        assert reads == []
+
+
+def test_what_was_found_comes_back_column_by_column() -> None:
+    path = SAMPLES / "1f1b_p2" / "rank0.json.gz"
+    (trace,) = read_file(path, None)
+    found = find_in_rank(trace)
+    (again,) = unpack(pack([found], str(path)), str(path))
+    assert again.info == found.info
+    assert again.framework == found.framework
+    for name in ("ops", "comms", "memory", "calls"):
+        before, after = getattr(found, name), getattr(again, name)
+        assert after.equals(before), name
+        assert after.dtypes.equals(before.dtypes), name
+    for name in ("start_ns", "end_ns", "stream", "launch_ns", "is_compute", "is_communication"):
+        assert np.array_equal(getattr(again.work, name), getattr(found.work, name))
+        assert getattr(again.work, name).dtype == getattr(found.work, name).dtype
+
+
+def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:
+    """A field added to RankFound that the cache does not know would silently switch it off."""
+    (trace,) = read_file(SAMPLES / "1f1b_p2" / "rank0.json.gz", None)
+    assert isinstance(unpack(pack([find_in_rank(trace)], "x"), "x")[0], RankFound)
+
+
+def test_a_file_that_has_changed_is_read_again(write: Write, op: Op, reads: list[str]) -> None:
+    path = write([op("aten::one")], "rank0.json")
+    report_of(path)
+    path = write([op("aten::one"), op("aten::two")], "rank0.json")
+    assert report_of(path)["inputs"][0]["num_events"] == 2
+    assert reads == ["rank0.json", "rank0.json"]
+
+
+def test_the_same_size_and_time_are_not_the_same_content(write: Write, op: Op) -> None:
+    path = write([op(dur=2.25, cat="kernel", tid=1)], "rank0.json")
+    before = path.stat()
+    assert report_of(path)["device"][0]["busy_ns"] == 2250
+    path = write([op(dur=3.25, cat="kernel", tid=1)], "rank0.json")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert report_of(path)["device"][0]["busy_ns"] == 3250
+
+
+def test_a_copy_is_known_by_its_content_and_called_by_its_own_name(
+    write: Write, op: Op, reads: list[str], tmp_path: Path
+) -> None:
+    path = write([op()], "a/rank3.json")
+    report_of(path)
+    copy = tmp_path / "b" / "rank3.json"
+    copy.parent.mkdir()
+    shutil.copy(path, copy)
+    reads.clear()
+    assert report_of(copy)["inputs"][0]["path"] == str(copy)
+    assert reads == []
+    other = copy.rename(copy.with_name("rank5.json"))
+    assert report_of(other)["inputs"][0]["rank"] == 5, "the name says the rank"
+
+
+def test_an_unchanged_file_is_not_hashed_again(write: Write, op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write([op()], "rank0.json")
+    first = report_of(path)
+
+    def never(path: Path) -> str:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(cache_module, "_hash_of", never)
+    assert report_of(path) == first
+
+
+def test_another_version_of_the_code_finds_for_itself(
+    write: Write, op: Op, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write([op()], "rank0.json")
+    report_of(path)
+    monkeypatch.setattr(cache_module, "code_version", lambda: "another")
+    report_of(path)
+    assert reads == ["rank0.json"] * 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "garbage", "other arrays", "other columns"])
+def test_a_damaged_entry_is_ignored_and_written_again(
+    write: Write, op: Op, folder: Path, reads: list[str], damage: str
+) -> None:
+    path = write([op(), op(cat="kernel", tid=1)], "rank0.json")
+    first = report_of(path)
+    (entry,) = entries(folder)
+    whole = entry.read_bytes()
+    if damage.startswith("other"):
+        with np.load(entry) as old:
+            arrays = dict(old.items())
+        if damage == "other arrays":
+            arrays["0.work.start_ns"] = arrays["0.work.start_ns"][:0]
+        else:
+            arrays["facts"] = np.frombuffer(arrays["facts"].tobytes().replace(b"microbatch", b"macrobatch"), np.uint8)
+        np.savez(entry, **arrays)
+    else:
+        middle = whole.index(b"info") + 1
+        texts = {"cut": whole[:-30], "empty": b"", "garbage": b"PK" + bytes(50)}
+        entry.write_bytes(texts.get(damage, whole[:middle] + b"\xff" + whole[middle + 1 :]))
+    reads.clear()
+    assert report_of(path) == first
+    assert reads == ["rank0.json"]
+    assert entry.read_bytes()[:4] == b"PK\x03\x04"
+    reads.clear()
+    assert report_of(path) == first
+    assert reads == [], "it was written again"
+
+
+def test_a_pickle_in_an_entry_is_not_opened(write: Write, op: Op, folder: Path, tmp_path: Path) -> None:
+    path = write([op()], "rank0.json")
+    first = report_of(path)
+    (entry,) = entries(folder)
+
+    class Planted:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "opened",))
+
+    np.savez(entry, facts=np.array([Planted()], dtype=object))
+    assert report_of(path) == first
+    assert not (tmp_path / "opened").exists()
+
+
+def test_an_entry_lies_beside_the_trace_else_in_the_users_cache(
+    write: Write, op: Op, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PPTRACE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    path = write([op()], "run/rank0.json")
+    assert cache_beside(path).folders == (tmp_path / "run" / ".pptrace_cache", tmp_path / "home" / "pptrace")
+    report_of(path)
+    assert len(entries(path.parent / ".pptrace_cache")) == 1
+    assert (path.parent / ".pptrace_cache" / ".gitignore").read_text() == "*\n"
+    assert [file.path for file in open_inputs([path.parent]).files] == [path], "the folder is no trace"
+    blocked = write([op()], "other/rank0.json")
+    (blocked.parent / ".pptrace_cache").write_text("a file where the folder would be")
+    report_of(blocked)
+    assert len(entries(tmp_path / "home" / "pptrace")) == 1
+
+
+def test_where_nothing_can_be_written_nothing_is_kept_or_said(write: Write, op: Op, folder: Path) -> None:
+    folder.write_text("a file where the folder would be")
+    path = write([op()], "rank0.json")
+    assert report_of(path) == report_of(path, cache=False)
+
+
+def test_small_files_are_not_kept(write: Write, op: Op, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankStore.__init__, "__defaults__", (1024,))
+    report_of(write([op()], "rank0.json"))
+    assert not folder.exists()
+    report_of(write([op()] * 20, "rank1.json"))
+    assert len(entries(folder)) == 1
+
+
+def test_the_cache_stays_below_its_limit_and_forgets_what_was_not_used_for_longest(folder: Path) -> None:
+    cache = Cache((folder,), max_bytes=20_000)
+    packed = Packed({}, {"numbers": np.zeros(1000, dtype=np.int64)})
+    for age, key in ((400, "old"), (300, "used"), (200, "new")):
+        if key == "new":
+            assert cache.read("used") is not None
+        cache.write(key, packed)
+        if key != "new":
+            os.utime(folder / f"{key}.npz", (10**9 - age, 10**9 - age))
+    os.utime(folder / "used.npz")
+    cache.write("newest", packed)
+    assert {path.stem for path in entries(folder)} <= {"used", "new", "newest"}
+    assert sum(path.stat().st_size for path in entries(folder)) <= 20_000
+    assert cache.read("newest") is not None
+    cache.write("huge", Packed({}, {"numbers": np.zeros(10_000, dtype=np.int64)}))
+    assert cache.read("huge") is None
+    assert cache.read("newest") is not None, "what is too large pushes nothing out"
+
+
+def test_what_ended_processes_left_half_written_goes_after_a_day(folder: Path) -> None:
+    folder.mkdir()
+    old, fresh = folder / ".part-old", folder / ".part-fresh"
+    old.touch()
+    fresh.touch()
+    os.utime(old, (10**9, 10**9))
+    Cache((folder,)).write("key", Packed({}, {}))
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+def test_processes_share_a_cache(tmp_path: Path, folder: Path, reads: list[str]) -> None:
+    run = copy_of("1f1b_p2", tmp_path)
+    inputs = open_inputs([run])
+    many_large = pytest.MonkeyPatch()
+    with many_large.context() as patch:
+        patch.setattr(many, "_LARGE_BYTES", 100)
+        first = read_each(inputs, find_in_rank, 2, store=RankStore(0))
+        assert len(entries(folder)) == 2
+        second = read_each(inputs, find_in_rank, 2, store=RankStore(0))
+    assert reads == [], "the processes read, and the second time nobody"
+    assert [found.info for found in second.traces] == [found.info for found in first.traces]
+    assert all(a.ops.equals(b.ops) for a, b in zip(first.traces, second.traces, strict=True))
+
+
+def test_a_file_that_is_written_meanwhile_is_not_kept(
+    write: Write, op: Op, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write([op()], "rank0.json")
+    hash_of = cache_module._hash_of
+
+    def growing(path: Path) -> str:
+        with path.open("ab") as file:
+            file.write(b"\n")
+        return hash_of(path)
+
+    monkeypatch.setattr(cache_module, "_hash_of", growing)
+    report_of(path)
+    assert entries(folder) == []
+
+
+def everything_below(*folders: Path) -> bytes:
+    texts = []
+    for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()):
+        content = path.read_bytes()
+        texts.append(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                texts += [array.tobytes() for array in arrays.values()]
+    return b"\0".join(texts)
+
+
+def outputs_of(path: Path, out: Path) -> None:
+    from click.testing import CliRunner
+
+    from pptrace.cli.analyze import command
+
+    out.mkdir()
+    targets = ("--json", "report.json", "--html", "page.html", "--csv", "tables", "--perfetto", "trace.json")
+    options = [name if name.startswith("--") else str(out / name) for name in targets]
+    result = CliRunner().invoke(command, [str(path), "--ops", *options])
+    assert result.exit_code == 0, result.output
+    (out / "text").write_text(result.output)
+
+
+def test_secrets_of_a_kineto_export_reach_no_output(tmp_path: Path, folder: Path) -> None:
+    run = copy_of("1f1b_p2", tmp_path)
+    for path in run.glob("*.json.gz"):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        document["environment"] = {"API_TOKEN": SECRET}
+        document["pptrace"]["environment"] = {"API_TOKEN": SECRET}
+        document["pptrace"]["argv"] = [f"/home/{SECRET}/train.py"]
+        document["distributedInfo"]["command"] = SECRET
+        document["deviceProperties"] = [{"name": SECRET}]
+        document["traceName"] = f"/home/{SECRET}/trace.json"
+        document["traceEvents"] += [
+            {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": SECRET}},
+            {"ph": "M", "name": "process_labels", "pid": 1, "tid": 0, "ts": 0, "args": {"labels": SECRET}},
+        ]
+        path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    outputs_of(run, tmp_path / "out")
+    written = everything_below(folder, tmp_path / "out")
+    assert b'"framework"' in written
+    assert len(entries(folder)) == 2
+    assert SECRET.encode() not in written
+
+
+def test_secrets_of_an_nsight_export_reach_no_output(data: Path, tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    shutil.copy(data / "nsys_ai" / "mock.sqlite", path)
+    path.chmod(0o600)
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (globalVid, devStateName, name, nameEnum, value)")
+        columns = [row[1] for row in db.execute("PRAGMA table_info(TARGET_INFO_SYSTEM_ENV)")]
+        places = ", ".join("?" for _ in columns)
+        db.execute(f"INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ({places})", [SECRET] * len(columns))
+        db.execute("CREATE TABLE IF NOT EXISTS ProcessStreams (globalPid, filenameId, contentId)")
+        db.execute("CREATE TABLE IF NOT EXISTS ENVIRONMENT (name, value)")
+        db.execute("INSERT INTO ENVIRONMENT VALUES ('API_TOKEN', ?)", [SECRET])
+        db.execute("INSERT INTO StringIds (id, value) VALUES (987654321, ?)", [f"/home/{SECRET}/bin"])
+    db.close()
+    outputs_of(path, tmp_path / "out")
+    written = everything_below(folder, tmp_path / "out")
+    assert len(entries(folder)) == 1
+    assert SECRET.encode() not in written
+
+
+def test_the_path_of_a_trace_is_not_in_its_entry(write: Write, op: Op, folder: Path) -> None:
+    path = write([op(), op(ts=None)], f"{SECRET}/rank0.json")
+    assert report_of(path)["inputs"][0]["path"] == str(path)
+    assert SECRET.encode() not in everything_below(folder)
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(TypeError, match="object"):
+        cached._packed(None, np.array([object()]), "x", {}, "")
+    with pytest.raises(TypeError, match="set"):
+        cached._packed(None, {1}, "x", {}, "")
+
+
+def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
+    path = write([op()], "rank0.json")
+    file = InputFile(path, None, None, path.stat().st_size)
+    store = RankStore(0)
+    assert (store.known(file), store.get(file)) == (None, None)
+    store.put(file, tuple(map(find_in_rank, read_file(path, None))))
+    found = store.known(file)
+    assert found is not None
+    assert found[0].info.path == str(path)

@@ -1,0 +1,274 @@
+"""Chrome traces with begin/end events: pairs, salvage, ranks, and the ops in their arguments."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.errors import PptraceError, TraceError
+from pptrace.ingest.chrome import read_chrome
+from pptrace.ingest.chrome_events import RawEvent, decode, pair
+from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.report.load import load
+from pptrace.schedule import registry
+from pptrace.simulate import simulate, uniform
+from pptrace.tables import Category, InputFormat
+
+MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"
+
+
+def event(ph: str, name: str | None, ts: object, pid: object = 0, tid: object = 0, **args: Any) -> dict[str, Any]:
+    made = {"ph": ph, "name": name, "ts": ts, "pid": pid, "tid": tid, "args": args}
+    return {key: value for key, value in made.items() if value is not None}
+
+
+def paired(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    raw, warnings = decode(json.dumps(list(events)).encode())
+    assert not warnings
+    return [(entry.name, entry.start_ns, entry.end_ns) for entry in pair(raw).ranges]
+
+
+def test_begins_and_ends_nest_within_their_thread() -> None:
+    events = [
+        event("B", "outer", 1),
+        event("B", "inner", 2.5),
+        event("B", "elsewhere", 2, tid=7),
+        event("E", "inner", 3),
+        event("E", None, 4),
+        event("E", "elsewhere", 9, tid=7),
+    ]
+    assert paired(events) == [("outer", 1000, 4000), ("elsewhere", 2000, 9000), ("inner", 2500, 3000)]
+
+
+def test_the_order_in_the_file_does_not_matter() -> None:
+    events = [event(ph, f"r{index}", 10 * index + shift) for index in range(20) for ph, shift in (("B", 0), ("E", 7))]
+    wanted = paired(events)
+    random.Random(3).shuffle(events)
+    assert paired(events) == wanted
+    assert len(wanted) == 20
+
+
+def test_times_are_exact_to_the_nanosecond() -> None:
+    text = b'[{"ph":"B","name":"a","ts":1719395514123456.789},{"ph":"E","name":"a","ts":"1719395514123457.001"}]'
+    (only,) = pair(decode(text)[0]).ranges
+    assert (only.start_ns, only.end_ns) == (1719395514123456789, 1719395514123457001)
+
+
+def test_arguments_of_both_ends_are_joined_and_those_of_the_end_win() -> None:
+    raw, _ = decode(json.dumps([event("B", "f", 1, a=1, b=1), event("E", "f", 2, b=2, c=3)]).encode())
+    assert pair(raw).ranges[0].args == {"a": 1, "b": 2, "c": 3}
+
+
+def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
+    raw, _ = decode(
+        json.dumps([event("B", "run", 1), event("B", "lost", 2), event("E", "run", 5), event("B", "open", 6)]).encode()
+    )
+    found = pair(raw)
+    assert [(entry.name, entry.end_ns) for entry in found.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
+    assert found.warnings == [
+        "2 ranges never end (B without E): each taken to last until what encloses it, or its thread, ended"
+    ]
+
+
+def test_ends_without_a_begin_and_events_without_times_are_counted() -> None:
+    raw, _ = decode(
+        json.dumps(
+            [event("E", "x", 1), event("B", "f", 2), event("E", "f", 3), event("E", "g", 4), event("B", "h", "soon")]
+        ).encode()
+    )
+    found = pair(raw)
+    assert [entry.name for entry in found.ranges] == ["f"]
+    assert found.warnings == [
+        'left out 1 events whose "ts" or "dur" is no time in µs',
+        "left out 2 ends of ranges that never began (E without B)",
+    ]
+
+
+def test_complete_events_stand_beside_pairs() -> None:
+    events = [event("B", "f", 1), event("X", "kernel", 2, pid=0) | {"dur": 0.5}, event("E", "f", 3)]
+    assert paired(events) == [("f", 1000, 3000), ("kernel", 2000, 2500)]
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.62, 0.99])
+def test_a_file_that_was_cut_gives_what_is_whole(tmp_path: Path, cut: float) -> None:
+    text = json.dumps({"traceEvents": [event(ph, "f", 2 * k + (ph == "E")) for k in range(50) for ph in "BE"]})
+    path = tmp_path / "cut.json"
+    path.write_text(text[: int(len(text) * cut)])
+    (trace,) = read_chrome(path)
+    assert 0.9 * cut * 50 <= len(trace.events) <= 50
+    assert "trace ends early" in trace.warnings[0]
+    assert set(trace.events.dur_ns[:-1].tolist()) == {1000}
+
+
+def test_damage_inside_costs_the_damaged_events_alone(tmp_path: Path) -> None:
+    text = json.dumps([event(ph, "f", 2 * k + (ph == "E")) for k in range(10) for ph in "BE"])
+    path = tmp_path / "bad.json"
+    path.write_text(text.replace('"ts": 8', '"ts" 8', 1))
+    (trace,) = read_chrome(path)
+    assert len(trace.events) == 9
+    assert any("left out 1 events that could not be read" in line for line in trace.warnings)
+    assert any("ends of ranges that never began" in line for line in trace.warnings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b'{"traceEvents": [{"ph": "B"', b'[{"ph": "E", "ts": 4}]', b'[{"ph":"B","ts":{}}]', b'[{"ph": "B", "ts": 1e999}'],
+)
+def test_a_file_without_a_range_is_told_in_one_line(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "none.json"
+    path.write_bytes(text)
+    with pytest.raises(TraceError, match="expected begin/end or complete events") as err:
+        read_file(path, detect(first_bytes(path)))
+    assert "\n" not in str(err.value)
+
+
+def test_pairs_that_come_late_in_a_file_are_found_as_well(tmp_path: Path) -> None:
+    early = [event("X", "x", k) | {"dur": 1, "padding": "." * 200} for k in range(400)]
+    path = tmp_path / "late.json"
+    path.write_text(json.dumps([*early, event("B", "f", 500), event("E", "f", 501)]))
+    assert detect(first_bytes(path)) is InputFormat.KINETO
+    (trace,) = read_file(path, InputFormat.KINETO)
+    assert (trace.format, len(trace.events)) == (InputFormat.CHROME, 401)
+
+
+def test_kineto_with_its_own_members_stays_kineto() -> None:
+    assert (
+        detect(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "args": {"x": "\\"ph\\": \\"B\\""}}')
+        is InputFormat.KINETO
+    )
+
+
+@pytest.mark.parametrize(
+    ("pids", "names", "ranks"),
+    [
+        ([0, 1, 2], {}, [0, 1, 2]),
+        (["0", "1"], {}, [0, 1]),
+        (["rank 4", "rank 9"], {}, [4, 9]),
+        ([4711, 4712], {4711: "rank 1", 4712: "rank 0"}, [0, 1]),
+        ([90001, 90002], {}, [0, 1]),
+    ],
+)
+def test_each_process_is_a_rank(tmp_path: Path, pids: list[Any], names: dict[int, str], ranks: list[int]) -> None:
+    events = [event("M", "process_name", 0, pid=pid) | {"args": {"name": name}} for pid, name in names.items()]
+    events += [event(ph, "work", ts, pid=pid) for pid in pids for ph, ts in (("B", 1), ("E", 2))]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(events))
+    traces = read_chrome(path)
+    assert [trace.rank for trace in traces] == ranks
+    assert all(trace.events.category.tolist() == [Category.ANNOTATION] for trace in traces)
+
+
+def test_labels_of_frameworks_are_recognised_in_begin_end_events(tmp_path: Path) -> None:
+    """The ranges of torch's pipelining as another tool would export them."""
+    plan = registry.build("1f1b", 2, 4, 1)
+    events = []
+    for rank in simulate(plan.compute_only(), uniform(1000, 2000)).ranks:
+        for timed in rank.timeline:
+            events += [
+                event("B", f"PP:{timed.action}", timed.start / 1000, pid=rank.rank),
+                event("E", None, timed.end / 1000, pid=rank.rank),
+            ]
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(events))
+    report = load([path]).report
+    assert (report.framework, report.schedule.name, report.mesh.pp) == ("torch.distributed.pipelining", "1f1b", 2)
+    assert report.inputs[0].format == "chrome"
+    assert report.steps[0].span_ns == (4 + 2 - 1) * 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "m", "v"), [("interleaved-1f1b", 4, 8, 2), ("zbv", 4, 8, 2), ("gpipe", 3, 5, 1)]
+)
+def test_ops_in_arguments_become_the_plan_they_came_from(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
+    plan = registry.build(name, pp, m, v)
+    simulation = simulate(plan.compute_only(), uniform(1000, 2000))
+    words = {"F": "forward", "B": "backward", "I": "backward", "W": "wgrad"}
+    events = []
+    for rank in simulation.ranks:
+        for timed in rank.timeline:
+            word = words[timed.action.kind.value]
+            ids = {"microbatch": timed.action.microbatch, "model_chunk": timed.action.chunk, "pp_rank": rank.rank}
+            events += [
+                event("B", word, timed.start / 1000, pid=rank.rank, iteration=7),
+                event("E", word, timed.end / 1000, pid=rank.rank, iteration=7, **ids),
+            ]
+    path = tmp_path / "scan.json"
+    path.write_text(json.dumps(events))
+    report = load([path]).report
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("megascan", name, ())
+    assert (report.schedule.num_microbatches, report.schedule.num_chunks) == (m, v)
+    assert [step.step for step in report.steps] == [7]
+    assert report.steps[0].span_ns == simulation.makespan_ns
+    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [rank.bubble_ns for rank in simulation.ranks]
+
+
+def test_megascan_is_interleaved_with_the_numbers_of_its_own_file(data: Path) -> None:
+    path = data / MEGASCAN
+    report = load([path]).report
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("megascan", "interleaved-1f1b", ())
+    assert (report.mesh.pp, report.mesh.vpp, report.schedule.num_microbatches) == (4, 4, 8)
+    assert (report.schedule.num_stages, report.clock.method) == (16, "one-file")
+    own = [entry for entry in json.loads(path.read_text()) if entry["ph"] in "BE"]
+    first = min(entry["ts"] for entry in own) * 1000
+    last = max(entry["ts"] for entry in own) * 1000
+    (step,) = report.steps
+    assert (step.step, step.start_ns, step.end_ns) == (10, first, last)
+    for rank in step.ranks:
+        ends = sum(entry["ts"] for entry in own if entry["pid"] == rank.rank and entry["ph"] == "E")
+        begins = sum(entry["ts"] for entry in own if entry["pid"] == rank.rank and entry["ph"] == "B")
+        assert rank.compute_ns == (ends - begins) * 1000
+        assert rank.bubble_ns == last - first - rank.compute_ns
+        assert len(rank.ops) == 2 * 4 * 8
+
+
+def test_megascans_files_of_single_ranks_are_one_run(tmp_path: Path) -> None:
+    """As Tracer writes them: ns since the iteration began, ids beside the name."""
+    simulation = simulate(registry.build("interleaved-1f1b", 2, 4, 2).compute_only(), uniform(1001, 2003))
+    for rank in simulation.ranks:
+        events: list[dict[str, Any]] = []
+        for _ in range(2):
+            events.append({"name": "iteration", "ph": "B", "pad_before": 5000})
+            shared = {"dp_rk": 0, "pp_rk": rank.rank, "tp_rk": 0, "g_rk": rank.rank}
+            for timed in rank.timeline:
+                word = "forward" if timed.action.kind.value == "F" else "backward"
+                ids = {"microbatch": timed.action.microbatch, "model_chunk": timed.action.chunk}
+                events.append({"name": word, "ph": "B", "rel_ts": timed.start, **shared})
+                events.append({"name": word, "ph": "E", "rel_ts": timed.end, **ids, **shared})
+            events.append({"name": "iteration", "ph": "E", "rel_ts": 90_000, "duration_wall": 100_000, **shared})
+        name = f"benchmark-data-0-pipeline-{rank.rank}-tensor-0.json"
+        (tmp_path / name).write_text(json.dumps(events, indent=2))
+    report = load([tmp_path]).report
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("megascan", "interleaved-1f1b", ())
+    assert [info.rank for info in report.inputs] == [0, 1]
+    assert [(step.step, step.start_ns) for step in report.steps] == [(0, 5000), (1, 110_000)]
+    assert {step.span_ns for step in report.steps} == {simulation.makespan_ns}
+
+
+def test_damaged_bytes_never_raise_anything_but_a_line(tmp_path: Path) -> None:
+    good = json.dumps(
+        [event(ph, "forward", k, pid=k % 2, microbatch=k // 4, model_chunk=0) for k in range(8) for ph in "BE"]
+    ).encode()
+    chance = random.Random(11)
+    path = tmp_path / "fuzzed.json"
+    outcomes = set()
+    lines = 0
+    for _ in range(120):
+        text = bytearray(good)
+        for _ in range(chance.randint(1, 6)):
+            text[chance.randrange(len(text))] = chance.randrange(256)
+        path.write_bytes(text[: chance.randrange(len(text))] if chance.random() < 0.3 else text)
+        try:
+            outcomes.add(len(read_chrome(path)) > 0)
+        except PptraceError as err:
+            lines += str(err).count("\n")
+            outcomes.add(False)
+    assert (outcomes, lines) == ({True, False}, 0)
+
+
+def test_a_raw_event_has_no_time_unless_given() -> None:
+    assert pair([RawEvent(ph="B", name="x")]).ranges == []

@@ -1,0 +1,52 @@
+"""Arguments of communication events: lists of ranks that torch shortened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.ingest.kineto import read_kineto
+
+Op = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+
+
+def ranks_read(
+    write: Write, op: Op, text: str, size: int, distributed: dict[str, Any] | None = None
+) -> list[int] | None:
+    args = {"Collective name": "allreduce", "Process Group Ranks": text, "Group size": size, "Process Group Name": "7"}
+    events = [op(name="record_param_comms", args=args), op(name="record_param_comms", args=args)]
+    found = (
+        read_kineto(write(events, after={"distributedInfo": distributed or {}}))
+        .events.comm_args["group_ranks"]
+        .tolist()
+    )
+    assert len(found) == 2
+    assert found[0] == found[1]
+    return json.loads(found[0]) if found[0] else None
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "expected"),
+    [
+        ("[0, 2, 4, 6, ..., 126]", 64, list(range(0, 128, 2))),
+        ("[5, 6, 7, ..., 44]", 40, list(range(5, 45))),
+        ("[0, 2, 4, 6, ..., 127]", 64, None),  # the last is not where the distance leads
+        ("[0, 2, 5, 6, ..., 126]", 64, None),
+        ("[8, 4, ..., 0]", 3, None),
+        ("[0, 1, ..., 9]", -1, None),
+    ],
+)
+def test_a_shortened_list_is_whole_again_where_its_ranks_have_one_distance(
+    write: Write, op: Op, text: str, size: int, expected: list[int] | None
+) -> None:
+    assert ranks_read(write, op, text, size) == expected
+
+
+def test_a_configured_list_may_be_a_text(write: Write, op: Op) -> None:
+    info = {"pg_config": [{"pg_name": "7", "ranks": "[3, 9, 11]"}]}
+    assert ranks_read(write, op, "", 3, info) == [3, 9, 11]

@@ -1,0 +1,115 @@
+"""torch's flight-recorder dumps: what a run that hangs waits for."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.errors import TraceError
+from pptrace.ingest.flight import read_flight
+from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.report.load import load
+from pptrace.tables import InputFormat
+
+
+def entry(name: str, seq: int, state: str, group: tuple[str, str] = ("1", "pipeline"), **more: Any) -> dict[str, Any]:
+    return {
+        "record_id": seq,
+        "process_group": group,
+        "collective_seq_id": seq,
+        "p2p_seq_id": seq,
+        "profiling_name": name,
+        "time_created_ns": 1_700_000_000_000_000_000 + 1000 * seq,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "duration_ms": 0.25 if state == "completed" else None,
+        "input_sizes": [[4, 256]],
+        "output_sizes": [[4, 256]],
+        "input_dtypes": ["BFloat16"],
+        "output_dtypes": ["BFloat16"],
+        "state": state,
+    } | more
+
+
+def dump(path: Path, entries: list[dict[str, Any]], as_json: bool = False) -> Path:
+    groups = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+        "1": {"name": "1", "desc": "pipeline", "ranks": "[1, 3]"},
+    }
+    document = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries}
+    path.write_bytes(json.dumps(document).encode() if as_json else pickle.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_dump_gives_its_communication_with_global_peers(tmp_path: Path, as_json: bool) -> None:
+    entries = [
+        entry("nccl:send 0->1", 1, "completed"),
+        entry("nccl:_all_gather_base", 2, "completed", ("0", "default_pg")),
+    ]
+    path = dump(tmp_path / "nccl_trace_rank_1", entries, as_json)
+    assert detect(first_bytes(path)) is InputFormat.OPLOG
+    (trace,) = read_file(path, InputFormat.OPLOG)
+    assert trace.comms is not None
+    assert (trace.rank, trace.producer, trace.warnings) == (1, "torch flight recorder 2.10", ())
+    rows = trace.comms[["kind", "axis", "peer", "group_size", "bytes", "start_ns", "end_ns"]].to_numpy().tolist()
+    first = 1_700_000_000_000_001_000
+    assert rows == [
+        ["send", "pp", 3, 2, 2048, first, first + 250_000],
+        ["all_gather", "unknown", -1, 4, 2048, first + 1000, first + 251_000],
+    ]
+
+
+def test_a_rank_that_hangs_is_named_with_what_the_others_did(tmp_path: Path) -> None:
+    world = ("0", "default_pg")
+    done = entry("nccl:all_reduce", 11, "completed", world)
+    states = {0: ["completed"], 1: ["completed"], 2: [], 3: ["started"]}
+    for rank, own in states.items():
+        late = [entry("nccl:all_reduce", 12, state, world) for state in own]
+        dump(tmp_path / f"nccl_trace_rank_{rank}", [done, *late])
+    report = load([tmp_path]).report
+    told = [line for info in report.inputs for line in info.warnings]
+    assert told == [
+        "rank 3 waits in all_reduce, seq 12 of group default_pg: finished on rank 0, 1; never called on rank 2"
+    ]
+
+
+def test_messages_that_wait_name_their_peer(tmp_path: Path) -> None:
+    path = dump(tmp_path / "nccl_trace_rank_3", [entry("nccl:recv 1<-0", 7, "scheduled")])
+    (trace,) = read_file(path, InputFormat.OPLOG)
+    assert trace.warnings == ("rank 3 has not begun recv with rank 1, seq 7 of group pipeline",)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, ("planted",))
+
+
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps({"pg_config": {}, "entries": [Evil()]}))
+    with pytest.raises(TraceError, match=r"asks for posix\.mkdir"):
+        read_file(path, detect(first_bytes(path)))
+    assert not (tmp_path / "planted").exists()
+
+
+def test_damaged_dumps_are_told_in_one_line(tmp_path: Path) -> None:
+    whole = dump(tmp_path / "nccl_trace_rank_0", [entry("nccl:all_reduce", 1, "completed")]).read_bytes()
+    path = tmp_path / "cut"
+    for end in range(20, len(whole) - 1, 23):
+        path.write_bytes(whole[:end])
+        with pytest.raises(TraceError, match="damaged dump") as err:
+            read_flight(path)
+        assert "\n" not in str(err.value)
+
+
+def test_a_dump_without_entries_says_so(tmp_path: Path) -> None:
+    path = dump(tmp_path / "nccl_trace_rank_0", [])
+    with pytest.raises(TraceError, match="without entries"):
+        read_file(path, InputFormat.OPLOG)

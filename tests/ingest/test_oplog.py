@@ -1,0 +1,525 @@
+"""Op-level formats: anybody's tables, ByteDance's, Primus' dumps and pptrace's own outputs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import Report
+from pptrace.errors import PptraceError, TraceError
+from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.ingest.open import open_inputs
+from pptrace.ingest.oplog import read_oplog
+from pptrace.ingest.oplog_time import to_ns
+from pptrace.report.load import load
+from pptrace.report.to_csv import write_tables
+from pptrace.report.to_json import dump, report_object, simulation_object
+from pptrace.schedule import registry
+from pptrace.simulate import Simulation, simulate, uniform
+from pptrace.tables import InputFormat
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+Columns = dict[str, list[Any]]
+
+
+def simulated(name: str, pp: int, m: int, v: int = 1) -> Simulation:
+    return simulate(registry.build(name, pp, m, v).compute_only(), uniform(1_000_001, 2_000_003))
+
+
+def columns_of(simulation: Simulation) -> Columns:
+    rows = [(rank.rank, timed) for rank in simulation.ranks for timed in rank.timeline]
+    return {
+        "rank": [rank for rank, _ in rows],
+        "step": [3] * len(rows),
+        "kind": [timed.action.kind.value for _, timed in rows],
+        "stage": [timed.action.stage for _, timed in rows],
+        "chunk": [timed.action.chunk for _, timed in rows],
+        "microbatch": [timed.action.microbatch for _, timed in rows],
+        "start_ns": [timed.start for _, timed in rows],
+        "end_ns": [timed.end for _, timed in rows],
+    }
+
+
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
+
+
+def numbers(report: Report) -> object:
+    """What a report says, without where it came from: steps with everything in them."""
+    return [replace(step, ranks=tuple(replace(rank, device=None) for rank in step.ranks)) for step in report.steps]  # type: ignore[arg-type]
+
+
+# Our own columns
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "m", "v"),
+    [("gpipe", 2, 3, 1), ("1f1b", 4, 8, 1), ("interleaved-1f1b", 3, 6, 2), ("zb-h1", 3, 5, 1), ("zbv", 2, 4, 2)],
+)
+def test_a_table_of_a_simulation_is_the_simulation(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
+    simulation = simulated(name, pp, m, v)
+    report = load([write_csv(tmp_path / "mine.csv", columns_of(simulation))]).report
+    assert (report.schedule.name, report.schedule.mismatches, report.mesh.pp, report.mesh.vpp) == (name, (), pp, v)
+    assert (report.inputs[0].format, report.clock.method) == ("oplog", "one-file")
+    (step,) = report.steps
+    assert (step.step, step.span_ns) == (3, simulation.makespan_ns)
+    assert step.bubble.ratio == pytest.approx(simulation.bubble_ratio)
+    assert [rank.compute_ns for rank in step.ranks] == [rank.compute_ns for rank in simulation.ranks]
+
+
+@pytest.mark.parametrize("left_out", [["stage", "step"], ["chunk"], ["microbatch"]])
+@pytest.mark.parametrize(("name", "v"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zbv", 2)])
+def test_what_the_table_leaves_out_follows_from_the_rest(
+    tmp_path: Path, left_out: list[str], name: str, v: int
+) -> None:
+    columns = columns_of(simulated(name, 4, 8, v))
+    kept = {key: values for key, values in columns.items() if key not in left_out}
+    whole = load([write_csv(tmp_path / "whole.csv", columns)])
+    part = load([write_csv(tmp_path / "part.csv", kept)])
+    assert (part.report.schedule.name, part.report.schedule.mismatches) == (name, ())
+    names = ["rank", "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"]
+    pd.testing.assert_frame_equal(part.data.ops[names], whole.data.ops[names])
+
+
+def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_path: Path) -> None:
+    columns = columns_of(simulated("1f1b", 2, 3))
+    later = [time + 10**9 for time in columns["start_ns"]], [time + 10**9 for time in columns["end_ns"]]
+    twice = {key: values * 2 for key, values in columns.items() if key != "step"}
+    twice["start_ns"], twice["end_ns"] = columns["start_ns"] + later[0], columns["end_ns"] + later[1]
+    report = load([write_csv(tmp_path / "two.csv", twice)]).report
+    assert [step.step for step in report.steps] == [0, 1]
+    assert report.steps[1].start_ns - report.steps[0].start_ns == 10**9
+    assert report.schedule.name == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "wanted"),
+    [
+        ("ns", "1719395514123456789", 1719395514123456789),
+        ("us", "1719395514123456.789", 1719395514123456789),
+        ("ms", "0.0000015", 2),
+        ("ms", "0.0000025", 2),
+        ("s", "1719395514.123456789", 1719395514123456789),
+        ("s", "1e-9", 1),
+    ],
+)
+def test_times_are_exact_in_every_unit(unit: str, text: str, wanted: int) -> None:
+    values, good = to_ns(pd.Series([text], dtype="object"), unit)
+    assert (values.tolist(), good.tolist()) == ([wanted], [True])
+
+
+@pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "1e30", "-1e30", "9" * 40])
+def test_what_is_no_time_is_told_apart(text: str) -> None:
+    assert not to_ns(pd.Series([text], dtype="object"), "s")[1].any()
+
+
+def test_floats_become_the_nearest_nanosecond() -> None:
+    values, good = to_ns(pd.Series([0.112404, 2.5, float("nan"), 1e300]), "s")
+    assert (values[:2].tolist(), good.tolist()) == ([112404000, 2500000000], [True, True, False, False])
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("us", 1e3), ("ms", 1e6), ("s", 1e9)])
+def test_units_are_told_by_the_names_of_the_columns(tmp_path: Path, unit: str, scale: float) -> None:
+    columns = columns_of(simulated("1f1b", 2, 4))
+    starts, ends = columns.pop("start_ns"), columns.pop("end_ns")
+    digits = {"us": 3, "ms": 6, "s": 9}[unit]
+    columns[f"start_{unit}"] = [f"{start / scale:.{digits}f}" for start in starts]
+    columns[f"dur_{unit}"] = [f"{(end - start) / scale:.{digits}f}" for start, end in zip(starts, ends, strict=True)]
+    ops = load([write_csv(tmp_path / "mine.csv", columns)]).data.ops
+    assert sorted(zip(ops["start_ns"], ops["end_ns"], strict=True)) == sorted(zip(starts, ends, strict=True))
+
+
+def test_parquet_and_csv_of_the_same_ops_give_the_same_report(tmp_path: Path) -> None:
+    columns = columns_of(simulated("interleaved-1f1b", 2, 4, 2))
+    csv = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    pd.DataFrame(columns).to_parquet(tmp_path / "mine.parquet")
+    parquet = load([tmp_path / "mine.parquet"]).report
+    assert numbers(csv) == numbers(parquet)
+    (tmp_path / "mine.csv.gz").write_bytes(gzip.compress((tmp_path / "mine.csv").read_bytes()))
+    assert numbers(load([tmp_path / "mine.csv.gz"]).report) == numbers(csv)
+
+
+def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
+    simulation = simulated("1f1b", 3, 6)
+    table = pd.DataFrame(columns_of(simulation))
+    for rank, rows in table.groupby("rank"):
+        rows.drop(columns="rank").to_csv(tmp_path / f"rank{rank}.csv", index=False)
+    report = load([tmp_path]).report
+    assert (report.schedule.name, report.mesh.pp, report.steps[0].span_ns) == ("1f1b", 3, simulation.makespan_ns)
+
+
+def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> None:
+    """Rank 0 sends from 10 to 30, rank 1 is ready at 25: 15 ns of waiting, 5 ns of transfer; then the other way."""
+    rows = [
+        (0, "F", 0, 0, 10, ""),
+        (0, "SEND_F", 0, 10, 30, "1"),
+        (1, "recv", 0, 25, 30, "0"),
+        (1, "F", 0, 30, 40, ""),
+        (1, "B", 0, 40, 60, ""),
+        (1, "send", 0, 60, 64, "0"),
+        (0, "RECV_B", 0, 30, 64, "1"),
+        (0, "B", 0, 64, 84, ""),
+    ]
+    names = ("rank", "kind", "microbatch", "start_ns", "end_ns", "peer")
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    columns |= {"step": [0] * 8, "direction": ["", "F", "F", "", "", "B", "B", ""], "stage": columns["rank"]}
+    report = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    by_key = {(rank.rank, comm.kind): comm for rank in report.steps[0].ranks for comm in rank.comms}
+    assert {key: (comm.wait_ns, comm.exposed_ns) for key, comm in by_key.items()} == {
+        (0, "send"): (15, 5),
+        (0, "recv"): (30, 4),
+        (1, "recv"): (0, 5),
+        (1, "send"): (0, 4),
+    }
+    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [84 - 30 - 9, 84 - 30 - 9]
+
+
+def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path) -> None:
+    """Rank = dp + 2 · pp, and the same with pp fastest."""
+    table = pd.DataFrame(columns_of(simulated("1f1b", 2, 4)))
+    for along_dp, along_pp, wanted in ((1, 2, ((0, 2), (1, 3))), (2, 1, ((0, 1), (2, 3)))):
+        pp_rank = table["rank"]
+        parts = [table.assign(rank=along_dp * dp + along_pp * pp_rank, dp_rank=dp, pp_rank=pp_rank) for dp in (0, 1)]
+        pd.concat(parts).to_csv(tmp_path / "mine.csv", index=False)
+        analysis = load([tmp_path / "mine.csv"])
+        assert analysis.mesh.pipelines == wanted
+        assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
+
+
+BAD = [
+    ({"kind": ["X"]}, "row 1: kind 'X'; expected one of F, B"),
+    ({"rank": ["first"]}, "row 1: rank 'first'; expected a whole number"),
+    ({"rank": [-2]}, "row 1: rank '-2'; expected a whole number from 0"),
+    ({"start_ns": ["soon"]}, "row 1: start_ns 'soon'; expected a time in ns"),
+    ({"end_ns": [5]}, "row 1: ends at 5 ns, before its start at 10 ns"),
+    ({"start_us": [1]}, "columns start_ns and start_us; expected one of them"),
+    ({"microbatch": ["one"]}, "row 1: microbatch 'one'; expected a whole number"),
+    ({"kind": ["OVERLAP_F_B"]}, "row 1: pair: '' is not an action"),
+    (
+        {"kind": ["F", "F"], "rank": [0, 0], "microbatch": [1, 1]},
+        "row 2 is the same op as row 1 (rank 0, step 0, kind F",
+    ),
+    ({"start_ns": None}, "no column for the start (it has rank, step, kind"),
+    ({"end_ns": None}, "no column for the end (it has rank, step, kind"),
+    ({"rank": None}, "no column 'rank' (it has step, kind"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_a_bad_table_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    num = max((len(values) for values in changes.values() if values), default=1)
+    row = {"rank": 0, "step": 0, "kind": "F", "stage": 0, "microbatch": 0, "start_ns": 10, "end_ns": 20}
+    columns = {name: [value] * num for name, value in row.items()} | changes
+    path = write_csv(tmp_path / "mine.csv", {name: values for name, values in columns.items() if values is not None})
+    with pytest.raises(TraceError) as err:
+        read_oplog(path)
+    assert message in str(err.value)
+    assert str(err.value).startswith(str(path))
+    assert "\n" not in str(err.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"rank,kind,start_ns,end_ns\n",
+        b"rank,kind,start_ns,end_ns\n0,F,1,2,3,4,5\n",
+        b"PAR1 and no more",
+        b"x" * 200_000,
+        b"rank;kind;start_ns\n0;F;1\n",
+        b'rank,kind,start_ns,end_ns\n0,"F,1,2\n',
+    ],
+)
+def test_damaged_tables_are_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as err:
+        read_file(path, detect(first_bytes(path)))
+    assert "\n" not in str(err.value)
+
+
+def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
+    good = pd.DataFrame(columns_of(simulated("1f1b", 2, 2))).to_csv(index=False).encode()
+    chance = random.Random(5)
+    path = tmp_path / "fuzzed.csv"
+    read = failed = lines = 0
+    for _ in range(60):
+        text = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            text[chance.randrange(40, len(text))] = chance.choice(b'00112233445566778899,\n\xff"B')
+        path.write_bytes(text)
+        try:
+            read += len(read_oplog(path)) > 0
+        except PptraceError as err:
+            lines += str(err).count("\n")
+            failed += 1
+    assert read > 2
+    assert failed > 2
+    assert lines == 0
+
+
+# pptrace's own outputs
+
+
+@pytest.mark.parametrize("name", ["1f1b_p2", "1f1b_p4"])
+def test_the_tables_of_a_report_give_the_same_numbers_again(tmp_path: Path, name: str) -> None:
+    first = load([SAMPLES / name], step=3)
+    write_tables(first, tmp_path / "tables")
+    again = load([tmp_path / "tables"], step=3)
+    assert numbers(again.report) == numbers(first.report)
+    assert (again.report.mesh.pp, again.report.schedule.name) == (first.report.mesh.pp, first.report.schedule.name)
+    assert [info.format for info in again.report.inputs] == ["oplog"] * len(first.report.inputs)
+
+
+def test_comms_are_read_with_their_ops_and_not_twice(tmp_path: Path) -> None:
+    write_tables(load([SAMPLES / "1f1b_p4"], step=3), tmp_path)
+    (tmp_path / "memory.csv").write_text("rank,t_ns,allocated_bytes,reserved_bytes\n0,5,6,7\n")
+    wanted = [tmp_path / "ops.csv"]
+    for paths in ([tmp_path], wanted, [tmp_path / "comms.csv", *wanted]):
+        inputs = open_inputs(paths)
+        assert ([file.path for file in inputs.files], inputs.warnings) == (wanted, ())
+    traces = read_oplog(*wanted)
+    assert [len(trace.comms) > 0 for trace in traces if trace.comms is not None] == [True] * 4
+    assert [trace.memory.to_numpy().tolist() for trace in traces] == [[[0, 5, 6, 7]], [], [], []]
+
+
+def test_the_json_of_a_simulation_is_read_again(tmp_path: Path) -> None:
+    simulation = simulated("zbv", 4, 8, 2)
+    path = tmp_path / "simulation.json"
+    path.write_text(dump(simulation_object(simulation, with_ops=True)))
+    report = load([path]).report
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("pptrace", "zbv", ())
+    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [rank.bubble_ns for rank in simulation.ranks]
+
+
+def test_the_json_of_a_report_is_read_again(tmp_path: Path) -> None:
+    first: Analysis = load([SAMPLES / "1f1b_p4"])
+    path = tmp_path / "report.json"
+    path.write_text(dump(report_object(first.report, with_ops=True)))
+    again = load([path]).report
+    assert [step.span_ns for step in again.steps] == [step.span_ns for step in first.report.steps]
+    assert [r.ops for s in again.steps for r in s.ranks] == [r.ops for s in first.report.steps for r in s.ranks]
+
+
+def test_a_report_without_ops_says_how_to_get_them(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(dump(simulation_object(simulated("gpipe", 2, 2))))
+    with pytest.raises(TraceError, match="without ops; expected them in it; write it with --ops as well"):
+        load([path])
+
+
+# ByteDance's straggler traces
+
+
+def bytedance(seconds: list[tuple[int, str, int, float, float]], steps: Sequence[int] = (5,)) -> pd.DataFrame:
+    """Rows of (pipeline rank, optype, k, start, duration) for two replicas, times in float32 seconds."""
+    rows = [
+        {
+            "dp_rank": dp,
+            "stage": stage,
+            "rank": 2 * stage + dp,
+            "step": step,
+            "optype": optype,
+            "start_ts": start,
+            "duration": duration,
+            "seq_id": k,
+            "mc": 0 if optype.endswith("compute") else -1,
+            "mb_id": k if optype.endswith("compute") else -1,
+            "gmc": 0,
+        }
+        for step in steps
+        for dp in (0, 1)
+        for stage, optype, k, start, duration in seconds
+    ]
+    return pd.DataFrame(rows).astype({"start_ts": "float32", "duration": "float32", "optype": "category"})
+
+
+TWO_STAGES = [
+    (0, "forward-compute", 0, 0.0, 1.0),
+    (0, "forward-send", 0, 1.0, 0.25),
+    (1, "forward-recv", 0, 0.0, 1.25),
+    (1, "forward-compute", 0, 1.25, 1.0),
+    (1, "backward-compute", 0, 2.25, 2.0),
+    (1, "backward-send", 0, 4.25, 0.25),
+    (0, "backward-recv", 0, 1.25, 3.25),
+    (0, "backward-compute", 0, 4.5, 2.0),
+    (0, "grads-reduce-scatter", 0, 6.5, 0.5),
+    (1, "grads-reduce-scatter", 0, 4.5, 0.5),
+    (0, "optimizer", 0, 7.0, 0.5),
+]
+
+
+def test_a_straggler_trace_has_messages_with_microbatches_and_steps_one_after_another(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    bytedance(TWO_STAGES, steps=(5, 9)).to_parquet(path)
+    analysis = load([path])
+    report = analysis.report
+    assert (report.framework, report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == ("bytedance", 2, 2, 4)
+    assert analysis.mesh.pipelines == ((0, 2), (1, 3))
+    assert [step.step for step in report.steps] == [5, 9]
+    assert report.steps[0].end_ns < report.steps[1].start_ns
+    assert report.steps[0].span_ns == 6_500_000_000
+    comms = analysis.data.comms
+    messages = comms[comms["axis"] == "pp"]
+    assert (messages["match"] >= 0).all()
+    assert (messages["microbatch"] == 0).all()
+    assert set(zip(messages["rank"], messages["peer"], strict=True)) == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    first = report.steps[0].ranks[0]
+    assert (first.compute_ns, first.exposed_comm_ns) == (3_000_000_000, 500_000_000)
+    assert first.bubble_ns == 3_000_000_000
+    assert (comms.loc[comms["kind"] == "reduce_scatter", "match"] >= 0).all()
+
+
+@pytest.mark.parametrize(("column", "value"), [("duration", -0.5), ("start_ts", float("nan"))])
+def test_a_straggler_trace_with_a_bad_time_is_refused_in_one_line(tmp_path: Path, column: str, value: float) -> None:
+    table = bytedance(TWO_STAGES)
+    table.loc[3, column] = value
+    table.to_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(TraceError, match=r"row 4 has start_ts .*; expected seconds"):
+        load([tmp_path / "trace.parquet"])
+
+
+def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) -> None:
+    path = data / "bytedance_straggler" / "trace-ST.parquet"
+    analysis = load([path], step=264)
+    report = analysis.report
+    assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.mismatches) == ("1f1b", 4, ())
+    assert (report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == (4, 2, 8)
+    assert analysis.data.ops["step"].nunique() == 32
+    assert (analysis.data.comms["match"] >= 0).all()
+    raw = pd.read_parquet(path)
+    raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": "float64"})
+    raw["end"] = raw["start_ts"] + raw["duration"].astype("float64")
+    for step in report.steps:
+        own = raw[raw["step"] == step.step]
+        spans = own.groupby("dp_rank").apply(lambda part: part["end"].max() - part["start_ts"].min())
+        assert step.span_ns == pytest.approx(spans.max() * 1e9, abs=2)
+        for rank in step.ranks:
+            mine = own[own["rank"] == rank.rank]
+            assert rank.compute_ns == pytest.approx(mine["duration"].astype("float64").sum() * 1e9, rel=1e-5)  # float32
+            assert rank.bubble_ns is not None
+        last = [rank.compute_ns for rank in step.ranks if rank.stage == 3]
+        assert min(last) > 1.5 * max(rank.compute_ns for rank in step.ranks if rank.stage != 3)
+
+
+# Primus' dumps
+
+
+def primus(directory: Path, simulation: Simulation, ids: bool, iterations: int = 2, jitter_ms: float = 0.0) -> Path:
+    """What Primus writes of a run: ms from each rank's own beginning of an iteration."""
+    directory.mkdir()
+    names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
+    for rank in simulation.ranks:
+        iteration: dict[str, Any] = {"total": simulation.makespan_ns / 1e6, "memory": 2.0}
+        for mode in ("fwd", "bwd", "wgrad"):
+            own = [timed for timed in rank.timeline if names[timed.action.kind.value] == mode]
+            iteration[f"{mode}_start"] = [timed.start / 1e6 + jitter_ms for timed in own]
+            iteration[f"{mode}_end"] = [timed.end / 1e6 + jitter_ms for timed in own]
+            if ids:
+                iteration[f"{mode}_minibatch"] = [timed.action.microbatch for timed in own]
+                iteration[f"{mode}_chunk"] = [timed.action.chunk for timed in own]
+        document = {str(number + 1): iteration for number in range(iterations)}
+        (directory / f"pp_rank_{rank.rank}.json").write_text(json.dumps(document))
+    config = {"world_size": 2 * len(simulation.ranks), "dp_size": 2, "tp_size": 1, "pp_size": len(simulation.ranks)}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "v", "ids"),
+    [("1f1b", 1, False), ("1f1b", 1, True), ("interleaved-1f1b", 2, True), ("zb-h1", 1, True), ("zbv", 2, True)],
+)
+def test_a_primus_dump_is_the_plan_it_came_from(tmp_path: Path, name: str, v: int, ids: bool) -> None:
+    simulation = simulated(name, 4, 8, v)
+    report = load([primus(tmp_path / "dump", simulation, ids)]).report
+    assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("primus", name, ())
+    assert (report.mesh.pp, report.mesh.vpp, report.mesh.dp) == (4, v, 2)
+    assert [step.step for step in report.steps] == [1, 2]
+    for step in report.steps:
+        assert step.span_ns == pytest.approx(simulation.makespan_ns, abs=2)
+        assert [rank.bubble_ns for rank in step.ranks] == pytest.approx(
+            [rank.bubble_ns for rank in simulation.ranks], abs=100
+        )
+    assert report.steps[1].start_ns >= report.steps[0].end_ns
+
+
+def test_files_of_a_primus_dump_given_by_name_lie_as_those_of_the_directory(tmp_path: Path) -> None:
+    directory = primus(tmp_path / "dump", simulated("interleaved-1f1b", 3, 6, 2), ids=True)
+    by_name = load(sorted(directory.glob("pp_rank_*.json")))
+    assert numbers(by_name.report) == numbers(load([directory]).report)
+
+
+def test_the_real_primus_dump_idles_as_its_authors_say(data: Path) -> None:
+    directory = data / "primus_pp_vis" / "pp8"
+    analysis = load([directory], step=5)
+    report = analysis.report
+    assert (report.schedule.name, report.schedule.num_microbatches, report.mesh.pp) == ("1f1b", 16, 8)
+    assert sorted(analysis.data.ops["step"].unique()) == list(range(1, 21))
+    (step,) = report.steps
+    assert step.bubble.ideal_share == pytest.approx(7 / 23)
+    raw = [json.loads((directory / f"pp_rank_{rank}.json").read_text())["5"] for rank in range(8)]
+    total = max(iteration["total"] for iteration in raw)
+    for rank, own in zip(step.ranks, raw, strict=True):
+        busy = sum(own["fwd_end"]) - sum(own["fwd_start"]) + sum(own["bwd_end"]) - sum(own["bwd_start"])
+        assert rank.compute_ns == pytest.approx(busy * 1e6, abs=40)
+        assert rank.bubble_ns == step.span_ns - rank.compute_ns
+        assert rank.bubble_ns / step.span_ns == pytest.approx(1 - busy / total, abs=0.005)
+        assert 0.29 < 1 - busy / total < 0.39
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-20], "damaged JSON"),
+        (lambda text: text.replace('"fwd_end": [', '"fwd_end": [1.0, '), "fwd has 3 starts and 4 ends"),
+        (lambda text: text.replace('"bwd_end": [', '"bwd_end": ["x", '), "'bwd_end' is no list of times"),
+    ],
+)
+def test_a_damaged_primus_dump_is_told_in_one_line(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
+    path = primus(tmp_path / "dump", simulated("1f1b", 2, 3), ids=False) / "pp_rank_0.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(TraceError, match=message) as err:
+        load([path])
+    assert "\n" not in str(err.value)
+    report = load([path.parent]).report
+    assert any(message in line for line in report.warnings)
+    assert [info.rank for info in report.inputs] == [1]
+
+
+def test_formats_are_told_by_their_first_bytes() -> None:
+    assert detect(b"PAR1\x15\x04") is InputFormat.OPLOG
+    assert detect(b"rank,step,kind,stage,start_us,end_us\n0,") is InputFormat.OPLOG
+    assert detect(b'{"1": {"total": 3.0, "memory": 1, "fwd_start": [0.1], "bwd_start": []') is InputFormat.OPLOG
+    assert detect(b'{\n "schema": "pptrace.report/1",') is InputFormat.OPLOG
+    assert detect(b"0F0,0F1,,0B0\n") is None
+    assert detect(b"name,kind,colour\n") is None
+
+
+def test_a_straggler_trace_reads_the_same_as_csv(tmp_path: Path) -> None:
+    table = bytedance(TWO_STAGES)
+    table.to_parquet(tmp_path / "trace.parquet")
+    table.to_csv(tmp_path / "trace.csv", index=False)
+    assert numbers(load([tmp_path / "trace.csv"]).report) == numbers(load([tmp_path / "trace.parquet"]).report)
+    table.drop(columns="seq_id").to_csv(tmp_path / "trace.csv", index=False)
+    with pytest.raises(TraceError, match="no column 'seq_id'"):
+        load([tmp_path / "trace.csv"])
+
+
+@pytest.mark.parametrize(("column", "value"), [("rank", "e"), ("dp_rank", 10**9), ("step", -1), ("mb_id", "1.5")])
+def test_a_straggler_trace_with_a_bad_number_is_refused_in_one_line(
+    tmp_path: Path, column: str, value: str | int
+) -> None:
+    table = bytedance(TWO_STAGES).astype("object")
+    table.loc[2, column] = value
+    table.to_csv(tmp_path / "trace.csv", index=False)
+    with pytest.raises(TraceError, match=f"row 3: {column} '{value}'; expected a whole number"):
+        load([tmp_path / "trace.csv"])

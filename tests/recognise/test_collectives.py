@@ -1,0 +1,291 @@
+"""Communication of traces without marks: one row per call, whatever shows it, and all of it per axis in the report."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.analysis.analyse import analyse
+from pptrace.recognise.collectives import find_calls
+from pptrace.recognise.comm_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
+from pptrace.recognise.devices import device_work
+from pptrace.recognise.recognise import recognise
+from pptrace.tables import Category
+from tests.recognise.calls import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    AUTOGRAD_THREAD,
+    MAIN_THREAD,
+    RECV,
+    SEND,
+    Rank,
+)
+from tests.synthetic import NCCL_STREAM, START
+
+
+def test_all_events_of_a_call_are_one_communication_with_its_kernels_times() -> None:
+    rank = Rank(0)
+    rank.call(ALL_REDUCE, 100, (150, 190), in_bytes=64, out_bytes=64, group_id="3", ranks=(0, 4), seq=7)
+    found = find_calls(rank.trace().events)
+    assert len(found) == 1
+    row = found.iloc[0]
+    assert (row["kind"], row["bytes"], row["group_ranks"], row["group_size"], row["seq"]) == (
+        "all_reduce",
+        64,
+        "[0, 4]",
+        2,
+        7,
+    )
+    assert (row["host_ns"], row["start_ns"], row["end_ns"]) == (START + 100, START + 150, START + 190)
+    assert (row["stream"], row["clock"]) == (NCCL_STREAM, "device")
+
+
+def test_the_record_tells_all_to_all_from_send_and_receive_though_the_kernel_is_the_same() -> None:
+    rank = Rank(0)
+    rank.call(ALL_TO_ALL, 0, (20, 30), ranks=(0, 1, 2, 3))
+    rank.call(SEND, 40, (60, 70), ranks=(0, 4), dst=4)
+    rank.call(RECV, 80, (90, 99), ranks=(0, 4), src=4)
+    found = find_calls(rank.trace().events)
+    assert found["kind"].tolist() == ["all_to_all", "send", "recv"]
+    assert found["peer"].tolist() == [-1, 4, 4]
+
+
+def test_the_kernel_of_a_batch_carries_all_its_calls() -> None:
+    rank = Rank(1)
+    rank.call(SEND, 0, None, ranks=(0, 1, 2), dst=2, in_bytes=8)
+    rank.call(RECV, 20, None, ranks=(0, 1, 2), src=0, out_bytes=16)
+    rank.add(Category.ANNOTATION, "nccl:coalesced", 40, 90_000, thread=MAIN_THREAD)
+    rank.kernel("ncclDevKernel_SendRecv(x)", 41, 60, 80)
+    rank.call(ALL_REDUCE, 100, (150, 160), ranks=(0, 1, 2))
+    found = find_calls(rank.trace().events)
+    assert found["kind"].tolist() == ["send", "recv", "all_reduce"]
+    assert found["bytes"].tolist()[:2] == [8, 16]
+    assert (found["start_ns"] - START).tolist() == [60, 60, 150]
+    assert (found["end_ns"] - START).tolist() == [80, 80, 160]
+
+
+def test_a_kernel_without_a_recorded_call_is_a_communication_by_its_name_or_its_own_arguments() -> None:
+    rank = Rank(0)
+    rank.kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", 0, 10, 20)
+    rank.kernel("void deep_ep::internode::dispatch<false, 8>(int4*)", 30, 40, 50)
+    rank.kernel("ncclDevKernel_SendRecv(x)", 55, 60, 70)
+    found = find_calls(rank.trace().events)
+    assert found["kind"].tolist() == ["all_gather", "all_to_all", "send_recv"]
+    assert found["hint"].tolist() == ["", "ep", ""]
+
+
+def test_waits_are_no_communication_and_a_barriers_all_reduce_is_the_barrier() -> None:
+    rank = Rank(0)
+    rank.record(0, 5, collective="wait")
+    rank.add(Category.CPU_OP, "c10d::barrier", 10, 60, thread=MAIN_THREAD)
+    rank.call(ALL_REDUCE, 20, (40, 50))
+    rank.args.clear()  # an old torch: the record tells nothing
+    found = find_calls(rank.trace().events)
+    assert found["kind"].tolist() == ["barrier"]
+
+
+def test_a_message_on_the_host_lasts_until_its_range_ends_and_is_asked_for_when_the_thread_has_nothing_else() -> None:
+    rank = Rank(0)
+    rank.add(Category.CPU_OP, "c10d::allreduce_", 0, 10, thread=MAIN_THREAD)
+    rank.add(Category.ANNOTATION, "gloo:all_reduce", 2, 100, thread=MAIN_THREAD)
+    rank.add(Category.CPU_OP, "aten::mm", 20, 70, thread=MAIN_THREAD)
+    row = find_calls(rank.trace().events).iloc[0]
+    times = [row[name] - START for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")]
+    assert (times, row["clock"]) == ([0, 10, 70, 100], "host")
+
+
+def test_nccls_own_ranges_name_what_its_kernels_do() -> None:
+    rank = Rank(0)
+    rank.add(Category.ANNOTATION, "ncclReduceScatter", 0, 10, thread=MAIN_THREAD)
+    rank.kernel("ncclDevKernel_Generic(x)", 5, 20, 30)
+    rank.add(Category.ANNOTATION, "ncclGroupStart", 40, 41, thread=MAIN_THREAD)
+    found = find_calls(rank.trace().events)
+    assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["reduce_scatter"], [20])
+
+
+def test_copies_to_a_peer_launched_by_a_collective_are_communication_and_others_are_memory() -> None:
+    rank = Rank(0)
+    rank.call(ALL_GATHER, 0, None, ranks=(0, 1), in_bytes=4, out_bytes=8)
+    for launch, start in ((5, 20), (50, 60)):
+        rank.correlation += 1
+        number = rank.correlation
+        rank.add(Category.RUNTIME, "cudaMemcpyAsync", launch, launch + 1, thread=MAIN_THREAD, correlation=number)
+        rank.add(
+            Category.MEMCPY, "Memcpy PtoP (Device -> Device)", start, start + 10, device=0, stream=9, correlation=number
+        )
+    trace = rank.trace()
+    assert device_work(trace.events).is_communication.tolist() == [True, False]
+    found = find_calls(trace.events)
+    assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["all_gather"], [20])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_allgather_base", "all_gather"),
+        ("allgather_into_tensor_coalesced_", "all_gather"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("allreduce_coalesced_", "all_reduce"),
+        ("alltoall_base_", "all_to_all"),
+        ("AllToAll", "all_to_all"),
+        ("recvAnySource", "recv"),
+        ("_reduce_oop", "reduce"),
+        ("wait", ""),
+        ("coalesced", ""),
+        ("wait_tensor", ""),
+        ("GroupStart", ""),
+        ("CommInitRank", ""),
+    ],
+)
+def test_names_of_calls_tell_their_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter", ""),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST(x)", "all_reduce", ""),
+        ("ncclDevKernel_Generic(x)", "unknown", ""),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", "send_recv", ""),
+        ("void cross_device_reduce_2stage<__half, 8>(x)", "all_reduce", "tp"),
+        ("kuserbuffers_pushrecv(x)", "send_recv", "tp"),
+        ("void dpsk::ep::intranode::combine<__nv_bfloat16, 8>(x)", "all_to_all", "ep"),
+        ("multimem_all_reduce_kernel", "all_reduce", "tp"),
+        ("void two_shot_all_reduce_kernel<float>(x)", "all_reduce", "tp"),
+        ("nvshmemi_transfer_rma", "unknown", ""),
+    ],
+)
+def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> None:
+    assert COMMUNICATION_KERNEL.search(name)
+    assert (kind_of_kernel(name), hint_of_kernel(name)) == (kind, hint)
+
+
+@pytest.mark.parametrize(
+    "name", ["void reduce_kernel<512, 1>(x)", "BlockAllReduceSum<float>", "flash_fwd", "void gather_kernel(x)"]
+)
+def test_kernels_that_reduce_within_a_device_compute(name: str) -> None:
+    assert not COMMUNICATION_KERNEL.search(name)
+
+
+def data_parallel(rank: int, late: int) -> Rank:
+    """Two steps of gradients summed from autograd's thread; rank 1 comes ``late``."""
+    job = Rank(rank, {"rank": rank, "world_size": 2})
+    at = late if rank else 0
+    for step in range(2):
+        for bucket in range(2):
+            start = 1000 * step + 100 * bucket
+            job.add(
+                Category.CPU_OP, "autograd::engine::evaluate_function: X", start, start + 50, thread=AUTOGRAD_THREAD
+            )
+            args = {"in_bytes": 400 * (bucket + 1), "out_bytes": 400 * (bucket + 1), "group_id": "0", "ranks": (0, 1)}
+            job.call(
+                ALL_REDUCE,
+                start + 5,
+                (start + 20 + at, start + 90),
+                AUTOGRAD_THREAD,
+                group_description="default_pg",
+                **args,
+            )
+    return job
+
+
+def test_a_data_parallel_run_without_steps_has_its_totals_per_axis_and_kind() -> None:
+    report = analyse([data_parallel(rank, 10).trace() for rank in range(2)]).report
+    assert (report.mesh.num_ranks, report.mesh.dp) == (2, 2)
+    (total,) = report.device[1].comms
+    assert (total.axis, total.kind, total.group_size, total.count, total.bytes) == ("dp", "all_reduce", 2, 4, 2400)
+    assert (total.total_ns, total.busy_ns, total.overlap_ratio) == (4 * 60, 4 * 60, 0.0)
+    assert total.algbw_gbps == total.busbw_gbps == pytest.approx(2400 / 240)
+    assert any("dp by its all-reduces in the backward" in line for line in report.warnings)
+
+
+def test_members_of_collectives_match_in_their_order() -> None:
+    comms = recognise([data_parallel(rank, 0).trace() for rank in range(2)]).comms
+    by_rank = [comms[comms["rank"] == rank].sort_values("start_ns")["match"].tolist() for rank in range(2)]
+    assert by_rank[0] == by_rank[1]
+    assert len(set(by_rank[0])) == 4
+    assert min(by_rank[0]) >= 0
+
+
+def pipelined(rank: int, labelled_messages: bool = True) -> Rank:
+    """A rank of pp 2 × dp 2 under torch's labels: GPipe of two microbatches, then gradients summed over dp."""
+    job = Rank(rank, {"rank": rank, "world_size": 4})
+    stage, dp = divmod(rank, 2)
+    peer = rank + 2 if stage == 0 else rank - 2
+    pp_args = {"group_id": "1", "group_description": "mesh_pp", "ranks": (dp, dp + 2), "in_bytes": 16, "out_bytes": 16}
+
+    def op(name: str, at: int) -> None:
+        job.add(Category.ANNOTATION, f"PP:{name}", at, at + 60, thread=MAIN_THREAD)
+        job.correlation += 1
+        number = job.correlation
+        job.add(Category.RUNTIME, "cudaLaunchKernel", at + 5, at + 6, thread=MAIN_THREAD, correlation=number)
+        job.add(Category.KERNEL, "gemm", at + 10, at + 90, device=0, stream=7, correlation=number)
+
+    def message(name: str, at: int, sends: bool) -> None:
+        if labelled_messages:
+            job.add(Category.ANNOTATION, f"PP:{name}", at, at + 20, thread=MAIN_THREAD)
+        ends = {"dst": peer} if sends else {"src": peer}
+        job.call(SEND if sends else RECV, at + 2, (at + 10, at + 30), **pp_args, **ends)
+
+    for microbatch in range(2):
+        at = 200 * microbatch + 200 * stage
+        if stage == 1:
+            message(f"1RECV_F{microbatch}", at - 90, sends=False)
+        op(f"{stage}F{microbatch}", at)
+        if stage == 0:
+            message(f"0SEND_F{microbatch}", at + 110, sends=True)
+    for microbatch in range(2):
+        at = 800 + 200 * microbatch + 200 * (1 - stage)
+        if stage == 0:
+            message(f"0RECV_B{microbatch}", at - 90, sends=False)
+        op(f"{stage}B{microbatch}", at)
+        if stage == 1:
+            message(f"1SEND_B{microbatch}", at + 110, sends=True)
+    group = {"group_id": "2", "group_description": "mesh_dp_shard", "ranks": (rank - dp, rank - dp + 1)}
+    job.call(ALL_REDUCE, 1500, (1520, 1620), **group, in_bytes=1000, out_bytes=1000)
+    return job
+
+
+@pytest.mark.parametrize("labelled_messages", [True, False])
+def test_labelled_pipelines_gain_their_other_communication_and_no_message_twice(labelled_messages: bool) -> None:
+    report = analyse([pipelined(rank, labelled_messages).trace() for rank in range(4)]).report
+    mesh = report.mesh
+    assert (mesh.num_ranks, mesh.pp, mesh.dp, mesh.tp, mesh.cp) == (4, 2, 2, 1, 1)
+    assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.mismatches) == ("gpipe", 2, ())
+    (step,) = report.steps
+    assert step.span_ns == 1280
+    assert step.bubble.waterfall_ns is not None
+    assert step.bubble.waterfall_ns.communication == 2 * 20  # the first message down and the last one up
+    for rank in step.ranks:
+        found = {(comm.axis, comm.kind): comm for comm in rank.comms}
+        assert set(found) == {("dp", "all_reduce"), ("pp", "send"), ("pp", "recv")}
+        assert (found["pp", "send"].count, found["pp", "recv"].count) == (2, 2)
+        assert (found["pp", "send"].bytes, found["pp", "send"].exposed_ns, found["pp", "send"].wait_ns) == (32, 40, 0)
+        reduced = found["dp", "all_reduce"]
+        assert (reduced.count, reduced.bytes, reduced.total_ns, reduced.busbw_gbps) == (
+            1,
+            1000,
+            100,
+            pytest.approx(10.0),
+        )
+        assert rank.compute_ns == 4 * 80
+        assert rank.exposed_comm_ns == 4 * 20
+        assert rank.bubble_ns == 1280 - 320 - 80
+
+
+def test_kernels_alone_leave_a_labelled_steps_bubble_known_and_the_report_says_how_they_count() -> None:
+    ranks = [pipelined(rank, labelled_messages=False) for rank in range(4)]
+    for job in ranks:
+        hosts = ("c10d::", "record_param", "nccl:")
+        job.events = [event for event in job.events if not event.name.startswith(hosts)]
+        job.args.clear()
+        job.distributed = {}
+    report = analyse([job.trace() for job in ranks]).report
+    (step,) = report.steps
+    for rank in step.ranks:
+        assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 0)
+        assert rank.bubble_ns == step.span_ns - 4 * 80
+    told = [line for line in report.warnings if "whose group was not recorded" in line]
+    assert len(told) == 1
+    assert "14 messages, which count as waiting (bubble) and 4 collectives" in told[0]

@@ -1,0 +1,236 @@
+"""Process groups → axes, mesh and pipelines; sends matched with receives and members of collectives with each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pptrace.recognise.call_comms import CALL_COMMS
+from pptrace.recognise.collectives import find_calls
+from pptrace.recognise.group_descriptions import axis_of_description
+from pptrace.recognise.group_shapes import ranks_of
+from pptrace.recognise.groups import Groups, configured_groups, find_groups
+from pptrace.recognise.matching import match_calls, unmatched
+from pptrace.recognise.recognise import recognise
+from pptrace.tables import Category
+from tests.recognise.calls import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ARGS, AUTOGRAD_THREAD, RECV, SEND, Rank
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "process_group_descriptions.json"
+ENGINE = "autograd::engine::evaluate_function: MmBackward0"
+NAMED = {
+    "EMBED": "embd",
+    "MP": "tp-pp",
+    "TP+DP": "tp-dp",
+    "TP+CP": "tp-cp",
+    "ETP+EP": "etp-ep",
+    "ETP+EP+PP": "etp-ep-pp",
+}
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the list of frameworks' descriptions is not on this machine")
+def test_every_listed_description_names_its_axis() -> None:
+    for entry in json.loads(REFERENCE.read_text()):
+        found = axis_of_description(entry["example"])
+        if entry["dim"] in ("WORLD", "UNKNOWN", "by parent"):
+            assert found == "", entry["example"]
+        elif entry["dim"] == "by dim name":
+            assert found == entry["example"].removeprefix("mesh_")
+        elif "WITH_CP" in entry["example"] and entry["dim"] == "DP":
+            assert found == "dp-cp"
+        else:
+            assert found == NAMED.get(entry["dim"], entry["dim"].lower().replace("+", "-")), entry["example"]
+
+
+@pytest.mark.parametrize(
+    ("description", "axis"),
+    [
+        ("mesh_dp_shard_cp", "dp-cp"),
+        ("mesh_fsdp", "dp"),
+        ("mesh_tp:split:3", "tp"),
+        ("CONTEXT_PARALLEL_GROUP_GLOO", "cp"),
+        ("TENSOR_MODEL_PARALLEL_GROUP:split:0", "tp"),
+        ("default_pg", ""),
+        ("undefined", ""),
+        ("", ""),
+        ("mesh_of_wires", ""),
+        ("PIPELINE", ""),
+    ],
+)
+def test_descriptions_of_meshes_splits_and_strangers(description: str, axis: str) -> None:
+    assert axis_of_description(description) == axis
+
+
+def groups_of(ranks: Sequence[Rank]) -> Groups:
+    made = {rank.rank: rank.trace() for rank in ranks}
+    calls = {number: find_calls(trace.events) for number, trace in made.items()}
+    return find_groups(calls, {number: trace.distributed for number, trace in made.items()})
+
+
+def megatron(rank: int, described: bool) -> Rank:
+    """A rank of tp 2 × dp 2 × pp 2: activations over tp, gradients over dp from autograd, messages over pp."""
+    job = Rank(rank, {"rank": rank, "world_size": 8})
+    tp, dp, pp = rank % 2, rank // 2 % 2, rank // 4
+    group = {
+        "tp": ("1", "TENSOR_MODEL_PARALLEL_GROUP", (rank - tp, rank - tp + 1)),
+        "dp": ("2", "DATA_PARALLEL_GROUP", (rank - 2 * dp, rank - 2 * dp + 2)),
+        "pp": ("3", "PIPELINE_MODEL_PARALLEL_GROUP", (rank - 4 * pp, rank - 4 * pp + 4)),
+    }
+
+    def args(axis: str, size: int) -> dict[str, object]:
+        name, text, ranks = group[axis]
+        return {
+            "group_id": name,
+            "group_description": text if described else "undefined",
+            "ranks": ranks,
+            "in_bytes": size,
+        }
+
+    for layer in range(10):
+        job.call(ALL_REDUCE, 100 * layer, (100 * layer + 20, 100 * layer + 50), **args("tp", 64))
+    peer = group["pp"][2][1 - pp]
+    job.call(
+        SEND if pp == 0 else RECV, 1200, (1220, 1240), **args("pp", 32), src=peer if pp else -1, dst=-1 if pp else peer
+    )
+    job.add(Category.CPU_OP, ENGINE, 1400, 1500, thread=AUTOGRAD_THREAD)
+    job.call(ALL_REDUCE, 1405, (1420, 1490), AUTOGRAD_THREAD, **args("dp", 4096))
+    job.add(Category.CPU_OP, ENGINE, 1600, 1700, thread=AUTOGRAD_THREAD)
+    job.call(ALL_REDUCE, 1605, (1620, 1690), AUTOGRAD_THREAD, **args("dp", 1024))
+    return job
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_axes_come_from_descriptions_or_from_the_use_of_groups(described: bool) -> None:
+    found = groups_of([megatron(rank, described) for rank in range(8)])
+    by_ranks = {group.ranks: axis for group, axis in found.axes.items()}
+    assert by_ranks[(0, 1)] == by_ranks[(6, 7)] == "tp"
+    assert by_ranks[(0, 2)] == by_ranks[(5, 7)] == "dp"
+    assert by_ranks[(0, 4)] == by_ranks[(3, 7)] == "pp"
+    assert dict(found.sizes) == {"tp": 2, "dp": 2, "pp": 2, "cp": 1}
+    assert found.pipelines == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert bool(found.evidence) == (not described)
+
+
+def test_messages_in_the_default_group_show_pipelines_by_who_talks_to_whom() -> None:
+    ranks = []
+    for rank in range(6):
+        job = Rank(rank, {"world_size": 6})
+        args = {"group_id": "0", "group_description": "default_pg", "ranks": tuple(range(6))}
+        if rank + 2 < 6:
+            job.call(SEND, 0, (20, 30), **args, dst=rank + 2)
+        if rank >= 2:
+            job.call(RECV, 100, (120, 130), **args, src=rank - 2)
+        ranks.append(job)
+    assert groups_of(ranks).pipelines == ((0, 2, 4), (1, 3, 5))
+
+
+def test_an_all_to_all_group_is_taken_for_experts_and_two_shapes_of_rank_lists_for_tp_and_dp() -> None:
+    job = Rank(0, {"world_size": 8})
+    job.call(ALL_TO_ALL, 0, (20, 30), group_id="9", ranks=(0, 1, 2, 3))
+    job.call(ALL_GATHER, 100, (120, 130), group_id="5", ranks=(0, 4))
+    found = groups_of([job])
+    assert {group.id: axis for group, axis in found.axes.items()} == {"9": "ep", "5": "dp"}
+
+
+def test_the_groups_of_distributed_info_tell_the_mesh_of_a_trace_without_calls() -> None:
+    config = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 16, "ranks": "[0, 1, 2, ..., 15]"},
+        {"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 4, "ranks": [1, 5, 9, 13]},
+        {"pg_name": "2", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [1, 3]},
+        {"pg_name": "3", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": "[0, 1]"},
+    ]
+    info = {"rank": 1, "world_size": 16, "pg_config": config}
+    job = Rank(1, info)
+    job.add(Category.CPU_OP, "aten::mm", 0, 10, thread=1)
+    mesh = recognise([job.trace()]).mesh
+    assert (mesh.num_ranks, mesh.pp, mesh.tp, mesh.dp, mesh.cp) == (16, 4, 2, 2, 1)
+    assert configured_groups(info)["3"].ranks == (0, 1)
+    assert configured_groups({"pg_config": "damaged"}) == {}
+    assert ranks_of("[0, 1, ..., 15]") == ranks_of(None) == ranks_of("[-1]") == ranks_of('["a"]') == ()
+
+
+def call_comms(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
+    default = {name: "" if dtype == "str" else -1 for name, dtype in CALL_COMMS.items()}
+    table = [default | {"start_ns": place, "group_size": 2} | row for place, row in enumerate(rows)]
+    return pd.DataFrame(table).astype({name: dtype for name, dtype in CALL_COMMS.items() if dtype == "int64"})
+
+
+def p2p(kind: str, rank: int, peer: int, size: int, **more: object) -> dict[str, object]:
+    return {"kind": kind, "axis": "pp", "rank": rank, "peer": peer, "bytes": size, **more}
+
+
+def test_the_kth_send_meets_the_kth_receive_of_its_pair() -> None:
+    rows = [
+        p2p("send", 0, 1, 8),
+        p2p("send", 0, 1, 8),
+        p2p("recv", 1, 0, 8),
+        p2p("recv", 1, 0, 8),
+        p2p("send", 1, 0, 8),
+    ]
+    assert match_calls(call_comms(rows), first=5)["match"].tolist() == [5, 6, 5, 6, -1]
+
+
+def test_where_one_side_recorded_more_the_sizes_say_which_belong_together_or_nothing_does() -> None:
+    told = [p2p("send", 0, 1, size) for size in (1, 2, 3, 4)] + [p2p("recv", 1, 0, size) for size in (2, 3)]
+    assert match_calls(call_comms(told))["match"].tolist() == [-1, 0, 1, -1, 0, 1]
+    equal = [p2p("send", 0, 1, 8) for _ in range(3)] + [p2p("recv", 1, 0, 8) for _ in range(2)]
+    assert set(match_calls(call_comms(equal))["match"]) == {-1}
+
+
+def test_steps_hold_together_what_sizes_cannot() -> None:
+    sends = [p2p("send", 0, 1, 8, step=step) for step in (1, 2, 2)]
+    recvs = [p2p("recv", 1, 0, 8, step=step) for step in (2, 2)]
+    assert match_calls(call_comms(sends + recvs))["match"].tolist() == [-1, 0, 1, 0, 1]
+
+
+def test_sequence_numbers_join_members_of_a_collective_though_one_recorded_less() -> None:
+    shared = {"kind": "all_reduce", "group": "0,1", "axis": "dp"}
+    rows = [{**shared, "rank": 0, "seq": seq} for seq in (4, 5, 6)] + [
+        {**shared, "rank": 1, "seq": seq} for seq in (5, 6)
+    ]
+    assert match_calls(call_comms(rows))["match"].tolist() == [-1, 0, 1, 0, 1]
+
+
+def test_a_collective_without_all_its_members_stays_unmatched() -> None:
+    shared = {"kind": "all_reduce", "group": "0,1,2", "group_size": 3}
+    rows = [{**shared, "rank": rank} for rank in (0, 1)]
+    assert match_calls(call_comms(rows))["match"].tolist() == [-1, -1]
+
+
+def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_trace() -> None:
+    rows = [p2p("send", 1, 2, 8), p2p("send", 1, 2, 8), p2p("recv", 2, 7, 8)]
+    lines = unmatched(call_comms(rows), {1, 2})
+    assert lines == ("2 sends (pp) have no matching receive there: 2 of rank 1 to rank 2",)
+
+
+@pytest.mark.parametrize(
+    ("config", "pipelines"),
+    [
+        ([], ((0, 1),)),
+        ([{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}], ((0, 1),)),
+        (
+            [
+                {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
+                {"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 2, "ranks": [0, 2]},
+            ],
+            ((0, 2),),
+        ),
+    ],
+)
+def test_places_in_a_group_that_is_not_named_become_global_ranks(config: list[object], pipelines: object) -> None:
+    sender = Rank(0, {"rank": 0, "world_size": 4, "pg_config": config})
+    event = sender.add(Category.CPU_OP, "c10d::send", 0, 10, thread=1)
+    sender.args.append((event, ARGS | {"collective": "send", "dst": 1}))
+    sender.add(Category.ANNOTATION, "gloo:send", 2, 40, thread=1)
+    found = groups_of([sender])
+    assert found.pipelines == pipelines
+
+
+def test_a_range_of_gloo_without_its_operator_waits_from_its_start_unless_the_thread_goes_on() -> None:
+    job = Rank(0)
+    job.add(Category.ANNOTATION, "gloo:all_reduce", 0, 100, thread=1)
+    row = find_calls(job.trace().events).iloc[0]
+    assert row["posted_ns"] == row["asked_ns"] == row["start_ns"] == row["end_ns"] - 100

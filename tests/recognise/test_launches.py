@@ -1,0 +1,145 @@
+"""Forwards and backwards by the threads that launch kernels: what else real runs launch must not become an op."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.registry import build
+from pptrace.tables import Category
+from tests.roundtrip.files import events_of
+from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
+from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
+
+RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
+EP_STREAM = NCCL_STREAM + 50
+
+
+def cells(found: Recognised, rank: int, step: int = 0) -> list[str]:
+    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+    ops = ops.sort_values("start_ns")
+    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+
+
+def planned(run: PaperRun, place: int) -> list[str]:
+    return [str(action) for action in run.plan.compute_actions(place)]
+
+
+def found_in(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> Recognised:
+    """``share`` copies of each pipeline rank, as the ranks of a run with the pipeline as its slowest or fastest axis."""
+    pp = run.plan.pp
+    places = [rank // share if slowest else rank % pp for rank in range(pp * share)]
+    return recognise([make_trace(events_of(style, run, place, 2), rank) for rank, place in enumerate(places)])
+
+
+class TensorParallel(Unlabelled):
+    """Each op has an all-reduce in the middle, launched by whoever launches the op."""
+
+    def launch_op(self, host: Host, done: Done) -> None:
+        super().launch_op(host, done)
+        thread = MAIN_THREAD if str(done.action.kind) == "F" else AUTOGRAD_THREAD
+        middle = (done.start + done.end) // 2
+        host.launch("ncclDevKernel_AllReduce_Sum_bf16", done.start - 54, middle, middle + 9, thread, NCCL_STREAM + 9)
+
+
+class ExpertParallel(Unlabelled):
+    """Each op has an all-to-all in the middle, whose kernel is that of a send and receive."""
+
+    def launch_op(self, host: Host, done: Done) -> None:
+        super().launch_op(host, done)
+        thread = MAIN_THREAD if str(done.action.kind) == "F" else AUTOGRAD_THREAD
+        middle = (done.start + done.end) // 2
+        host.launch("ncclDevKernel_SendRecv", done.start - 54, middle, middle + 9, thread, EP_STREAM)
+
+
+class Scraps(Unlabelled):
+    """The main thread launches a small kernel before each backward, such as the loss's gradient, and scales gradients at last."""
+
+    def launch_op(self, host: Host, done: Done) -> None:
+        if str(done.action.kind) == "B":
+            host.launch("fill_kernel", done.start - 59, done.start, done.start + 1, MAIN_THREAD)
+        super().launch_op(host, done)
+
+    def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
+        for place in range(8):
+            begin = run.end + place
+            host.launch("scale_kernel", begin, begin + 60, begin + 61, MAIN_THREAD)
+        super().finish(host, run, rank, number)
+
+
+@pytest.mark.parametrize("style", [TensorParallel, ExpertParallel, Scraps], ids=lambda style: style.__name__)
+def test_other_kernels_do_not_part_or_make_ops(style: type[Style]) -> None:
+    found = found_in(style())
+    for rank in range(3):
+        for step in range(2):
+            assert cells(found, rank, step) == planned(RUN, rank)
+    assert found.schedule.name == "1f1b"
+
+
+@pytest.mark.parametrize("style", [Unlabelled, DeepSpeed, MegatronNvtx, ZeroBubble], ids=lambda style: style.__name__)
+@pytest.mark.parametrize("slowest", [True, False])
+def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -> None:
+    """Nothing names process groups: two ranks per stage are two pipelines, not one of twice the length."""
+    found = found_in(style(), share=2, slowest=slowest)
+    wanted = {(0, 2, 4), (1, 3, 5)} if slowest else {(0, 1, 2), (3, 4, 5)}
+    assert set(found.mesh.pipelines) == wanted
+    assert (found.mesh.pp, found.mesh.dp) == (3, None)
+    for pipeline in wanted:
+        for place, rank in enumerate(pipeline):
+            assert cells(found, rank) == planned(RUN, place)
+    assert found.schedule.name == "1f1b"
+
+
+def test_the_evidence_is_told() -> None:
+    """Ten messages and five kernels per op, on the first of three ranks."""
+    lines = [line for line in found_in(Unlabelled()).warnings if line.startswith("rank 0: ")]
+    assert len(lines) == 1
+    assert "10 forwards by order of" in lines[0]
+    assert "10 backwards by 50 kernels of autograd's threads" in lines[0]
+
+
+def test_kernels_without_messages_are_no_pipeline() -> None:
+    """One GPU: forwards and backwards, and nothing that says where one microbatch ends."""
+    events = [e for e in events_of(Unlabelled(), RUN, 0, 2) if "SendRecv" not in e.name]
+    found = recognise([make_trace(events, 0)])
+    assert found.ops.empty or not found.ops["kind"].isin(COMPUTE_KINDS).any()
+
+
+class RingOnly(ExpertParallel):
+    """Messages inside the ops alone, as of context or expert parallelism without a pipeline."""
+
+    def messages(self, *_: object) -> None:
+        pass
+
+
+def test_messages_inside_ops_alone_are_no_pipeline() -> None:
+    found = found_in(RingOnly())
+    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
+
+
+class RingOfOperators(TorchOneFOneB):
+    """The same with operators: each op posts a send and a receive of its own, and nothing goes between ops."""
+
+    def launch_op(self, host: Host, done: Done) -> None:
+        super().launch_op(host, done)
+        thread = MAIN_THREAD if str(done.action.kind) == "F" else AUTOGRAD_THREAD
+        begin = done.start - LEAD + 3
+        host.operator("c10d::send", begin, begin + 1, thread)
+        host.operator("c10d::recv_", begin + 2, begin + 3, thread)
+
+    def messages(self, *_: object) -> None:
+        pass
+
+
+def test_messages_that_autograd_posts_as_well_are_no_pipeline() -> None:
+    found = found_in(RingOfOperators())
+    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
+
+
+def test_a_launch_that_was_not_recorded_is_left_out() -> None:
+    events = events_of(Unlabelled(), RUN, 1, 2)
+    orphan = Event(Category.KERNEL, "gemm", events[0].start - 9, events[0].start - 5, 0, 7, correlation=999_999_999)
+    traces = [make_trace(events_of(Unlabelled(), RUN, rank, 2), rank) for rank in (0, 2)]
+    found = recognise(sorted([*traces, make_trace([orphan, *events], 1)], key=lambda trace: trace.rank or 0))
+    assert cells(found, 1) == planned(RUN, 1)

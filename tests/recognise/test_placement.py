@@ -1,0 +1,190 @@
+"""Stages where labels tell chunks, or nothing: loops, Vs, and which ranks form a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pptrace.recognise.catalogues import Label, read_label
+from pptrace.recognise.fit import fit
+from pptrace.recognise.labelled import Range, resolved
+from pptrace.recognise.placement import loop, zigzag
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.registry import build
+from tests.roundtrip.files import events_of
+from tests.roundtrip.styles import Nanotron, Style, Timers, ZeroBubble
+from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
+
+
+def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> PaperRun:
+    return run_on_paper(build(name, pp, microbatches, chunks), lambda action: 500, latency=130)
+
+
+def found_in(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> Recognised:
+    return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
+
+
+def cells(found: Recognised, rank: int) -> list[str]:
+    ops = found.ops[(found.ops["rank"] == rank) & found.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
+    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+
+
+def test_chunks_lie_on_a_loop_or_on_a_zigzag() -> None:
+    assert [loop(chunk, 1, 4) for chunk in range(3)] == [1, 5, 9]
+    assert [zigzag(chunk, 1, 4) for chunk in range(3)] == [1, 6, 9]
+
+
+class Silent(ZeroBubble):
+    """Without labels on messages."""
+
+    def messages_name(self, *_: object) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("schedule", "shape"), [("zbv", "a V"), ("interleaved-zb", "a loop")])
+@pytest.mark.parametrize("style", [ZeroBubble, Silent], ids=lambda style: style.__name__)
+def test_a_v_is_told_from_a_loop(style: type[Style], schedule: str, shape: str) -> None:
+    run = paper(schedule, 2, 4, 2)
+    found = found_in(style(), run, range(2))
+    assert [cells(found, rank) for rank in range(2)] == [
+        [str(action) for action in run.plan.compute_actions(rank)] for rank in range(2)
+    ]
+    assert any(f"labels tell chunks, not stages: {shape}, since" in line for line in found.warnings)
+
+
+class Shuffled(ZeroBubble):
+    """An order of weight gradients that no schedule of the registry has: the first two ops of that kind change places."""
+
+    def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
+        events = super().step(run, rank, number, at)
+        names = [event.name for event in events if event.name.startswith("W") and event.name[1].isdigit()]
+        if len(names) < 2:
+            return events
+        swap = {names[0]: names[1], names[1]: names[0]}
+        return [Event(**{**vars(event), "name": swap.get(event.name, event.name)}) for event in events]
+
+
+def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
+    run = paper("zbv", 3, 6)
+    found = found_in(Shuffled(), run, range(3))
+    assert any("a V, since of the messages" in line for line in found.warnings)
+    assert set(found.ops.loc[found.ops["rank"] == 0, "stage"]) - {-1} == {0, 5}
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
+    """As with nanotron, which profiles rank 0 only."""
+    run = paper("1f1b", pp, 2 * pp)
+    found = found_in(Nanotron(), run, [0], num_ranks=pp)
+    assert found.mesh.pipelines == (tuple(range(pp)),)
+    assert cells(found, 0) == [str(action) for action in run.plan.compute_actions(0)]
+    assert found.schedule.name == "1f1b"
+    assert found.schedule.plan is not None
+    assert found.schedule.plan.pp == pp
+
+
+def test_gpipe_of_one_rank_tells_no_length() -> None:
+    """Every rank of GPipe has the same order."""
+    found = found_in(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
+    assert found.mesh.pipelines == ((0,),)
+
+
+def test_interleaved_timers_get_their_chunks_and_messages() -> None:
+    """Every message meets its other end although no label says a microbatch."""
+    run = paper("interleaved-1f1b", 3, 6, 2)
+    found = found_in(Timers(), run, range(3))
+    assert found.mesh.vpp == 2
+    assert [cells(found, rank) for rank in range(3)] == [
+        [str(action) for action in run.plan.compute_actions(rank)] for rank in range(3)
+    ]
+    assert len(found.comms) == sum(len(run.transfers(rank)) for rank in range(3))
+    assert (found.comms["match"] >= 0).all()
+
+
+def kinds_of(name: str, pp: int, microbatches: int, chunks: int, group: int | None = None) -> dict[int, list[str]]:
+    plan = build(name, pp, microbatches, chunks, group)
+    return {rank: [str(action.kind) for action in plan.compute_actions(rank)] for rank in range(pp)}
+
+
+def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
+    plain = fit(3, kinds_of("interleaved-1f1b", 3, 12, 2))
+    grouped = fit(3, kinds_of("interleaved-1f1b", 3, 12, 2, 4))
+    assert plain is not None
+    assert grouped is not None
+    assert [[a.key for a in row] for row in plain.ranks] == [
+        [a.key for a in row] for row in build("interleaved-1f1b", 3, 12, 2).ranks
+    ]
+    assert [[a.key for a in row] for row in grouped.ranks] == [
+        [a.key for a in row] for row in build("interleaved-1f1b", 3, 12, 2, 4).ranks
+    ]
+
+
+def test_what_the_first_rank_receives_tells_the_chunks() -> None:
+    """In both, a rank runs the same kinds of ops in the same order; with three chunks the first one receives 8 of 12."""
+    orders = kinds_of("interleaved-1f1b", 2, 4, 3)
+    unknown, told = fit(2, orders), fit(2, orders, received=6)
+    assert unknown is not None
+    assert told is not None
+    assert (unknown.num_chunks, told.num_chunks) == (3, 2)
+
+
+def test_an_order_of_no_schedule_fits_nothing() -> None:
+    assert fit(2, {0: ["F", "B", "F", "F", "B", "B"], 1: ["F", "F", "B", "B", "F", "B"]}) is None
+    assert fit(2, {0: ["F", "B"], 1: ["F", "F", "B", "B"]}) is None
+    assert fit(2, {0: [], 1: []}) is None
+
+
+def named(*names: str) -> list[Range]:
+    """Ranges of these names, one after the other."""
+    labels = [(place, read_label(name)) for place, name in enumerate(names)]
+    return [Range(label, 10 * place, 10 * place + 9, 1) for place, label in labels if isinstance(label, Label)]
+
+
+def actions(ranges: Sequence[Range]) -> list[str]:
+    return [str(action) for entry in ranges for action in entry.label.actions]
+
+
+def test_a_flush_is_every_weight_gradient_that_has_not_run() -> None:
+    told = resolved(named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0"))
+    assert actions(told) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
+    assert [entry.part for entry in told[-2:]] == [(0, 2), (1, 2)]
+
+
+def test_a_backward_without_weight_gradients_is_whole() -> None:
+    assert actions(resolved(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
+
+
+def test_parts_of_a_sequence_are_microbatches() -> None:
+    told = resolved(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
+    assert actions(told) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
+
+
+def test_ops_before_a_step_that_leads_belong_to_it() -> None:
+    """Zero bubble runs the first forwards before its range of the step, while the last optimizer step is validated."""
+    ranges = named("F0.0.0", "iter_0_7", "F1.0.0", "B0.0.0", "B1.0.0", "F0.0.0")
+    step = Range(ranges[1].label, 10, 45, 1)
+    told = resolved([ranges[0], step, *ranges[2:]])
+    assert [(entry.step, str(entry.action)) for entry in told if entry.action] == [
+        (7, "-1F0"),
+        (7, "-1F1"),
+        (7, "-1B0"),
+        (7, "-1B1"),
+    ]
+
+
+def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
+    assert actions(resolved(named("1F1B", "1F1B"))) == ["(-1F0;-1B0)OVERLAP_F_B", "(-1F1;-1B1)OVERLAP_F_B"]
+
+
+def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
+    ranges = named("F0.0.0", "F1.0.0", "iter_0_7", "F0.0.0", "F1.0.0", "B0.0.0", "B1.0.0")
+    step = Range(ranges[2].label, 20, 69, 1)
+    told = [entry for entry in resolved([*ranges[:2], step, *ranges[3:]]) if entry.action]
+    assert actions(told) == ["-1F0", "-1F1", "-1B0", "-1B1"]
+    assert [entry.start_ns for entry in told] == [30, 40, 50, 60]
+
+
+def test_ops_that_name_nothing_are_numbered_in_order() -> None:
+    assert actions(resolved(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]

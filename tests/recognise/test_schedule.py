@@ -1,0 +1,119 @@
+"""The schedule that unmarked ops follow, and where they leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+
+from pptrace.recognise.mesh import MeshInfo, mesh_from_stages
+from pptrace.recognise.schedule import COMPUTE_KINDS, PlanSource, ScheduleInfo, recognise_schedule
+from pptrace.schedule.actions import parse_action
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import to_rows
+from pptrace.tables import OPS, make_table
+
+Rows = list[list[str]]
+
+
+def ops_of(steps: Sequence[Rows], ranks: Sequence[int] | None = None) -> pd.DataFrame:
+    """Ops in the order of the cells, a nanosecond each; ``ranks`` are those of the rows."""
+    rows = []
+    for step, cells in enumerate(steps):
+        for place, row in enumerate(cells):
+            for index, cell in enumerate(row):
+                action, at = parse_action(cell), 1000 * step + index
+                told = {"rank": place if ranks is None else ranks[place], "step": step, "stage": action.stage}
+                rows.append(
+                    told
+                    | {"kind": action.kind.value, "microbatch": action.microbatch, "start_ns": at, "end_ns": at + 1}
+                )
+    empty = {name: "" if dtype == "str" else -1 for name, dtype in OPS.items()}
+    return make_table(OPS, {name: [(empty | row)[name] for row in rows] for name in OPS})
+
+
+def mesh_of(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    return mesh_from_stages({rank: frozenset(rows["stage"]) for rank, rows in compute.groupby("rank")}, num_ranks)
+
+
+def recognised(steps: Sequence[Rows], ranks: Sequence[int] | None = None, num_ranks: int = 4) -> ScheduleInfo:
+    ops = ops_of(steps, ranks)
+    return recognise_schedule(ops, mesh_of(ops, num_ranks), [], None)
+
+
+def swapped(rows: Rows, rank: int, place: int) -> Rows:
+    changed = [list(row) for row in rows]
+    changed[rank][place : place + 2] = reversed(changed[rank][place : place + 2])
+    return changed
+
+
+def test_one_rank_that_leaves_the_order_leaves_the_schedule_its_name() -> None:
+    rows = to_rows(build("1f1b", 4, 8))
+    found = recognised([swapped(rows, 2, 13)] * 2)
+    assert (found.name, found.plan) == ("1f1b", build("1f1b", 4, 8))
+    assert found.mismatches == ("rank 2: op 14 is 2B6 where 1f1b has 2F7",)
+
+
+def test_a_step_that_differs_is_named() -> None:
+    rows = to_rows(build("gpipe", 2, 4))
+    found = recognised([rows, rows, swapped(rows, 1, 5)], num_ranks=2)
+    assert (found.name, len(found.mismatches)) == ("gpipe", 1)
+    assert found.mismatches[0].endswith("(in step 2)")
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2)])
+@pytest.mark.parametrize("absent", [1, 2])
+def test_a_rank_without_a_trace_does_not_hide_the_schedule(name: str, chunks: int, absent: int) -> None:
+    rows = to_rows(build(name, 4, 8, chunks))
+    present = [rank for rank in range(4) if rank != absent]
+    found = recognised([[rows[rank] for rank in present]], present)
+    assert (found.name, found.mismatches) == (name, ())
+    assert found.plan is not None
+    assert (found.plan.pp, found.plan.num_microbatches, found.plan.num_chunks) == (4, 8, chunks)
+
+
+def test_a_trace_that_ends_early_keeps_the_schedule_without_mismatches() -> None:
+    rows = to_rows(build("1f1b", 4, 8))
+    found = recognised([[row[: 14 - rank] for rank, row in enumerate(rows)]])
+    assert (found.name, found.mismatches) == ("1f1b", ())
+
+
+def test_steps_of_evaluation_are_not_compared_and_alone_make_no_schedule() -> None:
+    rows = to_rows(build("1f1b", 2, 4))
+    evaluation = [[cell for cell in row if "F" in cell] for row in rows]
+    found = recognised([rows, evaluation], num_ranks=2)
+    assert (found.name, found.mismatches) == ("1f1b", ())
+    assert any("step 1 has forwards only" in line for line in found.warnings)
+    alone = recognised([evaluation], num_ranks=2)
+    assert (alone.name, alone.plan) == ("unknown", None)
+    assert "forwards only" in alone.warnings[0]
+
+
+def test_an_order_of_ones_own_is_custom_and_says_what_is_nearest() -> None:
+    rows = [[f"{rank}{kind}{b}" for kind in "FB" for b in (3, 1, 0, 2)] for rank in range(2)]
+    found = recognised([rows], num_ranks=2)
+    assert (found.name, found.plan is None) == ("custom", False)
+    assert "no known schedule" in found.warnings[0]
+
+
+def test_a_rank_in_an_order_of_its_own_without_the_others_makes_no_schedule_and_says_why() -> None:
+    found = recognised([[["1F1", "1F0", "1B0", "1B1"]]], [1])
+    assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)
+    (line,) = found.warnings
+    assert "stage 0 has no action though stage 1 has" in line
+    assert "the nearest" in line
+
+
+def test_ops_of_the_optimizer_alone_make_no_schedule() -> None:
+    ops = ops_of([[["0F0"]]]).assign(kind="OPTIMIZER", stage=-1, microbatch=-1)
+    found = recognise_schedule(ops, mesh_of(ops, 1), [], None)
+    assert (found.name, found.plan, found.warnings) == ("unknown", None, ())
+
+
+@pytest.mark.parametrize("ranks", [(0, 2, 3), (8, 24, 32)])
+def test_the_rank_that_is_missing_in_a_pipeline_has_the_number_between_the_others(ranks: tuple[int, ...]) -> None:
+    mesh = mesh_from_stages(dict(zip(ranks, map(frozenset, ([0], [2], [3])), strict=True)), 4)
+    between = ranks[0] + (ranks[1] - ranks[0]) // 2
+    assert mesh.pipelines == ((ranks[0], between, ranks[1], ranks[2]),)
