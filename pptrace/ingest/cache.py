@@ -1,6 +1,6 @@
 """What was found in large trace files, kept on disk so that a second look does not read them again.
 
-    folder = .pptrace_cache/ beside the trace, or the user's cache directory where that cannot be written;
+    folder = .pptrace_cache/ in the directory of a run; else, and where that cannot be written, the user's cache directory;
              $PPTRACE_CACHE_DIR, if set, instead of both
     folder/KEY.npz        arrays and one JSON text, written by numpy without pickle
     folder/files/KEY      the SHA-256 of a file whose place, size, inode and times are those that make up this KEY
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace import __version__
+from pptrace.ingest.open import RUN_FILE
 
 SCHEMA = 1
 FOLDER = ".pptrace_cache"
@@ -127,11 +128,11 @@ class Cache:
 
 
 def cache_beside(path: Path) -> Cache:
-    """The cache for a trace file: beside it, else the user's."""
+    """The cache for a trace file: in its run's directory, else the user's."""
     given = os.environ.get(FOLDER_VARIABLE)
     if given:
         return Cache((Path(given),))
-    folders = [path.parent / FOLDER]
+    folders = [path.parent / FOLDER] if (path.parent / RUN_FILE).is_file() else []
     with suppress(RuntimeError):  # no home
         base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
         folders.append((Path(base) if base else Path.home() / ".cache") / "pptrace")

@@ -206,18 +206,21 @@ def test_a_pickle_in_an_entry_is_not_opened(write: Write, op: Op, folder: Path, 
     assert not (tmp_path / "opened").exists()
 
 
-def test_an_entry_lies_beside_the_trace_else_in_the_users_cache(
+def test_an_entry_lies_in_the_runs_directory_else_in_the_users_cache(
     write: Write, op: Op, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("PPTRACE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     path = write([op()], "run/rank0.json")
+    assert cache_beside(path).folders == (tmp_path / "home" / "pptrace",), "nobody asked for a folder beside a trace"
+    (path.parent / "run.json").write_text("{}")
     assert cache_beside(path).folders == (tmp_path / "run" / ".pptrace_cache", tmp_path / "home" / "pptrace")
     report_of(path)
     assert len(entries(path.parent / ".pptrace_cache")) == 1
     assert (path.parent / ".pptrace_cache" / ".gitignore").read_text() == "*\n"
     assert [file.path for file in open_inputs([path.parent]).files] == [path], "the folder is no trace"
     blocked = write([op()], "other/rank0.json")
+    (blocked.parent / "run.json").write_text("{}")
     (blocked.parent / ".pptrace_cache").write_text("a file where the folder would be")
     report_of(blocked)
     assert len(entries(tmp_path / "home" / "pptrace")) == 1
