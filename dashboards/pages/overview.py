@@ -13,7 +13,7 @@ from dashboards.components import Node, lines, panel, still_picture, table, tile
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, PhaseSummary, RankStep, Report, StepReport
 from pptrace.report.figures import overview, waterfall
-from pptrace.report.units import gigabytes_per_second, milliseconds, num_bytes, percent, ratio
+from pptrace.report.units import bandwidth, milliseconds, num_bytes, percent, ratio
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
@@ -206,14 +206,18 @@ def _comms(step: StepReport) -> Node:
             milliseconds(comm.wait_ns),
             milliseconds(comm.exposed_ns),
             percent(comm.overlap_ratio),
-            gigabytes_per_second(comm.busbw_gbps),
+            bandwidth(comm.busbw_gbps),
         ]
         for rank in step.ranks
         for comm in rank.comms
     ]
-    columns = ("Rank", "What", "Count", "Bytes", "Wait ms", "Exposed ms", "Overlap", "GB/s")
+    columns = ("Rank", "What", "Count", "Bytes", "Wait ms", "Exposed ms", "Overlap", "Bus B/s")
     content = table(columns, rows, text_columns=2, id="comms") if rows else html.P("None recorded.", className="empty")
-    return panel("Communication", content, note="overlap: hidden behind compute; GB/s: bus bandwidth")
+    return panel(
+        "Communication",
+        content,
+        note="overlap: hidden behind compute; bus B/s: bandwidth by the factors of nccl-tests, per second",
+    )
 
 
 def _device_panel(report: Report) -> list[Node]:

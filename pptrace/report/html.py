@@ -121,7 +121,8 @@ def _phases(step: StepReport) -> str:
 
 
 def _comms(step: StepReport) -> str:
-    columns = ("rank", "axis", "kind", "count", "bytes", "wait ms", "hidden ms", "exposed ms", "overlap", "bus GB/s")
+    columns = ("rank", "axis", "kind", "count", "bytes", "time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
+    columns += ("alg B/s", "bus B/s")
     rows = [
         (
             rank.rank,
@@ -129,11 +130,13 @@ def _comms(step: StepReport) -> str:
             comm.kind,
             comm.count,
             units.num_bytes(comm.bytes),
+            units.milliseconds(comm.total_ns),
             units.milliseconds(comm.wait_ns),
             units.milliseconds(comm.hidden_ns),
             units.milliseconds(comm.exposed_ns),
             units.percent(comm.overlap_ratio),
-            units.gigabytes_per_second(comm.busbw_gbps),
+            units.bandwidth(comm.algbw_gbps),
+            units.bandwidth(comm.busbw_gbps),
         )
         for rank in step.ranks
         for comm in rank.comms

@@ -188,7 +188,7 @@ def _marked_steps(steps: Sequence[MarkedStep]) -> RenderableType:
 
 def _comm_totals(report: Report) -> RenderableType:
     """Communication over whole traces, for those without steps."""
-    columns = ("axis", "kind", "rank", "of", "count", "bytes", "total ms", "overlap", "bus GB/s")
+    columns = ("axis", "kind", "rank", "of", "count", "bytes", "total ms", "overlap", "bus B/s")
     table = _table("\nCommunication, whole trace (times with waiting)", *columns, left=2)
     rows = sorted((comm.axis, comm.kind, entry.rank, comm) for entry in report.device for comm in entry.comms)
     for axis, kind, rank, comm in rows:
@@ -201,14 +201,14 @@ def _comm_totals(report: Report) -> RenderableType:
             units.num_bytes(comm.bytes),
             units.milliseconds(comm.total_ns),
             units.percent(comm.overlap_ratio),
-            units.gigabytes_per_second(comm.busbw_gbps),
+            units.bandwidth(comm.busbw_gbps),
         )
     return table
 
 
 def _comms(step: StepReport) -> RenderableType:
-    columns = ("axis", "kind", "rank", "count", "bytes", "wait ms", "hidden ms", "exposed ms", "overlap", "bus GB/s")
-    table = _table("\nCommunication", *columns, left=2)
+    columns = ("axis", "kind", "rank", "count", "bytes", "time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
+    table = _table("\nCommunication", *columns, "alg B/s", "bus B/s", left=2)
     rows = sorted((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms)
     for axis, kind, rank_number, comm in rows:
         table.add_row(
@@ -217,11 +217,13 @@ def _comms(step: StepReport) -> RenderableType:
             str(rank_number),
             str(comm.count),
             units.num_bytes(comm.bytes),
+            units.milliseconds(comm.total_ns),
             units.milliseconds(comm.wait_ns),
             units.milliseconds(comm.hidden_ns),
             units.milliseconds(comm.exposed_ns),
             units.percent(comm.overlap_ratio),
-            units.gigabytes_per_second(comm.busbw_gbps),
+            units.bandwidth(comm.algbw_gbps),
+            units.bandwidth(comm.busbw_gbps),
         )
     known = [
         (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in rows if comm.predicted_bytes is not None

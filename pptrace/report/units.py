@@ -26,8 +26,11 @@ def num_bytes(count: int | None) -> str:
     return f"{value:.1f} TB"
 
 
-def gigabytes_per_second(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def bandwidth(gigabytes_per_second: float | None) -> str:
+    """Without the "per second", which the column's head says."""
+    if gigabytes_per_second is None:
+        return "–"
+    return f"{gigabytes_per_second:.1f} GB" if gigabytes_per_second >= 1 else f"{gigabytes_per_second * 1e3:.1f} MB"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
