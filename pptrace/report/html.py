@@ -121,8 +121,8 @@ def _phases(step: StepReport) -> str:
 
 
 def _comms(step: StepReport) -> str:
-    columns = ("rank", "axis", "kind", "count", "bytes", "time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
-    columns += ("alg B/s", "bus B/s")
+    times = ("time ms", "wait ms", "hidden ms", "exposed ms")
+    columns = ("rank", "axis", "kind", "count", "bytes", *times, "overlap", "alg B/s", "bus B/s")
     rows = [
         (
             rank.rank,
