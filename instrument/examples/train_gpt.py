@@ -164,11 +164,14 @@ def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh
     total, layers, ends, paper = (f"{number / use.in_flight / 2**20:,.3f}" for number in numbers)
     kernel = fused_kernel(form, settings.wiring.device)
     ran = form.attention + ("" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel")
-    predicted = f"predicted {total} MiB for each in flight: layers {layers}, embedding and head {ends} ({ran})"
+    layer, paper_layer = (f"{number / max(most.num_layers, 1) / 2**20:,.3f}" for number in numbers[1::2])
+    predicted = (
+        f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), embedding and head {ends} ({ran})"
+    )
     if kernel == SDPBackend.MATH:
         predicted = f"predicted nothing, because the attention keeps its scores ({ran})"
     words = [f"memory   rank {mesh.rank}", predicted]
-    words.append(f"{PAPER}: layers {paper} (16 bit, dropout masks, scores stored)")
+    words.append(f"{PAPER}: layers {paper} ({paper_layer} a layer; 16 bit, dropout masks, scores stored)")
     if use.put_aside:
         words.append("neither has what is put aside for W")
     if settings.wiring.zero >= Zero.GRADIENTS:
