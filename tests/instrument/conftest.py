@@ -16,6 +16,13 @@ from tests.instrument.pool import Pool  # noqa: E402
 
 
 @pytest.fixture(scope="session")
+def large_pool() -> Iterator[Pool]:
+    """Eight processes."""
+    with Pool(size=8) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Four processes that run a case each at a time; see :class:`tests.instrument.pool.Pool`."""
     with Pool(size=4) as started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,8 @@ MICROBATCH_SIZE, SEQUENCE = 1, 16
 HIDDEN, HEADS = 16, 4
 STEPS, LEARNING_RATE = 3, 1e-2
 CPU = torch.device("cpu")
+SIZES = [(pp, tp, cp, dp) for pp, tp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2)) if pp * tp * cp * dp <= 8]
+"""(pp, tp, cp, dp) of every mix within eight processes."""
 
 
 @dataclass(frozen=True, slots=True)

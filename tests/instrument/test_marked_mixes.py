@@ -1,10 +1,12 @@
 """No unmarked communication: whatever parallel ranks say to each other lies in one mark that tells it right, and is predicted.
 
-Read from profiled runs, operation by operation; :mod:`tests.instrument.test_mixes` watches the calls of every mix.
+Read from profiled runs, operation by operation, of every two and three axes together; with PPTRACE_ALL_MESHES set, of every mesh
+within eight processes. :mod:`tests.instrument.test_mixes` watches the calls of all variants of all of them.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from tests.instrument.marked_cases import (
     steps_of,
     train_profiled,
 )
-from tests.instrument.mix_cases import Mix, facts_of, mesh_info
+from tests.instrument.mix_cases import SIZES, Mix, facts_of, mesh_info
 from tests.instrument.pool import Pool
 
 KINDS = {
@@ -44,6 +46,7 @@ GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.BROADCAST: "gloo:broadcast",
 }
 
+MESHES = [(2, 2, 2, 1), (2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 2), (1, 4, 2, 1), (1, 2, 4, 1)]
 MIXES = {
     "pp-tp-sp-ahead-clip": Mix(pp=2, tp=2, sequence=True, ahead=2, clip=0.3),
     "gqa-full-dropout-validated": Mix(
@@ -59,6 +62,13 @@ MIXES = {
     "dualpipe": Mix(pp=2, dp=2, schedule="dualpipe", ahead=2),
     "bfloat16-zero1-split": Mix(pp=2, dp=2, schedule="zb-h1", zero=1, bfloat16=True, tied=False, bucket_bytes=5000),
 }
+MIXES |= {
+    f"pp{pp}-tp{tp}-cp{cp}-dp{dp}": Mix(
+        pp, tp, cp, dp, sequence=tp > 1, schedule="interleaved-1f1b" if pp > 1 else "1f1b"
+    )
+    for pp, tp, cp, dp in (SIZES if "PPTRACE_ALL_MESHES" in os.environ else MESHES)
+    if pp * tp * cp * dp > 1
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +82,10 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=MIXES)
-def run(request: pytest.FixtureRequest, pool: Pool) -> Run:
+def run(request: pytest.FixtureRequest, large_pool: Pool) -> Run:
     """A mix, trained once for all tests."""
     mix = MIXES[request.param]
-    return Run(mix, pool.run(train_profiled, mix, world=mix.world, timeout_s=150))
+    return Run(mix, large_pool.run(train_profiled, mix, world=mix.world, timeout_s=150))
 
 
 def calls_of(events: list[Event]) -> list[Event]:

@@ -6,27 +6,17 @@ the formulas predict, to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
 from instrument.models.gpt import Recompute
 from instrument.pipeline.validation import OptimizerSync
 from pptrace.analysis.step_volume import StepVolume
-from tests.instrument.mix_cases import STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
+from tests.instrument.mix_cases import SIZES, STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
 from tests.instrument.pool import Pool
 
 TOLERANCE = 1e-9
-SIZES = [(pp, tp, cp, dp) for pp, tp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2)) if pp * tp * cp * dp <= 8]
-
-
-@pytest.fixture(scope="module")
-def large_pool() -> Iterator[Pool]:
-    """Eight live processes."""
-    with Pool(size=8) as started:
-        yield started
 
 
 def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:

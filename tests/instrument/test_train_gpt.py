@@ -46,7 +46,9 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
     assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
     assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
     assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
-    predicted = re.search(r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed)
+    predicted = re.search(
+        r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed
+    )
     measured = re.search(r"([\d.]+) MiB for each in flight\n", printed)
     assert predicted is not None
     assert measured is not None
