@@ -76,7 +76,7 @@ def test_weight_gradients_put_aside_are_counted(pool: Pool) -> None:
     assert [outcome.peak_in_flight for outcome in outcomes[0]] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_schedule_of_the_catalogue_is_exact(pool: Pool, schedule: str, ahead: int) -> None:
     chunks = SCHEDULES[schedule].default_chunks
