@@ -5,6 +5,9 @@ pair bounds the difference of two ranks' clocks from one side; messages both way
 
 An offset is one number per rank. For clocks that drift apart it is that of the middle of the trace: how fast they drift is taken
 from the traffic in several stretches of time, and the uncertainty covers what that makes of the offset from end to end.
+
+Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
+of that microbatch begins, and its backward begins after the next stage's has ended.
 """
 
 from __future__ import annotations
@@ -17,29 +20,49 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.tables import SESSION
+
 
 class ClockMethod(StrEnum):
     SINGLE_RANK = "single-rank"
     SAME_HOST = "same-host"  # the ranks read one clock of one host
     ONE_FILE = "one-file"  # the ranks stand in one table, whose times are on one clock already
+    SAME_SESSION = "same-session"  # one recording of several processes of a host, which its tool put on one clock
     BOUNDS = "message-bounds"  # offsets from the causality of messages and collectives
+    OP_ORDER = "op-order"  # offsets from the order of the pipeline's ops, where no messages relate the ranks
     NONE = "none"  # nothing relates the ranks: their times are taken as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What was added to each rank's times, ns, and how far off that may be; None where nothing bounds it."""
+    """What was added to each rank's times, ns, and how far off that may be; None where nothing bounds it.
+
+    ``unrelated`` are the ranks whose times nothing relates to the first one's.
+    """
 
     method: ClockMethod
     offsets_ns: Mapping[int, int]
     uncertainty_ns: int | None
     warnings: tuple[str, ...] = field(default=())
+    unrelated: frozenset[int] = frozenset()
+
+    def relates(self, ranks: Sequence[int]) -> bool:
+        """Whether these ranks' times may be compared with each other."""
+        if len(ranks) < 2:
+            return True
+        return self.method is not ClockMethod.NONE and len(self.unrelated & set(ranks)) in (0, len(ranks))
 
 
 _UNBOUNDED = np.iinfo(np.int64).max // 4
 
 
-def estimate_clock(comms: pd.DataFrame, ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Clock:
+def estimate_clock(
+    comms: pd.DataFrame,
+    ranks: Sequence[int],
+    facts: Mapping[int, Mapping[str, object]],
+    ops: pd.DataFrame | None = None,
+    pipelines: Sequence[Sequence[int]] = (),
+) -> Clock:
     """The clock of a set of ranks.
 
     Args:
@@ -47,25 +70,98 @@ def estimate_clock(comms: pd.DataFrame, ranks: Sequence[int], facts: Mapping[int
         ranks: the global ranks.
         facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock;
             ``one_clock`` is what ranks share whose reader found them on one clock.
+        ops: the ops that follow causality (schema OPS) in each rank's own time: used where messages do not relate all ranks.
+        pipelines: the global ranks of each pipeline.
     """
     ordered = sorted(ranks)
     if len(ordered) < 2:
         return Clock(ClockMethod.SINGLE_RANK, dict.fromkeys(ordered, 0), 0)
     matched = comms[(comms["match"] >= 0) & comms["rank"].isin(ordered)]
+    matched = _on_one_side(matched)
+    shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     low = _lower_bounds(matched, ordered)
-    shared = {facts.get(rank, {}).get("one_clock") for rank in ordered}
-    if len(shared) == 1 and None not in shared:
-        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ordered, 0), max(int(low.max()), 0))
+    if len(set(shared)) == 1 and shared[0] is not None:
+        return _of_one_recording(ordered, str(shared[0]), max(int(low.max()), 0))
     spread = _same_host_spread(ordered, facts)
     if spread is not None:
         violated = int(low.max())  # the diagonal is 0
         if violated <= spread + _READING_NS:
             return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
+    same = np.array([[own is not None and own == other for other in shared] for own in shared], dtype=np.bool_)
+    low = np.where(same, 0, low)
+    if ops is not None and not all(_is_bounded(*bounds) for bounds in _ranges(low)):
+        by_order = _from_op_order(ordered, low, ops, pipelines)
+        if by_order is not None:
+            return by_order
     if low.max(initial=-_UNBOUNDED, where=~np.eye(len(ordered), dtype=bool)) <= -_UNBOUNDED:
-        warning = "the ranks' clocks could not be related: no matched messages; their times are compared as they are"
-        return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,))
+        warning = (
+            "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
+            "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+        )
+        return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,), frozenset(ordered[1:]))
     clock = _from_bounds(ordered, low)
-    return clock if clock.uncertainty_ns is None else _with_drift(clock, matched, ordered)
+    return clock if clock.uncertainty_ns is None else _with_drift(clock, matched, ordered, same)
+
+
+def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:
+    """Without what is a host's call on one rank and a kernel on another: a call may return long before its message comes."""
+    on_device = (matched["clock"] == "device").groupby(matched["match"])
+    return matched[on_device.transform("all") == on_device.transform("any")]
+
+
+def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
+    """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
+    if not shared.startswith(SESSION):
+        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ranks, 0), violated)
+    warnings = (
+        (
+            f"messages between processes of one recording contradict its clock by {_microseconds(violated)}: some of them "
+            "are not joined rightly, and their waiting and transfer are not to be trusted",
+        )
+        if violated > _READING_NS
+        else ()
+    )
+    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), min(violated, _READING_NS), warnings)
+
+
+def _from_op_order(
+    ranks: Sequence[int], low: Matrix, ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]
+) -> Clock | None:
+    """Offsets from what messages tell and from the order of ops; None where these do not bound all ranks or contradict.
+
+    An op that includes its own waiting for a message begins before that message is sent: where starts contradict, ends alone
+    count. Clocks that no bound speaks against are left as they are.
+    """
+    pairs = _op_pairs(ops, pipelines)
+    columns = ("start_ns", "end_ns") if (pairs["clock_after"] == "device").all() else ("end_ns",)
+    for column in columns:
+        both = low.copy()
+        source, target = (np.searchsorted(np.asarray(ranks), pairs[name].to_numpy()) for name in ("rank", "rank_after"))
+        np.maximum.at(both, (source, target), (pairs["end_ns"] - pairs[f"{column}_after"]).to_numpy(dtype=np.int64))
+        np.fill_diagonal(both, 0)
+        ranges = _ranges(both)
+        if not all(_is_bounded(*bounds) for bounds in ranges):
+            return None
+        if any(lower > upper for lower, upper in ranges):
+            continue
+        if both.max() <= 0:
+            widest = max(max(-lower, upper) for lower, upper in ranges)
+            return Clock(ClockMethod.OP_ORDER, dict.fromkeys(ranks, 0), widest)
+        clock = _from_bounds(ranks, both)
+        return Clock(ClockMethod.OP_ORDER, clock.offsets_ns, clock.uncertainty_ns)
+    return None
+
+
+def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """Ops of neighbouring stages of which the second begins after the first has ended: its columns end in ``_after``."""
+    known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
+    known = known.assign(way=np.where(known["kind"] == "F", "F", "B"))
+    pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
+    known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
+    key = ["pipeline", "step", "way", "microbatch", "stage"]
+    known = known[~known.duplicated(key, keep=False)][[*key, "rank", "start_ns", "end_ns", "clock"]]
+    following = known.assign(stage=known["stage"] - np.where(known["way"] == "F", 1, -1))
+    return known.merge(following, on=key, suffixes=("", "_after"))
 
 
 _READING_NS = 50_000
@@ -142,7 +238,11 @@ _FITS = 3  # of the drift; each sees what the one before left
 _MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in the pipeline, both ways together
 
 
-def _with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int]) -> Clock:
+_MAX_RATE = 1e-3
+"""Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
+
+
+def _with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: npt.NDArray[np.bool_]) -> Clock:
     """The clock with an uncertainty that holds at all times, also where clocks drift."""
     times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
     begin, end = int(times.min()), int(times.max())
@@ -153,17 +253,26 @@ def _with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int]) -> Cl
         stretches = _stretches(straight, times, len(ranks))
         if len(stretches) < 2:
             return clock
-        rates += _rates(stretches, times, ranks)
+        rates += _rates(stretches, times, ranks, same)
         gained = np.rint(rates[place] * (times - (begin + end) // 2)).astype("int64")
         straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
-    whole, corrected = _ranges(_lower_bounds(matched, ranks)), _ranges(_lower_bounds(straight, ranks))
+    whole, corrected = (_ranges(np.where(same, 0, _lower_bounds(rows, ranks))) for rows in (matched, straight))
     offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
+    is_possible = bool(np.abs(rates).max() <= _MAX_RATE)
     for rank, rate, (lower, upper), (low, high) in list(zip(ranks, rates, whole, corrected, strict=True))[1:]:
         width, drift = abs(upper - lower), round(abs(rate) * (end - begin))
-        if 2 * drift > width or lower > upper:  # else the offset is right for all of the trace
+        if lower > upper and not (is_possible and 2 * (low - high) <= lower - upper):
+            if lower - upper > _READING_NS:
+                offsets[rank] = 0 if upper <= 0 <= lower else offsets[rank]
+                width = 2 * max(lower - offsets[rank], offsets[rank] - upper)
+                warnings.append(
+                    f"rank {rank}: messages contradict each other by {_microseconds(lower - upper)} about its clock against "
+                    f"rank {ranks[0]}'s, and no drift explains it: the uncertainty covers that"
+                )
+        elif is_possible and (2 * drift > width or lower > upper):  # else the offset is right all the time
             offsets[rank] = (low + high) // 2
             width = abs(high - low) + drift
-            if lower > upper:
+            if lower > upper and 2 * drift > abs(high - low):
                 warnings.append(
                     f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {_microseconds(drift)} over the trace; its "
                     "offset is that of the middle, and the uncertainty covers the ends"
@@ -172,11 +281,13 @@ def _with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int]) -> Cl
     return Clock(clock.method, offsets, uncertainty, tuple(warnings))
 
 
-def _rates(stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int]) -> npt.NDArray[np.float64]:
+def _rates(
+    stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
     """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
     middles = np.array([times[stretch.index].mean() for stretch in stretches])
     rates = np.zeros(len(ranks))
-    parts = [_ranges(_lower_bounds(stretch, ranks)) for stretch in stretches]
+    parts = [_ranges(np.where(same, 0, _lower_bounds(stretch, ranks))) for stretch in stretches]
     for place in range(1, len(ranks)):
         known = [row for row, part in enumerate(parts) if _is_bounded(*part[place])]
         if len(known) > 1:
@@ -214,6 +325,7 @@ def _from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
     offsets: dict[int, int] = {}
     uncertainty = 0
     warnings = []
+    unrelated: set[int] = set()
     for rank, (lower, upper) in zip(ranks, _ranges(low), strict=True):
         if _is_bounded(lower, upper):
             offsets[rank] = (lower + upper) // 2
@@ -223,8 +335,9 @@ def _from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
             warnings.append(f"rank {rank}: messages bound its clock from one side only; its offset is that bound")
         else:
             offsets[rank] = 0
+            unrelated.add(rank)
             warnings.append(f"rank {rank}: no message relates its clock to rank {ranks[0]}'s; taken as it is")
-    return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings))
+    return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings), frozenset(unrelated))
 
 
 def _longest_chains(low: Matrix) -> npt.NDArray[np.int64]:

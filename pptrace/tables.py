@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,10 @@ class Events:
     @property
     def end_ns(self) -> Int64:
         return self.start_ns + self.dur_ns
+
+
+SESSION = "session "
+"""How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
 
 
 class InputFormat(StrEnum):
@@ -220,4 +225,10 @@ def no_events() -> Events:
 
 
 def empty_table(schema: Schema) -> pd.DataFrame:
-    return make_table(schema, {name: [] for name in schema})
+    return _empty(tuple(schema.items())).copy()
+
+
+@cache
+def _empty(columns: tuple[tuple[str, str], ...]) -> pd.DataFrame:
+    """Made once: a small trace has more tables without rows than with."""
+    return make_table(dict(columns), {name: [] for name, _ in columns})

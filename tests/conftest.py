@@ -7,6 +7,12 @@ import os
 import pytest
 from hypothesis import settings
 
+_LONG = (
+    *("cli/test_run.py", "cli/test_nsys.py", "instrument/test_train_gpt.py", "dashboards/test_browser.py"),
+    *("cli/test_volume.py", "instrument/test_pool.py", "analysis/test_analyse.py", "schedule/test_builders.py"),
+    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "instrument/test_balance.py"),
+)
+"""Files that take long, and of which many wait for others: begun first, so that none of them runs alone at the end."""
 _POOLS = {"pool", "large_pool", "torch_pool"}
 
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
@@ -14,9 +20,16 @@ _POOLS = {"pool", "large_pool", "torch_pool"}
 settings.register_profile("unhurried", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("unhurried")
 
+# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that keep many processes busy are marked, so that they can run one after the other and all others side by side."""
+    """Tests that keep many processes busy are marked, so that they can run one after the other and all others side by side.
+
+    pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
+    """
+    items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if item.path.match(name)), len(_LONG)))
     for item in items:
         if isinstance(item, pytest.Function) and not _POOLS.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.processes)

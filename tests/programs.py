@@ -1,13 +1,22 @@
-"""Runs the installed ``pptrace`` program as a user would: a process of its own, killed with its children when it hangs."""
+"""Runs ``pptrace`` as a user would: the installed program in a process of its own, killed with its children when it hangs.
+
+:func:`pptrace_here` runs the same command line in this process: a second less for each of hundreds of calls.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+
+from pptrace.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_traces"
@@ -40,6 +49,20 @@ def pptrace(*arguments: str | Path, timeout_s: float = 120, cwd: Path = ROOT) ->
         out, err = process.communicate()
         raise AssertionError(f"pptrace {arguments} ran over {timeout_s} s\n{out}\n{err}") from None
     return Ended(process.returncode, out, err)
+
+
+def pptrace_here(*arguments: str | Path) -> Ended:
+    """``pptrace`` in this process, from the root of the project: its main function with these arguments."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["pptrace", *map(str, arguments)])
+        patch.setenv("NO_COLOR", "1")
+        patch.chdir(ROOT)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def one_line(ended: Ended, code: int) -> str:

@@ -17,7 +17,7 @@ from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import COMMS, Trace, make_table
+from pptrace.tables import COMMS, OPS, Trace, make_table
 from tests.synthetic import START, record
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"
@@ -300,3 +300,93 @@ def test_a_table_is_shifted_in_all_its_times_and_nothing_else() -> None:
     assert moved.drop(columns=[c for c in moved if c.endswith("_ns")]).equals(
         table.drop(columns=[c for c in table if c.endswith("_ns")])
     )
+
+
+def ops_of(stages: Sequence[tuple[int, int]], clock: str = "device", waiting: int = 0) -> pd.DataFrame:
+    """Two microbatches forward and back through (rank, stage), 100 each and 7 apart, each begun ``waiting`` before its time."""
+    rows = []
+    for microbatch in range(2):
+        begin = 10_000 * microbatch
+        path = [("F", *place) for place in stages] + [("B", *place) for place in reversed(stages)]
+        for turn, (kind, rank, stage) in enumerate(path):
+            start = begin + 107 * turn
+            rows.append((kind, rank, stage, microbatch, start - waiting, start + 100))
+    filled: dict[str, object] = {name: [0 if dtype == "int64" else clock] * len(rows) for name, dtype in OPS.items()}
+    columns = list(zip(*rows, strict=True))
+    filled |= dict(zip(("kind", "rank", "stage", "microbatch", "start_ns", "end_ns"), map(list, columns), strict=True))
+    return make_table(OPS, filled)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("waiting", "widest"), [(0, 14), (20, 250)])
+def test_the_order_of_ops_relates_ranks_that_no_message_relates(waiting: int, widest: int) -> None:
+    wrong = {0: 0, 1: 3_700_000_000, 2: -90_000_000_000}
+    ops = shift(ops_of([(0, 0), (1, 1), (2, 2)], waiting=waiting), Clock(ClockMethod.NONE, wrong, None))
+    clock = estimate_clock(comms_of([]), [0, 1, 2], {}, ops, [(0, 1, 2)])
+    assert (clock.method, clock.warnings) == (ClockMethod.OP_ORDER, ())
+    assert clock.uncertainty_ns is not None
+    assert 0 < clock.uncertainty_ns <= widest
+    for rank, offset in clock.offsets_ns.items():
+        assert abs(offset + wrong[rank]) <= clock.uncertainty_ns
+
+
+def test_clocks_that_the_order_of_ops_does_not_contradict_are_left_as_they_are() -> None:
+    clock = estimate_clock(comms_of([]), [0, 1], {}, ops_of([(0, 0), (1, 1)]), [(0, 1)])
+    assert clock == Clock(ClockMethod.OP_ORDER, {0: 0, 1: 0}, 7)
+
+
+def test_an_order_of_forwards_alone_bounds_one_side_and_relates_nothing() -> None:
+    ops = ops_of([(0, 0), (1, 1)])
+    clock = estimate_clock(comms_of([]), [0, 1], {}, ops[ops["kind"] == "F"], [(0, 1)])
+    assert clock.method is ClockMethod.NONE
+    assert clock.relates([0])
+    assert not clock.relates([0, 1])
+
+
+def test_no_message_moves_the_processes_of_one_recording() -> None:
+    same: dict[int, dict[str, object]] = {rank: {"one_clock": "session 17"} for rank in (0, 1)}
+    assert estimate_clock(comms_of(BOTH_WAYS), [0, 1], same) == Clock(ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 0)
+    bad = estimate_clock(comms_of([*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000)]), [0, 1], same)
+    assert (bad.method, bad.offsets_ns, bad.uncertainty_ns) == (ClockMethod.SAME_SESSION, {0: 0, 1: 0}, 50_000)
+    assert "contradict its clock by 6,000.0 µs" in bad.warnings[0]
+
+
+def test_processes_of_one_recording_keep_together_when_others_are_beside_them() -> None:
+    facts_of: dict[int, dict[str, object]] = {0: {}, 1: {"one_clock": "session 1"}, 2: {"one_clock": "session 1"}}
+    seen = shifted(comms_of([*BOTH_WAYS, *message(2, 1, 2, 9_000_000, 3_000_000)]), {1: 500_000, 2: 500_000})
+    clock = estimate_clock(seen, [0, 1, 2], facts_of)
+    assert clock.offsets_ns[1] == clock.offsets_ns[2] == pytest.approx(-500_000, abs=40)
+
+
+def test_a_call_on_the_host_bounds_nothing_beside_communication_on_devices() -> None:
+    rows = comms_of([*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000), *message(3, 1, 0, 9_000_000, 3_000_000)])
+    seen = rows.assign(clock=["device"] * 4 + ["device", "host"] * 2)
+    clock = estimate_clock(seen, [0, 1], {})
+    assert clock.uncertainty_ns == 40
+    assert clock.warnings == ()
+
+
+def test_messages_that_contradict_each_other_are_no_drift() -> None:
+    """Those of the second half are joined wrongly: the receive is that of 20 ms before."""
+    rows: list[Row] = []
+    for turn in range(100):
+        late = 20_000_000 if turn >= 50 else 0
+        sent = turn * 1_000_000
+        rows += message(len(rows), 0, 1, sent, sent + 50 - late) + message(len(rows) + 1, 1, 0, sent, sent + 50 - late)
+    clock = estimate_clock(comms_of(rows), [0, 1], {})
+    assert clock.offsets_ns == {0: 0, 1: 0}
+    assert clock.uncertainty_ns is not None
+    assert clock.uncertainty_ns >= 19_000_000
+    assert len(clock.warnings) == 1
+    assert "no drift explains it" in clock.warnings[0]
+
+
+def test_a_rank_without_drift_beside_one_that_drifts_is_not_said_to_drift() -> None:
+    rows: list[Row] = []
+    for turn in range(100):
+        for rank in range(2):
+            sent = turn * 20_000_000 + rank * 10_000
+            rows += message(len(rows), rank, rank + 1, sent, sent + 200)
+            rows += message(len(rows), rank + 1, rank, sent + 1_000_000, sent + 1_000_200)
+    clock = estimate_clock(drifting(comms_of(rows), dict.fromkeys(range(3), 0), {0: 0, 1: 200, 2: 0}), [0, 1, 2], {})
+    assert [line.split(":")[0] for line in clock.warnings] == ["rank 1"]
+    assert "its clock drifts" in clock.warnings[0]

@@ -78,7 +78,7 @@ def _tiles(step: StepReport, report: Report) -> Node:
     known = [rank.exposed_comm_ns for rank in step.ranks if rank.exposed_comm_ns is not None]
     window = sum(rank.window_ns for rank in step.ranks)
     most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
-    spans = [other.span_ns for other in report.steps]
+    spans = [other.span_ns for other in report.steps if other.span_ns is not None]
     among = (
         f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
         if len(spans) > 1

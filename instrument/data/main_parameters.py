@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup, Pending
 from instrument.data.buckets import Bucket, gradient_dtype, local
-from instrument.data.fully_sharded import FullySharded
 from instrument.pipeline.optimizer import AdamW
+
+if TYPE_CHECKING:
+    from instrument.data.fully_sharded import FullySharded
 
 
 class Zero(IntEnum):

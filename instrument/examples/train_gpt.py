@@ -165,9 +165,7 @@ def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh
     kernel = fused_kernel(form, settings.wiring.device)
     ran = form.attention + ("" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel")
     layer, paper_layer = (f"{number / max(most.num_layers, 1) / 2**20:,.3f}" for number in numbers[1::2])
-    predicted = (
-        f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), embedding and head {ends} ({ran})"
-    )
+    predicted = f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), embedding and head {ends} ({ran})"
     if kernel == SDPBackend.MATH:
         predicted = f"predicted nothing, because the attention keeps its scores ({ran})"
     words = [f"memory   rank {mesh.rank}", predicted]

@@ -11,7 +11,6 @@ from torch import nn
 
 from instrument.collectives import AxisGroup
 from instrument.data.buckets import BUCKET_BYTES
-from instrument.data.fully_sharded import FullySharded
 from instrument.data.main_parameters import Zero, accumulate_in
 from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
@@ -109,6 +108,8 @@ def make_gpt_runtime(
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
     fully_sharded = None
     if wiring.zero >= Zero.GRADIENTS:
+        from instrument.data.fully_sharded import FullySharded  # torch takes a second to import what it needs
+
         replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, wiring.route)
         fully_sharded = FullySharded(stages, replicas, keeps_parameters=wiring.zero is Zero.GRADIENTS)
     else:

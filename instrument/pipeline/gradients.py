@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from instrument.collectives import AxisGroup
 from instrument.data.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean, WholeMean, gradient_of, make_buckets
-from instrument.data.fully_sharded import FullySharded
 from instrument.data.main_parameters import Shards, Zero, main_parameters
 from instrument.mesh import Mesh
 from instrument.pipeline.split import Splittable
@@ -20,6 +20,9 @@ from instrument.sequence.partial import partial_gradients, sum_partial_gradients
 from instrument.tensor.shards import Share, counted_shares
 from pptrace.marks import Axis, SpanKind
 from pptrace.schedule.actions import Action, Kind
+
+if TYPE_CHECKING:
+    from instrument.data.fully_sharded import FullySharded
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     found = recognise_ranks(ranks, schedule, num_ranks)
-    clock = estimate_clock(found.comms, list(found.facts), found.facts)
+    clock = estimate_clock(found.comms, list(found.facts), found.facts, _causal_ops(found), found.mesh.pipelines)
     data = _align(found, clock)
     windows = step_windows(data.ops, found.mesh)
     if step is not None:
@@ -101,6 +101,12 @@ def analyse_ranks(
     return Analysis(report, data, found.schedule.plan, found.mesh, windows)
 
 
+def _causal_ops(found: Recognised) -> pd.DataFrame:
+    """The ops that run when their times say: not the host's launching of what a device does later."""
+    on_device = [rank for rank, work in found.work.items() if len(work)]
+    return found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(on_device)]
+
+
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
     """A rank's whole trace, on its own clock."""
     compute = work.compute if len(work) else None
@@ -113,7 +119,7 @@ def _align(found: Recognised, clock: Clock) -> Aligned:
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns, volume)
+    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns, volume, clock.relates)
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

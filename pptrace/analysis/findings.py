@@ -37,7 +37,7 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
     explained = [step for step in steps if step.bubble.waterfall_ns is not None]
     if not explained:
         return tuple(findings)
-    span = sum(step.span_ns for step in explained)
+    span = sum(step.span_ns or 0 for step in explained)
     falls = [step.bubble.waterfall_ns for step in explained if step.bubble.waterfall_ns]
     found_causes = [_cause(name, falls, span) for name in _CAUSES]
     causes = [_with_axes(cause, explained) for cause in found_causes if cause]

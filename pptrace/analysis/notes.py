@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from pptrace.analysis.result import StepReport
 from pptrace.recognise.recognise import Recognised
@@ -25,12 +26,14 @@ def notes(found: Recognised, steps: Sequence[StepReport]) -> tuple[str, ...]:
 def _absent_ranks(found: Recognised) -> Iterator[str]:
     present = set(found.facts)
     absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
-    if not absent and found.mesh.num_ranks > len(present):
-        absent = sorted(set(range(found.mesh.num_ranks)) - present)
+    num_absent = len(absent)
+    if not absent and found.mesh.num_ranks > len(present):  # counted: a file may claim any number of ranks
+        num_absent = found.mesh.num_ranks - sum(0 <= rank < found.mesh.num_ranks for rank in present)
+        absent = list(islice((rank for rank in range(found.mesh.num_ranks) if rank not in present), _SHOWN))
     if absent:
         yield (
-            f"no trace of rank {_listed(absent)} (of {found.mesh.num_ranks}): windows and waits are without it, and bubbles "
-            "that depend on it are null"
+            f"no trace of rank {_listed(absent, num_absent)} (of {found.mesh.num_ranks}): windows and waits are without it, "
+            "and bubbles that depend on it are null"
         )
 
 
@@ -60,7 +63,9 @@ def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iter
 
 
 def _unknown_bubbles(steps: Sequence[StepReport]) -> Iterator[str]:
-    ranks = sorted({rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None})
+    ranks = sorted(
+        {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None and step.span_ns is not None}
+    )
     if ranks:
         yield (
             f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: the other side of their messages is not in the "
@@ -99,6 +104,7 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     yield f"null in this report: {', '.join(nulls)}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    return shown if len(numbers) <= _SHOWN else f"{shown} and {len(numbers) - _SHOWN} more"
+def _listed(numbers: Sequence[int], count: int | None = None) -> str:
+    """The first few; ``count`` is how many there are, where ``numbers`` are not all."""
+    shown, total = ", ".join(map(str, numbers[:_SHOWN])), len(numbers) if count is None else count
+    return shown if total <= _SHOWN else f"{shown} and {total - _SHOWN} more"

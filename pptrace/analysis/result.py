@@ -133,10 +133,12 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
+    """``span_ns`` is None, and so is the bubble, where the ranks' clocks could not be related."""
+
     step: int
     start_ns: int
     end_ns: int
-    span_ns: int
+    span_ns: int | None
     bubble: Bubble
     ranks: tuple[RankStep, ...]
 
@@ -215,4 +217,4 @@ class Report:
     def typical_step(self) -> StepReport | None:
         """The step to show first: the median by span of those whose bubble is known, else of all."""
         known = [step for step in self.steps if step.bubble.ratio is not None] or list(self.steps)
-        return sorted(known, key=lambda step: step.span_ns)[len(known) // 2] if known else None
+        return sorted(known, key=lambda step: step.span_ns or 0)[len(known) // 2] if known else None

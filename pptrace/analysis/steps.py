@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -25,7 +25,8 @@ from pptrace.timeline.windows import StepWindow
 class Aligned:
     """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
 
-    ``volume`` predicts what each rank communicates, where the run's facts tell.
+    ``volume`` predicts what each rank communicates, where the run's facts tell. ``relates`` says whether ranks' times may be
+    compared: where they may not, nothing of a step is known but what each rank shows by itself.
     """
 
     ops: pd.DataFrame
@@ -35,6 +36,7 @@ class Aligned:
     work: Mapping[int, DeviceWork]
     offsets_ns: Mapping[int, int]
     volume: StepVolume | None = None
+    relates: Callable[[Sequence[int]], bool] = lambda _: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,18 @@ def report_step(
     bubble = sum(bubbles)
     whole = sum(rank.window_ns for rank in ranks)
     longest = max(windows, key=lambda window: window.span_ns)
+    comparable = all(data.relates(window.ranks) for window in windows)
     return StepReport(
         step=windows[0].step,
         start_ns=min(window.start_ns for window in windows),
         end_ns=max(window.end_ns for window in windows),
-        span_ns=longest.span_ns,
+        span_ns=longest.span_ns if comparable else None,
         bubble=Bubble(
             ratio=bubble / compute if complete and compute else None,
             share=bubble / whole if complete and whole else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=_waterfall(longest, data, plan),
+            waterfall_ns=_waterfall(longest, data, plan) if comparable else None,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
@@ -99,6 +102,11 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     comms = data.comms[(data.comms["rank"] == rank) & (data.comms["step"] == window.step)]
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     work, offset = data.work[rank], data.offsets_ns.get(rank, 0)
+    comparable = data.relates(window.ranks)
+    if not comparable:
+        window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
+        lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+    phases = _phases(ops, window, lane)
     stages = sorted(set(ops["stage"]))
     predicted = None if data.volume is None else data.volume.of_rank(rank, window.step)
     return RankStep(
@@ -106,9 +114,9 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         stage=int(stages[0]) if stages else None,
         window_ns=window.span_ns,
         compute_ns=length(lane.compute),
-        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns),
-        bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns),
-        phases=_phases(ops, window, lane),
+        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
+        bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None,
+        phases=phases if comparable else {name: replace(phase, bubble_ns=None) for name, phase in phases.items()},
         comms=summarise_comms(comms, data.lanes[rank].compute, predicted),
         spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
         device=breakdown(work, window.start_ns - offset, window.end_ns - offset),

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import Report
 from pptrace.cli.output import write_text
 from pptrace.errors import PptraceError, UsageError
 from pptrace.report.load import load
-from pptrace.report.text import print_report
 
 
 @click.command(name="analyze")
@@ -27,7 +26,13 @@ from pptrace.report.text import print_report
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
 @click.option("--no-cache", is_flag=True, help="Read everything, and keep nothing for the next time.")
-@click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask"]),
+    default="local",
+    show_default=True,
+    help="What reads the traces; this version has local only.",
+)
 def command(
     paths: tuple[Path, ...],
     json_file: str | None,
@@ -49,7 +54,7 @@ def command(
         raise UsageError(f"--engine {engine}: this version has no such engine; use --engine local")
     analysis = load(paths, schedule, step, jobs, _progress(), not no_cache)  # jobs None: one process per core
     if json_file != "-":
-        print_report(analysis.report, _console())
+        _print(analysis.report)
     _write_files(analysis, json_file, with_ops, html_file, csv_dir, perfetto_file)
 
 
@@ -59,12 +64,16 @@ def analyze_and_print(paths: Sequence[Path]) -> None:
     Raises:
         PptraceError: nothing can be analysed.
     """
-    print_report(load(paths, jobs=None, progress=_progress()).report, _console())
+    _print(load(paths, jobs=None, progress=_progress()).report)
 
 
-def _console() -> Console:
-    """Tables keep their width when the output is no terminal, so that a file or a pipe gets whole lines."""
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+def _print(report: Report) -> None:
+    """The text report. Tables keep their width when the output is no terminal, so that a file or a pipe gets whole lines."""
+    from rich.console import Console
+
+    from pptrace.report.text import print_report
+
+    print_report(report, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
 
 
 def _progress() -> Callable[[int, int], None] | None:

@@ -3,7 +3,6 @@
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.kineto import read_kineto
 from pptrace.ingest.many import ReadFailure, ReadResult, read_each, read_traces
-from pptrace.ingest.nsight import read_nsight
 from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "read_each",
     "read_file",
     "read_kineto",
-    "read_nsight",
     "read_trace",
     "read_traces",
 ]

@@ -25,12 +25,12 @@ from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Tra
 
 _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
 _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
-_PLACE = re.compile(r"\bDP(\d+)-PP(\d+)-TP(\d+)\b")
+_DIGITS = re.compile(r"(\d+)")
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MOST_RANKS = 100_000
 
 
-_IDS = re.compile(rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id)"\s*:')
+_IDS = re.compile(rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id|seq_id)"\s*:')
 
 
 def sniff_chrome(start: bytes) -> bool:
@@ -95,12 +95,21 @@ def _trace(
         producer="chrome trace" if ready is None or ready.framework == "chrome" else ready.framework,
         events=_events(own) if ready is None else no_events(),
         memory=empty_table(MEMORY),
-        metadata=clock,
+        metadata=clock if ready is None else {**clock, **_facts(found, ready, rank)},
         warnings=tuple(found.warnings) if is_first else (),
         ops=None if ready is None else ready.ops[ready.ops["rank"] == rank].reset_index(drop=True),
         comms=None if ready is None else ready.comms[ready.comms["rank"] == rank].reset_index(drop=True),
         framework="" if ready is None else ready.framework,
     )
+
+
+def _facts(found: ChromeRanges, ready: ChromeOps, rank: int) -> Mapping[str, Any]:
+    """What the arguments tell of the mesh; and whether the ranks' numbers are ours."""
+    if not ready.facts:
+        return {}
+    counted = " PP " in str(found.ranges[0].pid) and not _says_rank(found)
+    notes = {"notes": ["the trace does not tell global ranks: they are counted replica by replica"]} if counted else {}
+    return {**ready.facts, **ready.facts_of.get(rank, {}), **notes}
 
 
 def _pipeline_ranks(path: Path) -> int | None:
@@ -133,7 +142,13 @@ def _ranks(path: Path, found: ChromeRanges) -> dict[Id, int]:
     from_name = rank_of_file_name(path.name)
     if len(pids) == 1 and from_name is not None:
         return {pids[0]: from_name}
-    return {pid: place for place, pid in enumerate(sorted(pids, key=lambda pid: (str(type(pid)), pid)))}
+    return {pid: place for place, pid in enumerate(sorted(pids, key=_in_order))}
+
+
+def _in_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
+    """By the numbers in it: "0 PP 2" before "0 PP 10"."""
+    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(str(pid))]
+    return isinstance(pid, str), parts
 
 
 def _events(ranges: Sequence[Range]) -> Events:

@@ -10,7 +10,6 @@ opened inside it and never closed ends with it. The ``args`` of both are joined,
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -21,6 +20,7 @@ import msgspec
 
 from pptrace.errors import TraceError
 from pptrace.ingest.exact import LIMIT_NS, exact_nanoseconds
+from pptrace.ingest.identity import coordinates_of_label
 from pptrace.ingest.source import ByteSource
 
 Id = str | int
@@ -29,7 +29,6 @@ _MEGASCAN_IDS = (
     *("pp_rk", "dp_rk", "tp_rk", "g_rk", "group", "data"),
 )
 _MEGASCAN = ("rel_ts", "pad_before", "duration_wall", *_MEGASCAN_IDS)
-_PP_THREAD = re.compile(r"\bPP rank (\d{1,6})\b")
 _WHAT = "expected begin/end or complete events of a Chrome trace"
 
 
@@ -216,7 +215,7 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
             untimed += 1
         else:
             timed.append((_id(event.pid), _id(event.tid), at, event))
-    places = _places(events)
+    places = _places(events, found.process_names)
     timed.sort(key=lambda entry: (str(entry[0]), str(entry[1]), entry[2]))
     unclosed = orphans = 0
     for (pid, tid), thread in groupby(timed, key=lambda entry: entry[:2]):
@@ -229,18 +228,23 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
     return found
 
 
-def _places(events: Sequence[RawEvent]) -> dict[tuple[Id, Id], int]:
-    """The pipeline rank of threads that are named by it, as where one process stands for a whole pipeline."""
+def _places(events: Sequence[RawEvent], process_names: Mapping[Id, str]) -> dict[tuple[Id, Id], dict[str, int]]:
+    """The coordinates of threads whose names tell a pipeline rank, as where one process stands for a whole pipeline."""
     named = {
-        (_id(event.pid), _id(event.tid)): _PP_THREAD.search(str(event.args.get("name", "")))
+        (_id(event.pid), _id(event.tid)): coordinates_of_label(str(event.args.get("name", "")))
         for event in events
         if event.ph == "M" and event.name == "thread_name" and isinstance(event.args, dict)
     }
-    return {thread: int(match[1]) for thread, match in named.items() if match}
+    return {
+        (pid, tid): {**coordinates_of_label(process_names.get(pid, "")), **places}
+        for (pid, tid), places in named.items()
+        if "pp" in places
+    }
 
 
-def _on_rank(entry: Range, place: int) -> Range:
-    return replace(entry, pid=f"{entry.pid} PP {place}", args={**entry.args, "pp_rank": place})
+def _on_rank(entry: Range, places: Mapping[str, int]) -> Range:
+    own = f"{entry.pid} PP {places['pp']} TP {places.get('tp', 0)}"
+    return replace(entry, pid=own, args={**entry.args, **{f"{axis}_rank": place for axis, place in places.items()}})
 
 
 def _pairing_warnings(untimed: int, unclosed: int, orphans: int) -> Iterator[str]:

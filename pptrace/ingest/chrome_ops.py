@@ -1,6 +1,7 @@
 """Ranges that carry the ids of pipeline ops in their arguments → ops and comms.
 
-An op is a range called forward or backward (or one of the names below) with the microbatch among its arguments, and the model
+An op is a range called forward or backward (or one of the names below) with the microbatch, or its number in order
+(:mod:`pptrace.ingest.chrome_sequence`), among its arguments, and the model
 chunk or stage where its rank has several. MegaScan, which writes such ranges (github.com/OpenSQZ/MegatronApp, 77f7b0a,
 megatron/training/trace.py and scripts/aggregate.py), puts the arguments on the ends: microbatch or micro_batch_index,
 model_chunk, pp_rank, dp_rk, pp_rk, tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
@@ -8,6 +9,7 @@ model_chunk, pp_rank, dp_rk, pp_rk, tp_rk, g_rk, iteration, and ``group`` and ``
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from typing import Any
 import pandas as pd
 
 from pptrace.ingest.chrome_events import Range
+from pptrace.ingest.chrome_sequence import with_sequence
+from pptrace.ingest.oplog_mesh import Facts, mesh_facts
 from pptrace.ingest.oplog_stages import placed_stages
 from pptrace.ingest.oplog_table import with_steps
 from pptrace.ingest.oplog_trace import comms_table, ops_table
@@ -52,6 +56,12 @@ _MICROBATCH = ("microbatch", "micro_batch_index", "micro_batch", "mb_id", "mb", 
 _CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
 _STEP = ("iteration", "step", "iter")
 _PP = ("pp_rank", "pp_rk", "pipeline_rank")
+_AXES = {
+    "tp_rank": ("tp_rank", "tp_rk"),
+    "cp_rank": ("cp_rank", "cp_rk"),
+    "dp_rank": ("dp_rank", "dp_rk"),
+    "pp_rank": _PP,
+}
 _FRAMEWORKS = {
     "bytedance": {"mb_id"},  # the timeline of github.com/ByteDance-Seed/StragglerAnalysis
     "megascan": {"model_chunk", "micro_batch_index", "pp_rk", "g_rk"},
@@ -62,11 +72,13 @@ _DIGITS = re.compile(r"-?\d{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ChromeOps:
-    """Schemas OPS and COMMS of all ranks of a file, and whose names they have."""
+    """Schemas OPS and COMMS of all ranks of a file, whose names they have, and the mesh where coordinates tell it."""
 
     framework: str
     ops: pd.DataFrame
     comms: pd.DataFrame
+    facts: Mapping[str, Any]
+    facts_of: Mapping[int, Mapping[str, Any]]
 
 
 def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None) -> ChromeOps | None:
@@ -82,8 +94,10 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     if table.empty or not {"F", "B"} <= set(table["kind"]):
         return None
     is_op = table["kind"].isin(_COMPUTE)
-    if (table.loc[is_op, "microbatch"] < 0).all():
+    numbered = with_sequence(table, is_op)
+    if numbered is None:
         return None
+    table = numbered
     has_steps = bool((table.loc[is_op, "step"] >= 0).all())
     is_message = table["kind"].isin(("send", "recv"))
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
@@ -95,7 +109,27 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     words = {word for entry in ranges[:2000] for word in entry.args}
     framework = next((name for name, own in _FRAMEWORKS.items() if own & words), "chrome")
     messages = _messages(table[is_message], ops)
-    return ChromeOps(framework, ops_table({name: ops[name] for name in keep}, len(ops)), messages)
+    made = ops_table({name: ops[name] for name in keep}, len(ops))
+    return ChromeOps(framework, made, messages, *_mesh(ops, ranges, ranks))
+
+
+def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
+    """The mesh, where the arguments give every rank a place of its own and every place has its rank."""
+    places: dict[int, dict[str, int]] = {}
+    for entry, rank in zip(ranges, ranks, strict=True):
+        own = places.setdefault(rank, {})
+        for axis, names in _AXES.items():
+            if axis not in own and (place := _number(entry.args, names)) >= 0:
+                own[axis] = place
+    table = pd.DataFrame.from_dict(places, orient="index")
+    table = table.loc[table.index.isin(ops["rank"].unique())].dropna(axis="columns", how="all")
+    if "pp_rank" not in table or len(table.columns) < 2 or table.isna().any(axis=None) or table.duplicated().any():
+        return {}, {}
+    if math.prod(table[axis].max() + 1 for axis in table) != len(table):
+        return {}, {}
+    own_places = table.astype("int64").reindex(ops["rank"]).set_axis(ops.index)
+    told = ops.drop(columns="pp_rank").join(own_places)
+    return mesh_facts(told, told.iloc[:0])
 
 
 def _is_known(name: str) -> bool:
@@ -117,6 +151,7 @@ def _row(entry: Range, rank: int) -> dict[str, Any] | None:
         "chunk": chunk,
         "stage": _number(entry.args, ("stage",)),
         "pp_rank": _number(entry.args, _PP),
+        "seq": _number(entry.args, ("seq_id",)),
         "peer": peers[0] if isinstance(peers[0], int) else -1,
         "bytes": _number(entry.args, ("data", "bytes")),
         "start_ns": entry.start_ns,

@@ -11,9 +11,7 @@ from pathlib import Path
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.kineto import read_kineto
-from pptrace.ingest.nsight import read_nsight
-from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES
-from pptrace.ingest.nsight_sqlite import SQLITE_MAGIC
+from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
@@ -39,6 +37,13 @@ def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
 
 
+def _read_nsight(path: Path) -> tuple[Trace, ...]:
+    """The reader, and SQLite with it, is imported for such a file only."""
+    from pptrace.ingest.nsight import read_nsight
+
+    return read_nsight(path)
+
+
 def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
@@ -55,7 +60,7 @@ def _read_kineto(path: Path) -> tuple[Trace, ...]:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format(InputFormat.NSYS_SQLITE, _sniff_nsight, read_nsight),
+    Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
     Format(InputFormat.OPLOG, sniff_oplog, read_oplog),
     Format(InputFormat.CHROME, sniff_chrome, read_chrome),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),

@@ -8,6 +8,14 @@ from typing import Any
 
 _RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
+_COORDINATE = re.compile(
+    r"(?<![a-z])(tp|cp|dp|pp)[-_ ]?rank[-_ :=#]{0,2}(?:\[(\d{1,6})\]|(\d{1,6})(?!\d))", re.IGNORECASE
+)
+
+
+def coordinates_of_label(label: str) -> dict[str, int]:
+    """Places on the axes of a mesh, from names such as ``PP rank 3, TP rank 0, compute`` or ``DP rank [1]``."""
+    return {match[1].lower(): int(match[2] or match[3]) for match in _COORDINATE.finditer(label)}
 
 
 def rank_of_value(value: object) -> int | None:

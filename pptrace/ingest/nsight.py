@@ -24,9 +24,10 @@ from pptrace.ingest.nsight_events import CUDA_CALLS, GRAPHS, NVTX, WHOLE_GRAPH, 
 from pptrace.ingest.nsight_export import exported, is_report
 from pptrace.ingest.nsight_identity import Session, base_ns, own_facts, producer_of, ranks_of, session_of
 from pptrace.ingest.nsight_sqlite import WHAT_TO_GIVE, Database
+from pptrace.ingest.oplog_trace import ONE_CLOCK
 from pptrace.ingest.source import unreadable
 from pptrace.marks import is_mark
-from pptrace.tables import COMM_ARGS, MEMORY, Category, InputFormat, Int32, Trace, empty_table
+from pptrace.tables import COMM_ARGS, MEMORY, SESSION, Category, InputFormat, Int32, Trace, empty_table
 
 _KNOWN_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _KNOWN_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -111,6 +112,8 @@ def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
         rows = _Rows(_of_process(blocks, pid, last=place == len(pids) - 1), listed)
         ordered = sorted_events(rows, base)
         metadata = facts.get(pid) or _session_facts(session)
+        if len(pids) > 1:
+            metadata = {ONE_CLOCK: f"{SESSION}{shown if session.start_ns is None else session.start_ns}", **metadata}
         rank = rank_of_value(metadata.get("rank"))
         traces.append(
             Trace(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pptrace.errors import TraceError
 
+SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_MAGIC = (b"NVIDIA Tegra Profiler Report", b"NVIDIA Nsight Systems Report")
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 _SHOWN = 160

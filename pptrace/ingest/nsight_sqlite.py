@@ -20,11 +20,11 @@ from urllib.parse import quote
 import numpy as np
 
 from pptrace.errors import TraceError
+from pptrace.ingest.nsight_export import SQLITE_MAGIC
 from pptrace.ingest.nsight_pages import PageReader
 from pptrace.ingest.source import unreadable
 from pptrace.tables import Int64
 
-SQLITE_MAGIC = b"SQLite format 3\0"
 NONE = int(np.iinfo(np.int64).min)
 """NULL, or whatever else is no integer, in a column of integers."""
 WHAT_TO_GIVE = "expected the SQLite file that 'nsys export --type sqlite' writes"

@@ -1,7 +1,7 @@
 """What a user gives as PATH → the files to read, with the ranks they should have.
 
     PATH = a trace file
-         | a directory with one trace per rank
+         | a directory with one trace per rank, in it or in its subdirectories
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
          | a run directory: run.json says which file is whose
 
@@ -13,7 +13,6 @@ No trace is read here: formats are told by the first bytes.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,11 @@ from typing import Any
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.chrome import has_kineto_members
 from pptrace.ingest.flight import sniff_flight
+from pptrace.ingest.folders import copies, directories_below, entries_of
 from pptrace.ingest.formats import detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
 from pptrace.ingest.nsight_export import REPORT_SUFFIXES
-from pptrace.ingest.oplog import without_partners
+from pptrace.ingest.oplog import OPLOG_SUFFIXES, without_partners
 from pptrace.ingest.oplog_json import sniff_own_json
 from pptrace.tables import InputFormat
 
@@ -33,7 +33,10 @@ RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *REPORT_SUFFIXES)
-_DIGITS = re.compile(r"(\d+)")
+_MOST_SKIPPED = 20
+"""How many files a warning names."""
+_MOST_SNIFFED = 200
+"""How many files below a directory that holds traces are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,10 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
         )
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
     chosen = set(without_partners([file.path for file in files.values()]))
-    return OpenedInputs(tuple(file for file in files.values() if file.path in chosen), tuple(warnings), run, run_dir)
+    copied = copies([file.path for file in files.values() if file.path in chosen and file.rank is None])
+    warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
+    left = [file for file in files.values() if file.path in chosen and file.path not in copied]
+    return OpenedInputs(tuple(left), tuple(warnings), run, run_dir)
 
 
 def _open_one(path: Path) -> OpenedInputs:
@@ -116,26 +122,55 @@ def _open_directory(directory: Path) -> OpenedInputs:
             else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
         )
         warnings.append(f"{run_file}: {reason}; took the traces beside it")
-    entries = _entries(directory)
-    candidates = [entry for entry in entries if entry.is_file() and not _is_run_file(entry)]
-    files, skipped = _best(*_trace_files(without_partners(_without_exported(candidates))))
+    entries = entries_of(directory)
+    files, skipped = _taken([entry for entry in entries if entry.is_file()])
+    below = [(place, entry) for place in directories_below(directory, RUN_FILE) for entry in _files_of(place)]
     if not files:
-        below = [item for entry in entries if entry.is_dir() for item in _entries(entry)]
-        files, skipped_below = _trace_files([item for item in below if item.name.endswith(_TENSORBOARD_SUFFIXES)])
+        tensorboard = [
+            entry for place, entry in below if place.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
+        ]
+        files, skipped_below = _taken(tensorboard) if tensorboard else _taken([entry for _, entry in below])
         skipped += skipped_below
         if len({file.path.parent for file in files}) > 1:
             warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
     if not files:
         raise TraceError(_no_traces(directory, entries, skipped))
+    skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
+    skipped += _left_below(directory, [entry for _, entry in below], files)
     if skipped:
-        warnings.append(f"{directory}: skipped {_listed(skipped)}")
+        warnings.append(f"{directory}: skipped {_listed(skipped, _MOST_SKIPPED)}")
     return OpenedInputs(tuple(files), tuple(warnings))
+
+
+def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
+    """Of files that lie together, the traces to read, and for the others what each is."""
+    candidates = [path for path in paths if not _is_run_file(path)]
+    return _best(*_trace_files(without_partners(_without_exported(candidates))))
+
+
+def _files_of(directory: Path) -> list[Path]:
+    try:
+        return [entry for entry in entries_of(directory) if entry.is_file()]
+    except (TraceError, OSError):
+        return []
+
+
+def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
+    """Traces in subdirectories, beside those that are read; no partner of a table is one."""
+    read = {file.path for file in files}
+    named = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
+    found, _ = _trace_files(without_partners(_without_exported(named[:_MOST_SNIFFED])))
+    return [
+        f"{file.path.relative_to(directory)} (in a subdirectory; give it to read it)"
+        for file in found
+        if not sniff_own_json(first_bytes(file.path))
+    ]
 
 
 def _without_exported(paths: Sequence[Path]) -> list[Path]:
     """The files without those reports of Nsight Systems whose export lies beside them."""
-    exports = {path.stem for path in paths if path.suffix == ".sqlite"}
-    return [path for path in paths if not (path.suffix in REPORT_SUFFIXES and path.stem in exports)]
+    exports = {path.with_suffix("") for path in paths if path.suffix == ".sqlite"}
+    return [path for path in paths if not (path.suffix in REPORT_SUFFIXES and path.with_suffix("") in exports)]
 
 
 def _is_run_file(path: Path) -> bool:
@@ -149,18 +184,6 @@ def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, A
         **run,
         "ranks": [*run["ranks"], *(entry for other in others if other is not None for entry in other["ranks"])],
     }
-
-
-def _entries(directory: Path) -> list[Path]:
-    """What lies in a directory, hidden entries apart, in the order of a person: rank2 before rank10."""
-    try:
-        entries = [entry for entry in directory.iterdir() if not entry.name.startswith(".")]
-    except OSError as err:
-        raise TraceError(f"{directory}: cannot be listed ({err.strerror}); check its permissions") from err
-    return sorted(
-        entries,
-        key=lambda entry: [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(entry.name)],
-    )
 
 
 def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
@@ -200,9 +223,12 @@ def _worth(file: InputFile) -> int:
     return 1 if file.format in (InputFormat.KINETO, InputFormat.CHROME) and not has_kineto_members(start) else 3
 
 
+def _runs(entries: Sequence[Path]) -> list[str]:
+    return [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
+
+
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
-    runs = [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
-    if runs:
+    if runs := _runs(entries):
         return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
     found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
     return (
@@ -265,6 +291,6 @@ def _trace_path(directory: Path, name: object) -> Path | None:
     return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
 
 
-def _listed(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:6])
-    return f"{shown} and {len(items) - 6} more" if len(items) > 6 else shown
+def _listed(items: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(items[:most])
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown

@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from pptrace.errors import TraceError
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
+
+if TYPE_CHECKING:
+    import polars
 
 PARQUET_MAGIC = b"PAR1"
 _DELIMITERS = ",;\t"
@@ -58,19 +64,44 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 def _parquet(path: Path, content: bytes) -> pd.DataFrame:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import polars
     except ImportError:
         raise TraceError(
-            f"{path}: Parquet, and pyarrow is not installed; install it (pip install pyarrow) or give the table as CSV"
+            f"{path}: Parquet, and polars is not installed; install it (pip install polars) or give the table as CSV"
         ) from None
     try:
-        table: Any = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
-        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-    except (pyarrow.ArrowException, OSError, ValueError) as err:
-        reason = str(err).split("\n", 1)[0][:120]
+        with _silent_threads():
+            table = polars.read_parquet(io.BytesIO(content))
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as err:
+        panicked = isinstance(err, polars.exceptions.PanicException)  # its message is about polars, not the file
+        reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
-    return frame
+    return pd.DataFrame({column.name: _cells(column) for column in table})
+
+
+@contextmanager
+def _silent_threads() -> Iterator[None]:
+    """Nothing reaches stderr: where polars' threads meet damage they write a backtrace there, besides the exception."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _cells(column: polars.Series) -> pd.Series[Any]:
+    """Numbers as an array; texts, and whole numbers with gaps, as objects: as floats they would not be exact."""
+    if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
+        return pd.Series(column.to_numpy())
+    return pd.Series(column.to_list(), dtype=object)
 
 
 def _csv(path: Path, content: bytes) -> pd.DataFrame:

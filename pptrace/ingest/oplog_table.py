@@ -53,8 +53,10 @@ _KINDS = (*COMPUTE, *_SPANS, *_COMMS, *_LONG, *_P2P)
 _SHOWN_KINDS = "F, B, I, W, OVERLAP_F_B, STEP, OPTIMIZER, GRAD_SYNC, send, recv, all_reduce, …"
 _LARGEST = 2**62
 _MOST_PLACES = 1_000_000
-_LIMITED = frozenset({"rank", "stage", "chunk", "mc", "pp_rank", "dp_rank", "tp_rank", "cp_rank", "group_size", "peer"})
-"""Columns of places, of which no run has more."""
+_LIMITED = frozenset(
+    {"rank", "microbatch", "stage", "chunk", "mc", "pp_rank", "dp_rank", "tp_rank", "cp_rank", "group_size", "peer"}
+)
+"""Columns of places and microbatches, of which no run has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +147,11 @@ class Reader:
             values = column.to_numpy(dtype=np.int64)
         else:
             values = np.array([self._integer(name, row, text) for row, text in enumerate(self.texts(name))], np.int64)
-        bad = np.flatnonzero((values < least) | (values > (_MOST_PLACES if name in _LIMITED else _LARGEST)))
+        most = _MOST_PLACES if name in _LIMITED else _LARGEST
+        bad = np.flatnonzero((values < least) | (values > most))
         if len(bad):
             what = "a whole number from 0" if least == 0 else "a whole number, or nothing"
+            what = f"a whole number of at most {most}" if values[bad[0]] > most else what
             raise self.error(int(bad[0]), f"{name} {str(self.table[name].iloc[bad[0]])[:40]!r}", what)
         return values
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pptrace.intervals import Int64
+from pptrace.intervals import Int64, union
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
 from pptrace.recognise.groups import Groups
 from pptrace.recognise.mesh import MeshInfo
@@ -74,8 +74,23 @@ def _of_rank(
     table = _with_microbatches(table, own_ops)
     labelled = known[(known["rank"] == rank) & known["kind"].isin(_P2P) & (known["axis"] == "pp")]
     if len(labelled):
-        table = table[~(table["kind"].isin((*_P2P, "send_recv")) & table["axis"].isin(("pp", UNKNOWN)))]
+        table = table[~_is_told(table, labelled)]
     return table
+
+
+def _is_told(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
+    """Which calls are the pipeline's messages that labels tell: all sends and receives, and kernels at the time of one.
+
+    Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
+    """
+    may = calls["axis"].isin(("pp", UNKNOWN))
+    kernels = calls["kind"] == "send_recv"
+    if (labelled["clock"] == "device").all():
+        busy = union(labelled["start_ns"], labelled["end_ns"])
+        at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
+        begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
+        kernels &= begins < calls["end_ns"].to_numpy()
+    return may & (kernels | calls["kind"].isin(_P2P))
 
 
 def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
@@ -108,8 +123,8 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
     """A group of the whole world is what the pipeline's messages use where they have no group of their own."""
     axis = groups.axes.get(group, UNKNOWN)
     if kind in _P2P and axis in ("world", UNKNOWN):
-        return "pp"
-    return hint or ("ep" if kind == "all_to_all" else axis) if axis == UNKNOWN else axis
+        return UNKNOWN if group in groups.rings else "pp"
+    return hint or axis if axis == UNKNOWN else axis
 
 
 def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ import pandas as pd
 from pptrace.recognise.catalogues import Label
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.host_compute import HostCompute
-from pptrace.recognise.inferred import Inference, Inferred, infer_ops, messages_in_ranges
+from pptrace.recognise.inferred import Inference, Inferred, has_optimizer_ranges, infer_ops, messages_in_ranges
 from pptrace.recognise.labelled import Range, framework_of, labelled_ranges, num_sequences, resolved, told_ops
 from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
@@ -33,7 +33,8 @@ def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
     labelled = labelled_ranges(trace.events)
     framework = framework_of(labelled) or "unlabelled"
     told = told_ops(labelled)
-    rest = [entry for entry in labelled if not entry.label.is_op]
+    owner = Owner(work)
+    rest = _that_moved([entry for entry in labelled if not entry.label.is_op], owner)
     if told:
         source, evidence = "label", tuple(_sequence_notes(labelled))
         found = [] if any(_is_message(entry) for entry in rest) else messages_in_ranges(trace.events, _plain(told))
@@ -46,7 +47,8 @@ def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
             rest = [entry for entry in rest if not _is_message(entry)]
     ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
     ranges = resolved([*ranges, *_optimizers(trace.events, ranges)])
-    ops, comms = _rows(ranges, source, _Times(Owner(work), HostCompute(trace.events)), _Messages(trace.events))
+    times = _Times(owner, HostCompute(trace.events))
+    ops, comms = _rows(ranges, source, times, _Messages(trace.events))
     return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
 
 
@@ -65,12 +67,20 @@ def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
 
 def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
     """By operators where they name their messages, else by launches."""
-    by_operators = infer_ops(events)
+    told = has_optimizer_ranges(events)
+    by_operators = infer_ops(events, () if told else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)])
     return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
 
 
 def _is_message(entry: Range) -> bool:
     return entry.kind is not None and entry.kind.is_p2p
+
+
+def _that_moved(ranges: Sequence[Range], owner: Owner) -> list[Range]:
+    """Without the messages counted by order whose ranges launched no kernel, where those of others did."""
+    counted = {r for r in ranges if _is_message(r) and r.label.actions[0].microbatch is None}
+    moved = {r for r in counted if owner.span(r.start_ns, r.end_ns, communication=True)}
+    return [r for r in ranges if not moved or r not in counted or r in moved]
 
 
 def _sequence_notes(ranges: Sequence[Range]) -> list[str]:

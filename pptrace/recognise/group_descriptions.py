@@ -7,6 +7,7 @@ names of torchtitan and FSDP; torch ``distributed_c10d.py`` (``<parent>:split:<n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 _WORDS = (
@@ -51,3 +52,12 @@ def axis_of_description(description: str) -> str:
     if text.lower() in _BARE:
         return _AXIS_OF_DIM[text.lower()]
     return next((axis for axis, pattern in _WORDS if pattern.fullmatch(text)), "")
+
+
+def framework_of_descriptions(descriptions: Iterable[str]) -> tuple[str, str]:
+    """(framework, the description that tells it); ("", "") where none is one framework's own, as a device mesh's are not."""
+    for description in sorted(descriptions):
+        text = description.split(":split:", maxsplit=1)[0].removesuffix("_GLOO")
+        if any(pattern.fullmatch(text) for _, pattern in _WORDS):
+            return "megatron-lm", description
+    return "", ""

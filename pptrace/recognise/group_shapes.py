@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -94,8 +94,9 @@ def peer_pipelines(
     of_call: Mapping[CallKey, Group],
     axes: Mapping[Group, str],
     unnamed: Mapping[int, Group],
+    rings: Collection[Group] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """Pipelines from who sends to whom outside the groups of other axes: each connected set of ranks, in their order."""
+    """Pipelines from who sends to whom outside ``rings`` and the groups of other axes: each connected set of ranks, in order."""
     leader: dict[int, int] = {}
 
     def find(rank: int) -> int:
@@ -103,21 +104,47 @@ def peer_pipelines(
             rank = leader[rank]
         return rank
 
-    for rank, table in calls.items():
-        messages = table[table["kind"].isin(("send", "recv"))]
-        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
-            group = of_call[key_of(rank, columns)]
-            if axes.get(group, UNKNOWN) not in ("pp", "world", UNKNOWN):
-                continue
-            group = group if group.id or group.ranks else unnamed[rank]
-            for peer in {global_peer(*pair, group) for pair in zip(part["peer"], part["local_peer"], strict=True)} - {
-                -1
-            }:
-                leader[find(rank)] = find(peer)
+    for group, source, target in _messages(calls, of_call, unnamed):
+        if axes.get(group, UNKNOWN) in ("pp", "world", UNKNOWN) and group not in rings:
+            leader[find(source)] = find(target)
     members: dict[int, list[int]] = {}
     for rank in sorted(leader):
         members.setdefault(find(rank), []).append(rank)
     return tuple(tuple(ranks) for _, ranks in sorted(members.items()) if len(ranks) > 1)
+
+
+def one_way_rings(
+    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
+) -> frozenset[Group]:
+    """Groups in which each rank of three or more sends to one and receives from one other, around a ring, and never back.
+
+    A pipeline that trains sends gradients back, and one that only runs forward ends at its last rank.
+    """
+    edges: dict[Group, set[tuple[int, int]]] = {}
+    for group, source, target in _messages(calls, of_call, unnamed):
+        edges.setdefault(group, set()).add((source, target))
+    return frozenset(group for group, pairs in edges.items() if _goes_around(pairs))
+
+
+def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
+    after = dict(edges)
+    one_way = len(after) == len(edges) and set(after) == set(after.values())
+    return one_way and all(after[after[rank]] != rank for rank in after)
+
+
+def _messages(
+    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
+) -> Iterator[tuple[Group, int, int]]:
+    """(group, source, target) of messages whose peer is known, each peer of a call's group once per rank and kind."""
+    for rank, table in calls.items():
+        messages = table[table["kind"].isin(("send", "recv"))]
+        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+            group = of_call[key_of(rank, columns)]
+            named = group if group.id or group.ranks else unnamed[rank]
+            for kind, told, place in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
+                peer = global_peer(told, place, named)
+                if peer >= 0:
+                    yield (group, rank, peer) if kind == "send" else (group, peer, rank)
 
 
 def global_peer(peer: int, local_peer: int, group: Group) -> int:

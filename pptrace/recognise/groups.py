@@ -20,6 +20,7 @@ from pptrace.recognise.group_shapes import (
     CallKey,
     Group,
     key_of,
+    one_way_rings,
     peer_pipelines,
     ranks_of,
     sizes_of,
@@ -46,7 +47,8 @@ class Groups:
 
     ``of_call`` finds a group by (rank, id, description, ranks as JSON, size), the columns of a call; ``axes`` by group.
     ``pipelines`` are rank lists of the pp groups; ``sizes`` the axes' sizes as far as the groups tell; ``evidence`` says how.
-    ``unnamed`` is by rank the group of messages that name none, as gloo's do.
+    ``unnamed`` is by rank the group of messages that name none, as gloo's do. ``rings`` are groups whose messages go one way
+    around a ring, which those of no pipeline do.
     """
 
     of_call: Mapping[CallKey, Group]
@@ -56,6 +58,7 @@ class Groups:
     pipelines: tuple[tuple[int, ...], ...]
     evidence: tuple[str, ...] = ()
     unnamed: Mapping[int, Group] = field(default_factory=dict)
+    rings: frozenset[Group] = frozenset()
 
 
 def find_groups(calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Mapping[str, Any]]) -> Groups:
@@ -78,11 +81,12 @@ def find_groups(calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Map
     for known in configured.values():
         for group in known.values():
             uses.setdefault(_complete(group, known, world), Use())
-    axes, evidence = _axes(uses, world)
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
-    peers = peer_pipelines(calls, of_call, axes, unnamed)
+    rings = one_way_rings(calls, of_call, unnamed)
+    axes, evidence = _axes(uses, world, rings)
+    peers = peer_pipelines(calls, of_call, axes, unnamed, rings)
     pipelines = tuple(sorted({g.ranks for g, axis in axes.items() if axis == "pp" and len(g.ranks) > 1})) or peers
-    return Groups(of_call, axes, world, sizes_of(axes, pipelines, world), pipelines, evidence, unnamed)
+    return Groups(of_call, axes, world, sizes_of(axes, pipelines, world), pipelines, evidence, unnamed, rings)
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
@@ -132,7 +136,13 @@ def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
     return max(told) if told else None
 
 
-def _axes(uses: Mapping[Group, Use], world: int | None) -> tuple[dict[Group, str], tuple[str, ...]]:
+def _axes(
+    uses: Mapping[Group, Use], world: int | None, rings: frozenset[Group]
+) -> tuple[dict[Group, str], tuple[str, ...]]:
+    """The axis of each group, and a line for each that use or shape tells.
+
+    Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
+    """
     axes: dict[Group, str] = {}
     evidence: dict[str, list[str]] = {}
 
@@ -144,13 +154,20 @@ def _axes(uses: Mapping[Group, Use], world: int | None) -> tuple[dict[Group, str
     for group in uses:
         if axis := axis_of_description(group.description):
             axes[group] = axis
-    families = _families([group for group in uses if group not in axes], world)
+    around = [
+        group
+        for group in uses
+        if group not in axes and group in rings and group.description != "default_pg" and _is_named(group)
+    ]
+    if around:
+        tell(around, "cp", "its ring of sends and receives, which go one way around")
+    families = _families([group for group in uses if group not in axes and _is_named(group)], world)
     whole = families.pop("world", [])
     undecided = []
     for family in sorted(families.values(), key=lambda family: (family[0].stride or 0, family[0].size)):
         found = _axis_of_use(_together(uses[group] for group in family), set(axes.values()), family[0])
         if found is None:
-            undecided.append(family)
+            undecided += [family] if not any(uses[group].kinds["all_to_all"] for group in family) else []
         else:
             tell(family, *found)
     for axis, why, alike in _by_rank_lists(undecided, set(axes.values()), world):
@@ -164,6 +181,11 @@ def _axes(uses: Mapping[Group, Use], world: int | None) -> tuple[dict[Group, str
     for group in uses:
         axes.setdefault(group, "world" if group in whole else UNKNOWN)
     return axes, tuple(f"{what} (group {_shown(names)})" for what, names in evidence.items())
+
+
+def _is_named(group: Group) -> bool:
+    """Whether calls with this group are of one group: it has a name or its ranks."""
+    return bool(group.id or group.ranks)
 
 
 def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[Group]]:
@@ -187,6 +209,8 @@ def _together(uses: Iterable[Use]) -> Use:
     return whole
 
 
+_SEVERAL = 2
+"""A single all-to-all may be anything."""
 _MANY = 8
 """So many all-reduces of one size are more than the buckets of gradients in a few steps."""
 
@@ -197,7 +221,7 @@ def _axis_of_use(use: Use, taken: set[str], group: Group) -> tuple[str, str] | N
     messages = kinds["send"] + kinds["recv"]
     if messages and messages >= sum(kinds.values()) / 2:
         return ("cp", "its ring of sends and receives") if "pp" in taken else ("pp", "its sends and receives")
-    if kinds["all_to_all"] and kinds["all_to_all"] >= (sum(kinds.values()) - messages) / 2:
+    if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (sum(kinds.values()) - messages) / 2:
         return ("cp", "its all-to-alls") if "ep" in taken else ("ep", "its all-to-alls")
     total = sum(use.backward[flag] for flag in (0, 1))
     share = use.backward[1] / total if total else None

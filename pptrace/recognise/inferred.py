@@ -3,7 +3,9 @@
 A pipeline's thread posts messages between its ops. What it computes from one message to the next is one op: a backward where
 autograd's engine runs (in whatever thread), a forward otherwise. A send carries what the op before it made, a receive what
 the op after it reads; the k-th forward of a step is that of microbatch k, and so is the k-th backward. That holds for every
-schedule with one stage per rank (torch's Schedule1F1B, which has no labels). Steps are told by their optimizer.
+schedule with one stage per rank (torch's Schedule1F1B, which has no labels). Where messages are not those of one stage per rank
+(interleaved ones go both ways at once, and overlapped ones are posted ahead) the ops beside them do not tell what they are: they
+are left to their own records (:mod:`pptrace.recognise.collectives`). Steps are told by their optimizer.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.recognise.evidence import confidence, is_one_stage, peers_of
 from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.tables import Category, Events
 
@@ -54,6 +57,7 @@ class Run:
     start_ns: int
     end_ns: int
     count: int = 1
+    peer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +69,48 @@ class Inference:
     evidence: tuple[str, ...] = ()
 
 
-def infer_ops(events: Events) -> Inference:
-    """Ops and messages in time order; nothing where no thread both sends or receives and computes."""
+def has_optimizer_ranges(events: Events) -> bool:
+    return any(map(_OPTIMIZER.match, events.names))
+
+
+def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = ()) -> Inference:
+    """Ops and messages in time order; nothing where no thread both sends or receives and computes.
+
+    ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so.
+    """
     thread = _pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
         return Inference([])
-    found = list(numbered(without_scraps(_runs(events, thread)), thread))
-    return Inference(found, sum(entry.action.kind.is_p2p for entry in found), _evidence(found, thread))
-
-
-def _evidence(found: Sequence[Inferred], thread: int) -> tuple[str, ...]:
+    runs = _runs(events, thread, optimizers)
+    kept = without_scraps(runs)
+    found = list(numbered(kept, thread))
     kinds = [entry.action.kind for entry in found]
-    messages = sum(kind.is_p2p for kind in kinds)
-    return (
-        f"{kinds.count(Kind.F)} forwards are what thread {thread} ran between {messages} sends and receives, "
-        f"{kinds.count(Kind.B)} backwards what autograd's engine ran",
+    messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
+    agree = is_one_stage(list(_sides(kept)), [kind for kind in kinds if kind.is_p2p], forwards, backwards)
+    sure = confidence(_num_operators(kept), _num_operators(runs), forwards, backwards, agree)
+    told = (
+        f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
+        f"{backwards} backwards what autograd's engine ran ({sure})"
     )
+    if not agree:
+        found = [entry for entry in found if entry.action.kind.is_compute]
+        told += "; the messages are not those of one stage per rank: their directions are not taken from the ops beside them"
+    return Inference(found, messages, (told,))
+
+
+def _num_operators(runs: Sequence[Run]) -> int:
+    return sum(run.count for run in runs if run.token in (Token.FORWARD, Token.BACKWARD))
+
+
+def _sides(runs: Sequence[Run]) -> Iterator[tuple[Kind, int]]:
+    """What each message is by the op before or after it, and its peer."""
+    after = list(_ops_before(reversed(runs)))[::-1]
+    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
+        if run.token in (Token.SEND, Token.RECV):
+            sends = run.token is Token.SEND
+            found = _message(sends, op_before if sends else op_after, 0, 0)
+            if found is not None:
+                yield found.kind, run.peer
 
 
 def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
@@ -128,19 +158,19 @@ def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _runs(events: Events, thread: int) -> list[Run]:
+def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> list[Run]:
     """What the thread does, one entry for each message and for each unbroken run of operators."""
     runs: list[Run] = []
-    for token, start, end in _tokens(events, thread):
+    for run in _tokens(events, thread, optimizers):
         last = runs[-1] if runs else None
-        if last is not None and last.token is token and token in (Token.FORWARD, Token.BACKWARD):
-            last.end_ns, last.count = max(last.end_ns, end), last.count + 1
+        if last is not None and last.token is run.token and run.token in (Token.FORWARD, Token.BACKWARD):
+            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + 1
         else:
-            runs.append(Run(token, start, end))
+            runs.append(run)
     return runs
 
 
-def _tokens(events: Events, thread: int) -> Iterator[tuple[Token, int, int]]:
+def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Run]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
@@ -150,6 +180,9 @@ def _tokens(events: Events, thread: int) -> Iterator[tuple[Token, int, int]]:
     mine = events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
     chosen = np.flatnonzero((is_op & (mine | engine) & (~other | send | recv)) | is_step)
+    is_step |= is_op & mine & ~other & ~engine & _overlap(events, optimizers)
+    messages = np.flatnonzero(send | recv)
+    peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     over = -1
     ends = events.end_ns
     for row in chosen.tolist():
@@ -158,11 +191,20 @@ def _tokens(events: Events, thread: int) -> Iterator[tuple[Token, int, int]]:
             continue  # inside another
         over = end
         if is_step[row]:
-            yield Token.OPTIMIZER, start, end
+            yield Run(Token.OPTIMIZER, start, end)
         elif send[row] or recv[row]:
-            yield (Token.SEND if send[row] else Token.RECV), start, end
+            yield Run(Token.SEND if send[row] else Token.RECV, start, end, peer=peers[row])
         else:
-            yield (Token.BACKWARD if engine[row] else Token.FORWARD), start, end
+            yield Run(Token.BACKWARD if engine[row] else Token.FORWARD, start, end)
+
+
+def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Which events share time with any of the spans, which are in time order and apart."""
+    if not spans:
+        return np.zeros(len(events), dtype=bool)
+    starts, ends = (np.array(side, dtype=np.int64) for side in zip(*spans, strict=True))
+    shared: npt.NDArray[np.bool_] = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
+    return shared
 
 
 def without_scraps(runs: Sequence[Run]) -> list[Run]:

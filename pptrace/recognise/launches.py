@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.recognise.catalogues import Label
+from pptrace.recognise.evidence import confidence
 from pptrace.recognise.inferred import Inference, Inferred, Run, Token, numbered, without_scraps
 from pptrace.recognise.labelled import Range
 from pptrace.tables import Category, Events, Int64
@@ -176,8 +177,10 @@ def _evidence(
     own = computes & (launches.thread == main)
     kinds = [str(entry.action.kind) for entry in found]
     covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in found]) & computes
+    explained, total = int(covered.sum()), int((computes & ~launches.is_optimizer).sum())
+    sure = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
     return (
         f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and {int(own.sum())} others of "
         f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~own).sum())} kernels of autograd's threads; "
-        f"{int(covered.sum())} of {int(computes.sum())} kernels lie in them",
+        f"{explained} of {int(computes.sum())} kernels lie in them ({sure})",
     )

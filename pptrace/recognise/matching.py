@@ -14,9 +14,10 @@ from pptrace.recognise.mesh import MeshInfo
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     """The comms table with ``match`` filled: one number for the two ends of a transfer or the members of a collective.
 
-    A send of stage s and microbatch b forward meets the receive of stage s+1; backward, that of s−1. Messages without a
-    microbatch meet in the order in which their two ends post them, and so do collectives of a group. What has no counterpart
-    keeps -1.
+    A send of stage s and microbatch b forward meets the receive of stage s+1; backward, that of s−1; several of those meet in
+    their order. Where a message from one rank to another lacks its stage or microbatch, all of theirs in that step meet in the
+    order in which their two ends post them, if their sizes agree. Collectives of a group meet in their order. What has no
+    counterpart keeps -1.
     """
     matched = comms.copy()
     matched["match"] = np.int64(-1)
@@ -33,20 +34,42 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     """Match numbers of sends and receives that have exactly one counterpart."""
+    numbers: dict[int, int] = {}
+    count = itertools.count()
+    ordered = p2p.sort_values("start_ns", kind="stable")
+    vague = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
+    for ends in _messages_between(ordered[ordered["peer"] >= 0], by_step=True):
+        if any(vague[end.index].any() for end in ends):
+            _number_in_order(ends, numbers, count)
+    named = ordered[~vague & ~ordered.index.isin(list(numbers))]
+    _number_by_name(named, numbers, count)
+    return pd.Series(numbers, dtype="int64")
+
+
+def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[int]) -> None:
+    """Number the sends and receives of one edge, microbatch and direction; several in their order, if their sizes agree."""
     forward = p2p["direction"] == "F"
     is_send = p2p["kind"] == "send"
     key = p2p[["step", "axis", "direction", "microbatch"]].copy()
     key["edge"] = p2p["stage"] - np.where(is_send | (p2p["direction"] == ""), 0, np.where(forward, 1, -1))
     key["source"] = np.where(is_send, p2p["rank"], p2p["peer"])
     key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
-    key["nth"] = 0
-    unnamed = p2p[p2p["microbatch"] < 0].sort_values("start_ns", kind="stable").index
-    ends = key.loc[unnamed].assign(is_send=is_send[unnamed])
-    key.loc[unnamed, "nth"] = ends.groupby(["step", "axis", "source", "target", "is_send"]).cumcount()
-    number = key.groupby(list(key.columns), sort=False).ngroup()
-    sends = is_send.groupby(number).transform("sum")
-    total = is_send.groupby(number).transform("size")
-    return number[(sends == 1) & (total == 2)]
+    for _, rows in p2p.groupby([key[name] for name in key], sort=False):
+        ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
+        if len(rows) == 2 and len(ends[0]) == 1:
+            numbers |= dict.fromkeys(rows.index.tolist(), next(count))
+        elif len(ends[0]) == len(ends[1]):
+            _number_in_order(ends, numbers, count)
+
+
+def _number_in_order(ends: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int]) -> None:
+    """Give the i-th sends and receives one number, where their sizes say how they belong together."""
+    shifts = _shifts([end["bytes"].tolist() for end in ends], exact=True)
+    if shifts is None:
+        return
+    places = [end.index[shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
+    for pair in zip(*places, strict=False):
+        numbers |= dict.fromkeys(pair, next(count))
 
 
 def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> pd.Series[int]:
@@ -73,7 +96,9 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
-    outlast its send either. Unmatched rows keep their own start and end.
+    outlast its send either. Unmatched rows keep their own start and end. Of messages whose
+    posting call alone is known, on a rank whose other communication ran on its device, no transfer is known: it has no length, so
+    that bytes over the time of that call are not taken for a bandwidth.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0
@@ -86,7 +111,16 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
     filled.loc[matched, "transfer_end_ns"] = end
     filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
+    untimed = _only_posted(filled)
+    filled.loc[untimed, "transfer_start_ns"] = filled.loc[untimed, "transfer_end_ns"]
     return filled
+
+
+def _only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
+    """Which messages have the host's posting call alone, on ranks whose other communication ran on their devices."""
+    on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
+    call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
+    return call & comms["kind"].isin(("send", "recv")) & comms["rank"].isin(on_device)
 
 
 def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
@@ -104,7 +138,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     numbers: dict[int, int] = {}
     count = itertools.count(first)
     for rows in _messages_between(ordered[is_p2p & (ordered["peer"] >= 0)]):
-        _number(rows, numbers, count)
+        _number(rows, numbers, count, exact=True)
     rest = ordered[~is_p2p & (ordered["group"] != "") & (ordered["group_size"] > 1)]
     for _, same in rest.groupby(["group", "kind"], sort=False):
         size = int(same["group_size"].iloc[0])
@@ -120,12 +154,13 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     return matched
 
 
-def _messages_between(messages: pd.DataFrame) -> Iterator[list[pd.DataFrame]]:
-    """For each pair of ranks and each way: the sends and the receives."""
+def _messages_between(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[pd.DataFrame]]:
+    """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
     sends = messages["kind"] == "send"
     source = messages["rank"].where(sends, messages["peer"])
     target = messages["peer"].where(sends, messages["rank"])
-    for _, rows in messages.groupby([source, target, messages["axis"]], sort=False):
+    steps = [messages["step"]] if by_step else []
+    for _, rows in messages.groupby([source, target, messages["axis"], *steps], sort=False):
         ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
         if all(len(end) for end in ends):
             yield ends
@@ -135,13 +170,13 @@ def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
     return rows.groupby(by).cumcount()
 
 
-def _number(sides: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int]) -> None:
+def _number(sides: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int], exact: bool = False) -> None:
     """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
     steps = set.intersection(*(set(side["step"].tolist()) for side in sides)) - {-1}
     parts = [[side[side["step"] == step] for side in sides] for step in sorted(steps)]
-    whole = _shifts([side["bytes"].tolist() for side in sides])
+    whole = _shifts([side["bytes"].tolist() for side in sides], exact)
     for part in [sides] if whole is not None else parts:
-        shifts = _shifts([side["bytes"].tolist() for side in part])
+        shifts = _shifts([side["bytes"].tolist() for side in part], exact)
         if shifts is None:
             continue
         length = min(len(side) - shift for side, shift in zip(part, shifts, strict=True))
@@ -151,11 +186,11 @@ def _number(sides: Sequence[pd.DataFrame], numbers: dict[int, int], count: Itera
                 numbers[int(side.index[place + shift])] = number
 
 
-def _shifts(sizes: Sequence[Sequence[int]]) -> list[int] | None:
+def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | None:
     """How many calls of each side come before the first that all sides have; None where sizes do not tell.
 
-    Equally many are taken to be the same. Of more, those are left out that no call of the shortest side fits; only one way to do
-    that will do.
+    Equally many are taken to be the same, unless ``exact`` asks for equal sizes, as the ends of a message have. Of more, those
+    are left out that no call of the shortest side fits; only one way to do that will do.
     """
     shortest = min(sizes, key=len)
     shifts = []
@@ -164,7 +199,7 @@ def _shifts(sizes: Sequence[Sequence[int]]) -> list[int] | None:
         fitting = [
             shift
             for shift in range(spare + 1)
-            if not spare
+            if (not spare and not exact)
             or all(own == other or -1 in (own, other) for own, other in zip(side[shift:], shortest, strict=False))
         ]
         if len(fitting) != 1:

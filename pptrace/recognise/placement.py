@@ -47,6 +47,7 @@ def zigzag(chunk: int, rank: int, pp: int) -> int:
 
 def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed:
     """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.catalogues.unplaced`)."""
+    comms = _of_whole_pipelines(ops, comms, mesh)
     lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
     if not lacking.any() and not lacking_comms.any():
@@ -56,12 +57,34 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed:
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
     if chunks == 1 and (fitted := _fitted(ops, comms, mesh)) is not None:
         return replace(fitted, notes=(*notes, *fitted.notes))
+    if chunks == 1 and (alone := _alone(ops, comms, mesh, lacking)):
+        told = f"rank {alone[0]} alone shows messages, not the pipeline they go through: its length and stages are not known"
+        return Placed(ops, comms, replace(mesh, pp=None, vpp=None, pipelines=()), (*notes, told))
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
         layout, told = _layout(ops, comms, mesh, chunks)
         notes, mesh = (*notes, told), replace(mesh, vpp=chunks)
     return Placed(_with_stages(ops, places, pp, layout), _with_stages(comms, places, pp, layout), mesh, notes)
+
+
+def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """``comms`` without the messages of pipelines of which a rank's own order told none: its messages wait in the calls, where
+    the other sides of those of its neighbours are (:mod:`pptrace.recognise.call_comms`).
+    """
+    inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
+    is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
+    telling = set(comms.loc[is_message, "rank"].tolist())
+    broken = [p for p in mesh.pipelines if (own := inferred & set(p)) & telling and own - telling]
+    return comms[~(is_message & comms["rank"].isin([rank for p in broken for rank in p]))] if broken else comms
+
+
+def _alone(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> list[int]:
+    """The one rank of a run whose ops lie between messages to ranks that nothing tells; [] where that is not so."""
+    ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
+    is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
+    sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
+    return ranks if len(ranks) == 1 and (mesh.pp or 1) == 1 and sends else []
 
 
 def _regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
@@ -255,7 +278,25 @@ def _fitted(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed | 
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
-    return Placed(filled, _with_plan(comms, plan, mesh), replace(mesh, vpp=plan.num_chunks), (note,))
+    notes: tuple[str, ...] = (note,)
+    if not _is_possible(comms, plan, mesh):
+        comms = comms[comms["axis"] != "pp"]
+        notes += (f"labels tell more messages than {plan.name} has: which of them there were is not known",)
+    return Placed(filled, _with_plan(comms, plan, mesh), replace(mesh, vpp=plan.num_chunks), notes)
+
+
+def _is_possible(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> bool:
+    """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
+    called on all stages, and does not move what has no other side.
+    """
+    lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
+    for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+        place = mesh.pp_rank(int(str(rank)))
+        if place is not None and direction in _PRODUCERS:
+            planned = sum(1 for _ in _moving(plan, place, direction, sends=kind == "send"))
+            if len(rows) > planned:
+                return False
+    return True
 
 
 def _num_received(comms: pd.DataFrame, first: int) -> int | None:

@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
+from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.matching import anonymous, match_calls, match_comms, unmatched
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
@@ -19,6 +20,9 @@ from pptrace.recognise.placement import place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
 from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
+
+UNLABELLED = "unlabelled"
+"""The framework of traces that nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ def recognise_ranks(
     comms = _with_calls(match_comms(comms, mesh), ranks, groups, ops, mesh)
     warnings += [f"process groups: {line}" for line in groups.evidence]
     plan = recognise_schedule(ops, mesh, metadata, schedule)
+    framework, evidence = _framework(ranks, groups)
     return Recognised(
-        framework=min((found.framework for found in ranks if found.framework), default="unlabelled"),
+        framework=framework,
         ops=ops,
         comms=comms,
         memory=memory,
@@ -81,8 +86,21 @@ def recognise_ranks(
         mesh=mesh,
         schedule=plan,
         facts=facts,
-        warnings=(*warnings, *plan.warnings, *unmatched(comms, facts), *anonymous(comms)),
+        warnings=(*warnings, *evidence, *plan.warnings, *unmatched(comms, facts), *anonymous(comms)),
     )
+
+
+def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[str, ...]]:
+    """Whose labels the ops have, else who describes process groups so, with a line that says it; else "unlabelled"."""
+    labels = {found.framework for found in ranks} - {"", UNLABELLED}
+    if labels:
+        return min(labels), ()
+    framework, description = framework_of_descriptions(group.description for group in groups.axes)
+    if framework:
+        return framework, (
+            f"no labels of a framework: {framework} is told by its names of process groups ({description})",
+        )
+    return UNLABELLED, ()
 
 
 def _with_calls(

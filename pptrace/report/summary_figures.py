@@ -147,7 +147,7 @@ class _Part:
 def waterfall(step: StepReport) -> go.Figure:
     """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole."""
     known = step.bubble.waterfall_ns
-    if known is None:
+    if known is None or step.span_ns is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
     parts = _waterfall_parts(known, step.span_ns)
     whole = max(part.high for part in parts)

@@ -154,6 +154,7 @@ def _phases(step: StepReport) -> RenderableType:
 def _waterfall(step: StepReport) -> RenderableType:
     table = _table("\nWhere the step went", "", "ms", "share", "")
     assert step.bubble.waterfall_ns is not None
+    assert step.span_ns is not None  # a waterfall attributes it
     parts = {name: value for name, value in asdict(step.bubble.waterfall_ns).items() if value is not None}
     for name, value in parts.items():
         share = value / step.span_ns

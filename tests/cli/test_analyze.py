@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import SAMPLES, Ended, one_line, pptrace
+from tests.programs import SAMPLES, Ended, one_line, pptrace, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
 
@@ -44,7 +44,7 @@ WATERFALL_KEYS = {"compute", "structural", "imbalance", "jitter", "communication
 
 
 def report_of(*arguments: str | Path) -> dict[str, Any]:
-    ended = pptrace("analyze", *arguments, "--json", "-")
+    ended = pptrace_here("analyze", *arguments, "--json", "-")
     assert ended.code == 0, ended.err
     assert ended.err == ""
     report: dict[str, Any] = json.loads(ended.out)
@@ -129,14 +129,14 @@ def test_one_step_can_be_chosen() -> None:
     whole = report_of(P4)
     number = whole["steps"][-1]["step"]
     assert [step["step"] for step in report_of(P4, "--step", str(number))["steps"]] == [number]
-    assert "--step 99: the trace has no such step" in one_line(pptrace("analyze", P4, "--step", "99"), 2)
+    assert "--step 99: the trace has no such step" in one_line(pptrace_here("analyze", P4, "--step", "99"), 2)
 
 
 def test_another_schedule_is_compared_and_its_differences_are_named() -> None:
     report = report_of(P4, "--schedule", "gpipe")
     assert report["schedule"]["source"] == "option"
     assert "rank 0: op 5 is 0B0 where gpipe has 0F4" in report["schedule"]["mismatches"]
-    assert "schedule 'nope' is not known" in one_line(pptrace("analyze", P4, "--schedule", "nope"), 2)
+    assert "schedule 'nope' is not known" in one_line(pptrace_here("analyze", P4, "--schedule", "nope"), 2)
 
 
 def test_the_text_report_shows_the_numbers_of_the_json(report: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def test_the_text_report_shows_the_numbers_of_the_json(report: dict[str, Any]) -
 
 def test_html_csv_and_perfetto_are_written(tmp_path: Path) -> None:
     page, tables, perfetto = tmp_path / "report.html", tmp_path / "tables", tmp_path / "trace.json"
-    ended = pptrace("analyze", P4, "--html", page, "--csv", tables, "--perfetto", perfetto)
+    ended = pptrace_here("analyze", P4, "--html", page, "--csv", tables, "--perfetto", perfetto)
     assert ended.code == 0, ended.err
     html = page.read_text(encoding="utf-8")
     assert "Plotly" in html
@@ -172,16 +172,16 @@ class TestBadInput:
     def test_an_empty_file(self, tmp_path: Path) -> None:
         file = tmp_path / "rank0.json"
         file.touch()
-        assert "empty" in one_line(pptrace("analyze", file), 1)
+        assert "empty" in one_line(pptrace_here("analyze", file), 1)
 
     def test_a_directory_without_traces(self, tmp_path: Path) -> None:
-        assert str(tmp_path) in one_line(pptrace("analyze", tmp_path), 1)
+        assert str(tmp_path) in one_line(pptrace_here("analyze", tmp_path), 1)
 
     def test_a_path_that_does_not_exist(self, tmp_path: Path) -> None:
-        assert "nowhere" in one_line(pptrace("analyze", tmp_path / "nowhere"), 1)
+        assert "nowhere" in one_line(pptrace_here("analyze", tmp_path / "nowhere"), 1)
 
     def test_no_path_at_all(self) -> None:
-        assert "PATHS" in one_line(pptrace("analyze"), 2)
+        assert "PATHS" in one_line(pptrace_here("analyze"), 2)
 
     def test_a_truncated_gzip_is_salvaged_and_said(self, tmp_path: Path) -> None:
         run = shutil.copytree(P4, tmp_path / "run")
@@ -211,7 +211,7 @@ class TestBadInput:
         assert all(step["bubble"]["ratio"] is None for step in report["steps"])
 
     def test_traces_of_two_runs_are_refused(self) -> None:
-        line = one_line(pptrace("analyze", P4, SAMPLES / "1f1b_p2"), 1)
+        line = one_line(pptrace_here("analyze", P4, SAMPLES / "1f1b_p2"), 1)
         assert "is of another run" in line
 
     def test_a_second_trace_of_a_rank_does_not_stand_in_for_another_rank(self, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ class TestBadInput:
         assert any("no marks" in line for line in report["warnings"])
 
     def test_output_that_cannot_be_written(self, tmp_path: Path) -> None:
-        ended: Ended = pptrace("analyze", P4, "--json", tmp_path / "missing" / "report.json")
+        ended: Ended = pptrace_here("analyze", P4, "--json", tmp_path / "missing" / "report.json")
         assert "cannot be written" in one_line(ended, 1)
 
     def test_marks_of_another_version_are_reported_not_guessed(self, tmp_path: Path) -> None:

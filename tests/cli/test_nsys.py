@@ -19,17 +19,14 @@ from instrument.launch.window import parse_steps
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.ingest.nsight_files import GENERATIONS, SECRETS, SESSION, Generation, Process, Report, write_report
-from tests.programs import pptrace
+from tests.programs import pptrace, pptrace_here
 from tests.synthetic import record
 
 FAKE = Path(__file__).with_name("fake_nsys.py")
 TRAINING = """
-import sys, time, torch
-weight = torch.ones(2, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for step in range(int(sys.argv[1])):
-    weight.sum().backward()
-    optimizer.step()
+import sys, time
+from instrument import session
+for step in session.current().steps(int(sys.argv[1])):
     print("did", step)
     time.sleep(float(sys.argv[2]))
 """
@@ -42,7 +39,7 @@ def actions(plan: Plan, rank: int) -> list[tuple[str, int, int]]:
 
 
 def report_of(*paths: Path) -> dict[str, Any]:
-    ended = pptrace("analyze", *paths, "--json", "-", "--ops")
+    ended = pptrace_here("analyze", *paths, "--json", "-", "--ops")
     assert (ended.code, ended.err) == (0, "")
     report: dict[str, Any] = json.loads(ended.out)
     return report
@@ -80,7 +77,7 @@ def test_no_output_repeats_what_an_export_tells_of_machines_and_people(tmp_path:
         write_report(report, tmp_path / f"node{node}.sqlite")
     files = [tmp_path / "report.json", tmp_path / "report.html", tmp_path / "trace.json"]
     outputs = ["--json", files[0], "--html", files[1], "--perfetto", files[2], "--csv", tmp_path / "tables", "--ops"]
-    ended = pptrace("analyze", tmp_path / "node0.sqlite", tmp_path / "node1.sqlite", *outputs)
+    ended = pptrace_here("analyze", tmp_path / "node0.sqlite", tmp_path / "node1.sqlite", *outputs)
     assert ended.code == 0, ended.err
     written = [*files, *(tmp_path / "tables").iterdir()]
     texts = [ended.out, ended.err, *(path.read_text() for path in written)]
@@ -127,7 +124,7 @@ def test_a_run_under_nsys_is_one_file_with_all_ranks_and_is_analysed(fake: Path,
 def test_a_failure_under_nsys_is_the_run_s_and_its_report_is_kept(fake: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING + "raise ValueError('no more data')\n")
     run_dir = tmp_path / "run"
-    options = ("-n", "2", "-o", run_dir, "--profiler", "nsys", "--steps", "all")
+    options = ("-n", "1", "-o", run_dir, "--profiler", "nsys", "--steps", "all")
     ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path)
     assert ended.code == 1
     assert "no more data" in ended.err

@@ -1,4 +1,7 @@
-"""``pptrace run`` with real processes over gloo on loopback."""
+"""``pptrace run`` with real processes over gloo on loopback.
+
+A torch optimizer imports torch's compiler, which takes longer than all else: where steps are not the point, scripts have none.
+"""
 
 from __future__ import annotations
 
@@ -79,37 +82,32 @@ for step in range(9):
 """
 BLOCKED = """
 import torch, torch.distributed as dist
+from instrument import session
 dist.init_process_group("gloo")
-weight = torch.ones(2, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for step in range(2):
-    weight.sum().backward()
-    optimizer.step()
+for step in session.current().steps(2):
+    torch.ones(2).sum()
 print("blocked")
 dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 """
 ENDLESS = """
 import time, torch
-weight = torch.ones(2, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-step = 0
+from instrument import session
 try:
-    while True:
-        optimizer.step()
-        if step == 2:
+    for step in session.current().steps(1_000_000):
+        torch.ones(2).sum()
+        if step == 3:
             print("endless")
-        step += 1
         time.sleep(0.01)
 finally:
     print("tidied up")
 """
 HANGING = """
-import threading, torch
-weight = torch.ones(2, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-optimizer.step()
+import threading
+from instrument import session
 def pause():
     threading.Event().wait()
+for step in session.current().steps(1):
+    pass
 pause()
 """
 WITHOUT_STEPS = """
@@ -213,26 +211,42 @@ class Run:
 Start = Callable[..., Run]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ``pptrace run`` on a script given as text; whatever is left of it ends with the test."""
+@contextlib.contextmanager
+def starting(directory: Path) -> Iterator[Start]:
+    """Start ``pptrace run`` on a script given as text; whatever is left of it ends with the context."""
     runs: list[Run] = []
 
     def start_run(text: str, *args: str, script: tuple[str, ...] = ("train.py",)) -> Run:
-        (tmp_path / "train.py").write_text(text)
+        (directory / "train.py").write_text(text)
         options = args[: args.index("--")] if "--" in args else args
         rest = args[args.index("--") + 1 :] if "--" in args else ()
-        run = Run(tmp_path, *options, *script, *rest)
+        run = Run(directory, *options, *script, *rest)
         runs.append(run)
         return run
 
-    yield start_run
-    for run in runs:
-        run.clean_up()
+    try:
+        yield start_run
+    finally:
+        for run in runs:
+            run.clean_up()
 
 
-def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_optimizer(start: Start) -> None:
-    ended = start(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1").end()
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path) as start_run:
+        yield start_run
+
+
+@pytest.fixture(scope="module")
+def unmodified(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A whole run of a script that knows nothing of pptrace, with a secret in its environment."""
+    with pytest.MonkeyPatch.context() as patch, starting(tmp_path_factory.mktemp("unmodified")) as start_run:
+        patch.setenv("A_SECRET", "hunter2")
+        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1").end()
+
+
+def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_optimizer(unmodified: Ended) -> None:
+    ended = unmodified
     assert ended.code == 0, ended.err
     assert sorted(path.name for path in ended.run_dir.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "run.json"]
     for rank in (0, 1):
@@ -256,21 +270,17 @@ def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_op
     assert "USDT" not in ended.err
 
 
-def test_run_json_and_the_traces_say_what_ran_and_nothing_private(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("A_SECRET", "hunter2")
-    ended = start(UNMODIFIED, "-n", "1", "--steps", "1:3", "--", "--lr", "0.1").end()
-    facts = ended.facts
+def test_run_json_and_the_traces_say_what_ran_and_nothing_private(unmodified: Ended) -> None:
+    ended, facts = unmodified, unmodified.facts
     assert (facts["schema"], facts["status"], facts["exit_code"]) == ("pptrace.run/1", "ok", 0)
     assert facts["command"] == ["train.py", "--lr", "0.1"]
     assert (facts["script"], facts["profiler"], facts["steps"]) == ("train.py", "torch", [1, 3])
-    assert (facts["nnodes"], facts["node_rank"], facts["nproc_per_node"], facts["world_size"]) == (1, 0, 1, 1)
+    assert (facts["nnodes"], facts["node_rank"], facts["nproc_per_node"], facts["world_size"]) == (1, 0, 2, 2)
     assert [(rank["rank"], rank["trace"], rank["status"], rank["steps_seen"]) for rank in facts["ranks"]] == [
-        (0, "rank0.json.gz", "ok", 4)
+        (rank, f"rank{rank}.json.gz", "ok", 4) for rank in range(2)
     ]
     metadata = ended.trace(0)[METADATA_KEY]
-    assert (metadata["schema"], metadata["rank"], metadata["world_size"]) == ("pptrace.trace/1", 0, 1)
+    assert (metadata["schema"], metadata["rank"], metadata["world_size"]) == ("pptrace.trace/1", 0, 2)
     assert (metadata["steps"], metadata["backend"], metadata["device"]) == ([1, 3], "gloo", "cpu")
     assert metadata["versions"] == facts["versions"]
     assert metadata["host"] == facts["host"]
@@ -371,11 +381,12 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.facts["ranks"][0]["trace"] is None
 
 
+@pytest.mark.processes  # alone: its ranks must be up before the time is over
 def test_a_run_that_takes_too_long_is_ended_and_says_where_each_rank_is(start: Start) -> None:
     ended = start(HANGING, "--steps", "all", "--timeout", "12").end()
     assert ended.code == 124
     assert ended.facts["status"] == "timeout"
     assert "pptrace: still running after --timeout 12 s; where each rank is:\n" in ended.err
-    assert "rank 0, 1 step done: in wait, called from pause (train.py:7)\n" in ended.err
+    assert "rank 0, 1 step done: in wait, called from pause (train.py:5)\n" in ended.err
     assert ended.facts["ranks"][0]["trace"] == "rank0.json.gz"
     assert ended.facts["ranks"][0]["steps_seen"] == 1

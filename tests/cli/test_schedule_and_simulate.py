@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import one_line, pptrace
+from tests.programs import one_line, pptrace, pptrace_here
 
 
 def test_the_list_names_every_schedule() -> None:
@@ -16,7 +16,7 @@ def test_the_list_names_every_schedule() -> None:
 
 
 def test_a_plan_is_shown_on_a_grid_of_ticks_with_its_ideal() -> None:
-    out = pptrace("schedule", "show", "1f1b", "--pp", "2", "--microbatches", "2").out
+    out = pptrace_here("schedule", "show", "1f1b", "--pp", "2", "--microbatches", "2").out
     assert "ideal bubble ratio 0.5000" in out
     assert "rank 0 | 0F0 0F1     0B0     0B1" in out
     assert "rank 1 |     1F0 1B0 1F1 1B1" in out
@@ -24,14 +24,14 @@ def test_a_plan_is_shown_on_a_grid_of_ticks_with_its_ideal() -> None:
 
 def test_csv_is_torchs_with_and_without_communication() -> None:
     shape = ("--pp", "2", "--microbatches", "1", "--csv", "-")
-    assert pptrace("schedule", "show", "1f1b", *shape).out == "0F0,0B0\n1F0,1B0\n"
-    lowered = pptrace("schedule", "show", "1f1b", *shape, "--with-comms").out
+    assert pptrace_here("schedule", "show", "1f1b", *shape).out == "0F0,0B0\n1F0,1B0\n"
+    lowered = pptrace_here("schedule", "show", "1f1b", *shape, "--with-comms").out
     assert lowered == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
 
 
 def test_a_simulation_meets_the_closed_form() -> None:
     shape = ("--pp", "4", "--microbatches", "8", "--forward", "2", "--backward", "5")
-    result = json.loads(pptrace("simulate", "1f1b", *shape, "--json", "-").out)
+    result = json.loads(pptrace_here("simulate", "1f1b", *shape, "--json", "-").out)
     assert result["schema"] == "pptrace.simulation/1"
     assert result["makespan_ns"] == (8 + 4 - 1) * 7_000_000
     assert result["bubble_ratio"] == pytest.approx(3 / 8)
@@ -42,7 +42,7 @@ def test_a_simulation_meets_the_closed_form() -> None:
 def test_a_csv_is_simulated_with_its_ops(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("0F0,,0B0\n1F0,1B0,\n", encoding="utf-8")
-    result = json.loads(pptrace("simulate", file, "--json", "-", "--ops").out)
+    result = json.loads(pptrace_here("simulate", file, "--json", "-", "--ops").out)
     assert result["schedule"] == "mine"
     assert [(op["kind"], op["stage"], op["start_ns"]) for op in result["ranks"][1]["ops"]] == [
         ("F", 1, 1_000_000),
@@ -52,7 +52,7 @@ def test_a_csv_is_simulated_with_its_ops(tmp_path: Path) -> None:
 
 def test_a_picture_is_written_as_one_file(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    ended = pptrace("simulate", "interleaved-1f1b", "--pp", "2", "--microbatches", "4", "--html", page)
+    ended = pptrace_here("simulate", "interleaved-1f1b", "--pp", "2", "--microbatches", "4", "--html", page)
     assert ended.code == 0, ended.err
     assert "Plotly" in page.read_text(encoding="utf-8")
 
@@ -84,13 +84,13 @@ def test_a_plan_that_deadlocks_is_refused_with_its_cycle_and_the_place_marked(tm
     ],
 )
 def test_a_mistake_gets_one_line(arguments: tuple[str, ...], code: int, said: str) -> None:
-    assert said in one_line(pptrace(*arguments), code)
+    assert said in one_line(pptrace_here(*arguments), code)
 
 
 @pytest.mark.parametrize("cell", ["1F0xyz", "F0", "0F", "0X1", "0SEND_F"])
 def test_a_cell_that_is_no_action_is_refused_with_its_place(tmp_path: Path, cell: str) -> None:
     file = tmp_path / "typo.csv"
     file.write_text(f"0F0,0B0\n1F0,{cell}\n", encoding="utf-8")
-    line = one_line(pptrace("simulate", file), 1)
+    line = one_line(pptrace_here("simulate", file), 1)
     assert "row 2, cell 2" in line
     assert repr(cell) in line

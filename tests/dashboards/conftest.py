@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,12 +55,13 @@ def run_p8v2(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
-    """Serve a dashboard of some paths on a free port; the address."""
+    """Serve a dashboard of some paths on a free port; the address. Who asks for the same paths again gets the same server."""
     servers: list[tuple[Any, Any, threading.Thread]] = []
 
-    def start(paths: Sequence[Path]) -> str:
+    @cache
+    def serve_paths(paths: tuple[Path, ...]) -> str:
         listener = bind("127.0.0.1", 0)
         server = make(create_app(paths), listener)
         server.daemon_threads = True
@@ -68,7 +70,7 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
         servers.append((listener, server, thread))
         return url_of(listener)
 
-    yield start
+    yield lambda paths: serve_paths(tuple(paths))
     for listener, server, thread in servers:
         server.shutdown()
         thread.join(10)
@@ -78,7 +80,7 @@ def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A headless Chromium. A test that needs it fails where there is none."""
+    """A window of a headless Chromium, whose pages share a cache. A test that needs it fails where there is none."""
     get_browser = load_module(HERE.parent / "tools" / "get_browser.py")
     missing = ""
     try:
@@ -93,7 +95,7 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(
             executable_path=str(path), args=list(get_browser.BROWSER_ARGS), timeout=60_000
         )
-        yield chromium
+        yield chromium.new_context(viewport={"width": 1400, "height": 900})
         chromium.close()
 
 
@@ -115,7 +117,7 @@ def visit(browser: Any) -> Iterator[Callable[[str], Visit]]:
     visits: list[Visit] = []
 
     def open_page(url: str) -> Visit:
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page = browser.new_page()
         page.set_default_timeout(PAGE_MS)
         opened = Visit(page)
         visits.append(opened)

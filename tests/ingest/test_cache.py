@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from pptrace.report import cached
 from pptrace.report.cached import RankStore, find_in_rank, pack, unpack
 from pptrace.report.load import load
 from pptrace.report.to_json import report_object
+from pptrace.tables import Category
+from tests.ingest import nsight_files
+from tests.synthetic import START, Event
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 Op = Callable[..., dict[str, Any]]
@@ -363,6 +367,28 @@ def test_secrets_of_an_nsight_export_reach_no_output(data: Path, tmp_path: Path,
     written = everything_below(folder, tmp_path / "out")
     assert len(entries(folder)) == 1
     assert SECRET.encode() not in written
+
+
+@pytest.mark.parametrize("generation", [nsight_files.EARLY, nsight_files.LATEST], ids=lambda each: each.version)
+def test_environment_home_and_processes_of_an_nsight_export_are_in_no_entry(
+    generation: nsight_files.Generation, tmp_path: Path, folder: Path
+) -> None:
+    """Such as the writer of tests puts into every export: variables, the host, paths of homes, other people's processes."""
+    label = Event(Category.ANNOTATION, "forward step", 0, 5_000, thread=1)
+    launch = Event(Category.RUNTIME, "cudaLaunchKernel", 1_000, 2_000, thread=1, correlation=7)
+    kernel = Event(Category.KERNEL, "gemm_of_the_program", 3_000, 4_000, stream=7, correlation=7, device=0)
+    events = [replace(event, start=START + event.start, end=START + event.end) for event in (label, launch, kernel)]
+    exported = nsight_files.Report([nsight_files.Process(4711, events)], generation)
+    path = nsight_files.write_report(exported, tmp_path / "rank0.sqlite")
+    inputs = open_inputs([path])
+    read_each(inputs, find_in_rank, 1, store=RankStore(0))
+    assert len(entries(folder)) == 1
+    assert RankStore(0).known(inputs.files[0]) is not None
+    in_export, in_cache = path.read_bytes(), everything_below(folder)
+    for secret in map(str.encode, nsight_files.SECRETS):
+        assert secret in in_export
+        assert secret not in in_cache
+    assert str(tmp_path).encode() not in in_cache
 
 
 def test_the_path_of_a_trace_is_not_in_its_entry(write: Write, op: Op, folder: Path) -> None:

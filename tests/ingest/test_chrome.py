@@ -272,3 +272,65 @@ def test_damaged_bytes_never_raise_anything_but_a_line(tmp_path: Path) -> None:
 
 def test_a_raw_event_has_no_time_unless_given() -> None:
     assert pair([RawEvent(ph="B", name="x")]).ranges == []
+
+
+def sequence_timeline(name: str, pp: int, m: int, v: int, loops: bool = False) -> list[dict[str, Any]]:
+    """Two replicas and two steps, numbered in order on each rank: a process per replica, a thread per pipeline rank."""
+    simulation = simulate(registry.build(name, pp, m, v).compute_only(), uniform(1000, 2000))
+    words = {"F": "forward-compute", "B": "backward-compute"}
+    events = []
+    for dp in (0, 1):
+        events.append(event("M", "process_name", 0, pid=dp) | {"args": {"name": f"DP rank [{dp}]"}})
+        for rank in simulation.ranks:
+            tid = dp * pp + rank.rank
+            label = {"args": {"name": f"PP rank {rank.rank}, TP rank 0, compute"}}
+            events.append(event("M", "thread_name", 0, pid=dp, tid=tid) | label)
+            for place, step in enumerate((23, 25)):
+                seen = dict.fromkeys(words, 0)
+                for timed in rank.timeline:
+                    kind = timed.action.kind.value
+                    ids = {"step": step, "model_chunk": None, "mb_id": None, "seq_id": seen[kind]}
+                    seen[kind] += 1
+                    ts, dur = timed.start / 1000 + 100 * place, (timed.end - timed.start) / 1000
+                    events.append(event("X", words[kind], ts, pid=dp, tid=tid, **ids) | {"dur": dur})
+                    if loops and kind == "F":
+                        events.append(event("X", "forward-recv", ts, pid=dp, tid=tid, **ids) | {"dur": 0})
+    return events
+
+
+def test_ranges_numbered_in_order_are_ops_of_their_steps_in_a_mesh_of_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(sequence_timeline("1f1b", 3, 5, 1)))
+    report = load([path]).report
+    assert (report.mesh.pp, report.mesh.dp, report.mesh.tp) == (3, 2, 1)
+    assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.num_stages) == ("1f1b", 5, 3)
+    assert [step.step for step in report.steps] == [23, 25]
+    assert all(len(step.ranks) == 6 for step in report.steps)
+    assert "the trace does not tell global ranks: they are counted replica by replica" in " ".join(report.warnings)
+
+
+def test_chunks_that_nothing_tells_apart_are_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(sequence_timeline("interleaved-1f1b", 2, 4, 2, loops=True)))
+    assert all(trace.ops is None for trace in read_chrome(path))
+
+
+def test_messages_numbered_in_order_belong_to_the_ops_of_their_direction(tmp_path: Path) -> None:
+    events = sequence_timeline("1f1b", 2, 3, 1)
+    recv = [item | {"name": "forward-recv"} for item in events if item["name"] == "forward-compute" and item["tid"] % 2]
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(events + recv))
+    comms = [trace.comms for trace in read_chrome(path) if trace.comms is not None and len(trace.comms)]
+    assert len(comms) == 2
+    for found in comms:
+        assert set(found["kind"]) == {"recv"}
+        assert found.groupby("step")["microbatch"].apply(list).tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:
+    events = [item for item in sequence_timeline("1f1b", 2, 3, 1) if (item["pid"], item["tid"]) != (1, 3)]
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(events))
+    traces = read_chrome(path)
+    assert len(traces) == 3
+    assert all("mesh" not in trace.metadata for trace in traces)

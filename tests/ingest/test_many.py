@@ -37,7 +37,7 @@ def test_traces_come_in_the_order_of_their_ranks(write: Write, op: Op) -> None:
 
 
 def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) -> None:
-    paths = [write([op(), moment()], "x.json"), write([op()], "rank0.json"), write([op()], "y.json")]
+    paths = [write([op(), moment()], "x.json"), write([op()], "rank0.json"), write([op(ts=9)], "y.json")]
     result = read_traces(open_inputs(paths), 1)
     assert ranks(result) == [(0, "rank0.json"), (1, "x.json"), (2, "y.json")]
     line = "nothing in it says which rank it is; taken as rank {}"
@@ -48,7 +48,7 @@ def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) ->
 
 
 def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
-    paths = [write([op()], f"{name}/rank1.json") for name in ("a", "b", "c")]
+    paths = [write([op(ts=place)], f"{name}/rank1.json") for place, name in enumerate(("a", "b", "c"))]
     result = read_traces(open_inputs(paths), 1)
     assert [(trace.rank, Path(trace.path).parent.name) for trace in result.traces] == [(0, "b"), (1, "a"), (2, "c")]
     assert result.traces[0].warnings == (f"says rank 1, as {paths[0]} does; taken as rank 0",)

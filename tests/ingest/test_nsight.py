@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from pptrace.analysis.analyse import analyse
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest import open_inputs, read_nsight, read_traces
+from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest.nsight import read_nsight
 from pptrace.ingest.nsight_pages import PageReader
 from pptrace.ingest.nsight_sqlite import NONE, Database
 from pptrace.recognise.devices import breakdown, device_work
@@ -130,7 +131,7 @@ def test_ranks_are_told_apart_without_any_facts_of_pptrace(tmp_path: Path) -> No
     read = read_traces(open_inputs([write_report(Report(processes), tmp_path / "node.sqlite")]), 1)
     report = analyse(read.traces).report
     assert (report.schedule.name, report.schedule.num_microbatches, report.mesh.pp) == ("1f1b", 5, 3)
-    assert report.clock.method == "same-host"  # one session has one clock
+    assert report.clock.method == "same-session"  # one session has one clock
     assert all("nothing in it says which rank it is" in trace.warnings[-1] for trace in read.traces)
 
 

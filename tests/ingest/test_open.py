@@ -86,17 +86,61 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     write(b"", "logs/events.out.tfevents")
     files, warnings = opened(tmp_path / "logs")
     assert files == ["worker0.1700.pt.trace.json.gz", "worker1.1700.pt.trace.json.gz"]
-    assert warnings == ()
+    left = "(in a subdirectory; give it to read it)"
+    skipped = f"{tmp_path / 'logs'}: skipped run/other.json {left}, run/deeper/worker2.1700.pt.trace.json.gz {left}"
+    assert warnings == (skipped,)
     write([op()], "logs/run2/worker0.1800.pt.trace.json")
     assert opened(tmp_path / "logs")[1] == (
         f"{tmp_path / 'logs'}: traces in more than one subdirectory; all taken as one job",
+        skipped,
     )
 
 
 def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> None:
     write([op()], "job/rank0.json")
     write([op()], "job/below/worker1.1.pt.trace.json")
-    assert opened(tmp_path / "job") == (["rank0.json"], ())
+    assert opened(tmp_path / "job") == (
+        ["rank0.json"],
+        (f"{tmp_path / 'job'}: skipped below/worker1.1.pt.trace.json (in a subdirectory; give it to read it)",),
+    )
+
+
+def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Write, op: Op, tmp_path: Path) -> None:
+    for rank, place in enumerate(("node0", "node1", "a/b/c")):
+        write([op(ts=rank)], f"nodes/{place}/rank{rank}.json")
+    write([op(ts=3)], "nodes/.hidden/rank3.json")
+    write([op(ts=4)], "nodes/a/b/c/too_deep/rank4.json")
+    files, warnings = opened(tmp_path / "nodes")
+    assert sorted(files) == ["rank0.json", "rank1.json", "rank2.json"]
+    assert warnings == (f"{tmp_path / 'nodes'}: traces in more than one subdirectory; all taken as one job",)
+
+
+def test_traces_that_are_not_read_are_named_in_one_line(write: Write, op: Op, tmp_path: Path) -> None:
+    write([op()], "job/rank0.json")
+    write(b"", "job/rank1.json")
+    write([op(ts=5)], "job/second/rank0.json")
+    write_run(tmp_path / "job" / "third", [])
+    (warning,) = opened(tmp_path / "job")[1]
+    for name in ("rank1.json (empty)", "third (a run directory", "second/rank0.json (in a subdirectory"):
+        assert name in warning
+
+
+def test_a_copy_of_a_trace_is_read_once(write: Write, op: Op, tmp_path: Path) -> None:
+    for name in ("rank0 (copy).json", "copy.json", "rank0.json"):
+        write([op(ts=1)], f"job/{name}")
+    write([op(ts=2)], "job/rank1.json")
+    files, warnings = opened(tmp_path / "job")
+    assert files == ["rank0.json", "rank1.json"]
+    assert sorted(warnings) == sorted(
+        f"{tmp_path / 'job' / name}: is a copy of {tmp_path / 'job' / 'rank0.json'}; read once"
+        for name in ("rank0 (copy).json", "copy.json")
+    )
+
+
+def test_equal_traces_whose_names_tell_different_ranks_are_no_copies(write: Write, op: Op, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write([op()], f"job/rank{rank}.json")
+    assert opened(tmp_path / "job") == (["rank0.json", "rank1.json"], ())
 
 
 def test_a_path_given_twice_is_read_once(write: Write, op: Op, tmp_path: Path) -> None:

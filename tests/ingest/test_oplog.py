@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import polars
 import pytest
 
 from pptrace.analysis.analyse import Analysis
@@ -19,6 +20,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import detect, first_bytes, read_file
 from pptrace.ingest.open import open_inputs
 from pptrace.ingest.oplog import read_oplog
+from pptrace.ingest.oplog_frames import read_frame
 from pptrace.ingest.oplog_time import to_ns
 from pptrace.report.load import load
 from pptrace.report.to_csv import write_tables
@@ -142,7 +144,7 @@ def test_units_are_told_by_the_names_of_the_columns(tmp_path: Path, unit: str, s
 def test_parquet_and_csv_of_the_same_ops_give_the_same_report(tmp_path: Path) -> None:
     columns = columns_of(simulated("interleaved-1f1b", 2, 4, 2))
     csv = load([write_csv(tmp_path / "mine.csv", columns)]).report
-    pd.DataFrame(columns).to_parquet(tmp_path / "mine.parquet")
+    polars.DataFrame(columns).write_parquet(tmp_path / "mine.parquet")
     parquet = load([tmp_path / "mine.parquet"]).report
     assert numbers(csv) == numbers(parquet)
     (tmp_path / "mine.csv.gz").write_bytes(gzip.compress((tmp_path / "mine.csv").read_bytes()))
@@ -200,6 +202,7 @@ BAD = [
     ({"kind": ["X"]}, "row 1: kind 'X'; expected one of F, B"),
     ({"rank": ["first"]}, "row 1: rank 'first'; expected a whole number"),
     ({"rank": [-2]}, "row 1: rank '-2'; expected a whole number from 0"),
+    ({"microbatch": [10**9]}, "row 1: microbatch '1000000000'; expected a whole number of at most 1000000"),
     ({"start_ns": ["soon"]}, "row 1: start_ns 'soon'; expected a time in ns"),
     ({"end_ns": [5]}, "row 1: ends at 5 ns, before its start at 10 ns"),
     ({"start_us": [1]}, "columns start_ns and start_us; expected one of them"),
@@ -343,6 +346,15 @@ def bytedance(seconds: list[tuple[int, str, int, float, float]], steps: Sequence
     return pd.DataFrame(rows).astype({"start_ts": "float32", "duration": "float32", "optype": "category"})
 
 
+def write_parquet(path: Path, table: pd.DataFrame) -> None:
+    """As the study wrote it: numbers of their own width, and a dictionary of the texts of a category."""
+    categories = {name for name in table if table[name].dtype == "category"}
+    columns = {str(name): table[name].tolist() if name in categories else table[name].to_numpy() for name in table}
+    polars.DataFrame(columns, schema_overrides={str(name): polars.Categorical for name in categories}).write_parquet(
+        path
+    )
+
+
 TWO_STAGES = [
     (0, "forward-compute", 0, 0.0, 1.0),
     (0, "forward-send", 0, 1.0, 0.25),
@@ -360,7 +372,7 @@ TWO_STAGES = [
 
 def test_a_straggler_trace_has_messages_with_microbatches_and_steps_one_after_another(tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
-    bytedance(TWO_STAGES, steps=(5, 9)).to_parquet(path)
+    write_parquet(path, bytedance(TWO_STAGES, steps=(5, 9)))
     analysis = load([path])
     report = analysis.report
     assert (report.framework, report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == ("bytedance", 2, 2, 4)
@@ -379,11 +391,32 @@ def test_a_straggler_trace_has_messages_with_microbatches_and_steps_one_after_an
     assert (comms.loc[comms["kind"] == "reduce_scatter", "match"] >= 0).all()
 
 
+def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    times = [2**60 + 1, None]
+    polars.DataFrame({"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}).write_parquet(
+        path
+    )
+    table = read_frame(path)
+    assert table["posted_ns"].tolist() == times
+    assert to_ns(table["start_ns"], "ns")[0].tolist() == [2**60 + 1, 2**60 + 3]
+
+
+@pytest.mark.parametrize("part", [slice(100), slice(None, -9)])
+def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path: Path, part: slice) -> None:
+    path = tmp_path / "mine.parquet"
+    polars.DataFrame(columns_of(simulated("1f1b", 2, 4))).write_parquet(path)
+    path.write_bytes(path.read_bytes()[part])
+    with pytest.raises(TraceError, match="damaged Parquet") as refused:
+        load([path])
+    assert len(str(refused.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(("column", "value"), [("duration", -0.5), ("start_ts", float("nan"))])
 def test_a_straggler_trace_with_a_bad_time_is_refused_in_one_line(tmp_path: Path, column: str, value: float) -> None:
     table = bytedance(TWO_STAGES)
     table.loc[3, column] = value
-    table.to_parquet(tmp_path / "trace.parquet")
+    write_parquet(tmp_path / "trace.parquet", table)
     with pytest.raises(TraceError, match=r"row 4 has start_ts .*; expected seconds"):
         load([tmp_path / "trace.parquet"])
 
@@ -396,7 +429,7 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
     assert (report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == (4, 2, 8)
     assert analysis.data.ops["step"].nunique() == 32
     assert (analysis.data.comms["match"] >= 0).all()
-    raw = pd.read_parquet(path)
+    raw = read_frame(path)
     raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": "float64"})
     raw["end"] = raw["start_ts"] + raw["duration"].astype("float64")
     for step in report.steps:
@@ -506,7 +539,7 @@ def test_formats_are_told_by_their_first_bytes() -> None:
 
 def test_a_straggler_trace_reads_the_same_as_csv(tmp_path: Path) -> None:
     table = bytedance(TWO_STAGES)
-    table.to_parquet(tmp_path / "trace.parquet")
+    write_parquet(tmp_path / "trace.parquet", table)
     table.to_csv(tmp_path / "trace.csv", index=False)
     assert numbers(load([tmp_path / "trace.csv"]).report) == numbers(load([tmp_path / "trace.parquet"]).report)
     table.drop(columns="seq_id").to_csv(tmp_path / "trace.csv", index=False)

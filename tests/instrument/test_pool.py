@@ -10,6 +10,7 @@ from tests.instrument.cases import fail_on_rank_one, hang_on_rank_one
 from tests.instrument.pool import Pool, RankFailureError
 
 
+@pytest.mark.processes
 def test_a_case_that_hangs_is_ended_with_the_stacks_of_all_ranks() -> None:
     with Pool(size=2) as pool:
         pool._start()

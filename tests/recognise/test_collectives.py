@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pptrace.analysis.analyse import analyse
@@ -281,9 +283,11 @@ def test_kernels_alone_leave_a_labelled_steps_bubble_known_and_the_report_says_h
         job.events = [event for event in job.events if not event.name.startswith(hosts)]
         job.args.clear()
         job.distributed = {}
-    report = analyse([job.trace() for job in ranks]).report
+    shared = {"one_clock": "session 1"}  # nothing else relates ranks without calls
+    report = analyse([replace(job.trace(), metadata=shared) for job in ranks]).report
     (step,) = report.steps
     for rank in step.ranks:
+        assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 0)
         assert rank.bubble_ns == step.span_ns - 4 * 80
     told = [line for line in report.warnings if "whose group was not recorded" in line]

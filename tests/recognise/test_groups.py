@@ -130,6 +130,7 @@ def test_messages_in_the_default_group_show_pipelines_by_who_talks_to_whom() -> 
 def test_an_all_to_all_group_is_taken_for_experts_and_two_shapes_of_rank_lists_for_tp_and_dp() -> None:
     job = Rank(0, {"world_size": 8})
     job.call(ALL_TO_ALL, 0, (20, 30), group_id="9", ranks=(0, 1, 2, 3))
+    job.call(ALL_TO_ALL, 50, (70, 80), group_id="9", ranks=(0, 1, 2, 3))
     job.call(ALL_GATHER, 100, (120, 130), group_id="5", ranks=(0, 4))
     found = groups_of([job])
     assert {group.id: axis for group, axis in found.axes.items()} == {"9": "ep", "5": "dp"}
@@ -152,6 +153,51 @@ def test_the_groups_of_distributed_info_tell_the_mesh_of_a_trace_without_calls()
     assert ranks_of("[0, 1, ..., 15]") == ranks_of(None) == ranks_of("[-1]") == ranks_of('["a"]') == ()
 
 
+def ringed(rank: int, size: int, back: bool) -> Rank:
+    """Sends to the next rank and receives from the last one around a ring; with ``back`` the other way too."""
+    job = Rank(rank, {"world_size": size})
+    args = {"group_id": "6", "group_description": "undefined", "ranks": tuple(range(size))}
+    for way in (1, -1) if back else (1,):
+        job.call(SEND, 100 + 50 * way, (120, 130), **args, dst=(rank + way) % size)
+        job.call(RECV, 110 + 50 * way, (125, 135), **args, src=(rank - way) % size)
+    return job
+
+
+@pytest.mark.parametrize(("back", "axis", "pipelines"), [(False, "cp", ()), (True, "world", ((0, 1, 2, 3),))])
+def test_messages_one_way_around_a_ring_are_those_of_no_pipeline(
+    back: bool, axis: str, pipelines: tuple[tuple[int, ...], ...]
+) -> None:
+    found = groups_of([ringed(rank, 4, back) for rank in range(4)])
+    assert (list(found.axes.values()), found.pipelines) == ([axis], pipelines)
+
+
+def test_kernels_that_name_no_group_have_no_axis_but_that_of_their_library() -> None:
+    job = Rank(0, {"world_size": 4})
+    deep_ep = "void deep_ep::internode::dispatch<8>(x)"
+    names = [ALL_REDUCE[3]] * 20 + [ALL_GATHER[3], ALL_TO_ALL[3], deep_ep]
+    for place, name in enumerate(names):
+        job.kernel(name, 100 * place, 100 * place + 10, 100 * place + 50)
+    comms = recognise([job.trace()]).comms
+    assert comms.groupby("kind")["axis"].agg(set).to_dict() == {
+        "all_reduce": {"unknown"},
+        "all_gather": {"unknown"},
+        "send_recv": {"unknown"},
+        "all_to_all": {"ep"},
+    }
+
+
+def test_one_all_to_all_does_not_tell_the_axis_of_its_group() -> None:
+    job = Rank(0, {"world_size": 8})
+    job.call(ALL_TO_ALL, 0, (20, 30), group_id="9", ranks=(0, 1, 2, 3))
+    assert list(groups_of([job]).axes.values()) == ["unknown"]
+
+
+def test_descriptions_of_megatron_tell_the_framework_where_no_label_does() -> None:
+    named, meshed = recognise([megatron(0, described=True).trace()]), recognise([ringed(0, 4, True).trace()])
+    assert (named.framework, meshed.framework) == ("megatron-lm", "unlabelled")
+    assert any("names of process groups (DATA_PARALLEL_GROUP)" in line for line in named.warnings)
+
+
 def call_comms(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
     default = {name: "" if dtype == "str" else -1 for name, dtype in CALL_COMMS.items()}
     table = [default | {"start_ns": place, "group_size": 2} | row for place, row in enumerate(rows)]
@@ -171,6 +217,11 @@ def test_the_kth_send_meets_the_kth_receive_of_its_pair() -> None:
         p2p("send", 1, 0, 8),
     ]
     assert match_calls(call_comms(rows), first=5)["match"].tolist() == [5, 6, 5, 6, -1]
+
+
+def test_ends_of_a_message_that_differ_in_size_do_not_meet() -> None:
+    rows = [p2p("send", 0, 1, 8), p2p("send", 0, 1, 9), p2p("recv", 1, 0, 8), p2p("recv", 1, 0, 8)]
+    assert set(match_calls(call_comms(rows))["match"]) == {-1}
 
 
 def test_where_one_side_recorded_more_the_sizes_say_which_belong_together_or_nothing_does() -> None:

@@ -55,6 +55,40 @@ def test_messages_without_a_microbatch_meet_in_the_order_of_their_posting() -> N
     ]  # fmt: skip
 
 
+def message(kind: str, at: int, size: int, **more: object) -> dict[str, object]:
+    rank = 0 if kind == "send" else 1
+    return {"kind": kind, "rank": rank, "peer": 1 - rank, "bytes": size, "start_ns": at, "end_ns": at + 5} | more
+
+
+@pytest.mark.parametrize(
+    ("received", "matches"), [((8, 9), [0, 1, 0, 1]), ((9, 8), [-1] * 4), ((-1, 9), [0, 1, 0, 1]), ((9,), [-1, 0, 0])]
+)
+def test_messages_that_only_one_end_names_meet_in_order_if_their_sizes_agree(
+    received: tuple[int, ...], matches: list[int]
+) -> None:
+    sends = [message("send", at, 8 + at, direction="F", stage=0, microbatch=at) for at in range(2)]
+    receives = [message("recv", 10 + at, size) for at, size in enumerate(received)]
+    assert match_comms(comms_of(*sends, *receives), None)["match"].tolist() == matches
+
+
+@pytest.mark.parametrize(("received", "matches"), [((16, 128), [0, 1, 0, 1]), ((128, 16), [-1] * 4)])
+def test_several_messages_of_one_activation_meet_in_order_if_their_sizes_agree(
+    received: tuple[int, ...], matches: list[int]
+) -> None:
+    named = {"direction": "F", "microbatch": 3}
+    sends = [message("send", at, size, stage=0, **named) for at, size in enumerate((16, 128))]
+    receives = [message("recv", at, size, stage=1, **named) for at, size in enumerate(received)]
+    assert match_comms(comms_of(*sends, *receives), None)["match"].tolist() == matches
+
+
+def test_a_posting_call_beside_work_on_devices_tells_no_transfer() -> None:
+    comms = pair((10, 12), (20, 50))
+    comms.loc[0, "posted_ns"] = 12
+    assert transfers(comms)[0] == (10, 12), "a host without devices sends while it posts"
+    kernel = comms_of({"rank": 0, "kind": "all_reduce", "axis": "dp", "start_ns": 60, "end_ns": 70, "clock": "device"})
+    assert transfers(pd.concat([comms, kernel], ignore_index=True))[0] == (12, 12)
+
+
 RECORDINGS = {
     "gpipe": record(build("gpipe", 3, 4), latency=70),
     "1f1b": record(build("1f1b", 4, 6), latency=70, steps=2),

@@ -88,7 +88,7 @@ def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
 def test_gpipe_of_one_rank_tells_no_length() -> None:
     """Every rank of GPipe has the same order."""
     found = found_in(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
-    assert found.mesh.pipelines == ((0,),)
+    assert (found.mesh.pp, found.mesh.pipelines) == (None, ())
 
 
 def test_interleaved_timers_get_their_chunks_and_messages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -355,7 +356,12 @@ def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, 
         found = recognise(damaged)
     except PptraceError:
         return
-    assert len(found.ops) == len(recognise(traces).ops)
+    assert len(found.ops) == num_ops("one rank")
+
+
+@cache
+def num_ops(name: str) -> int:
+    return len(recognise(RECORDINGS[name].traces()).ops)
 
 
 def test_groups_of_an_axis_are_megatrons() -> None:

@@ -229,7 +229,8 @@ def test_1f1b_has_the_warmup_of_megatron() -> None:
 
 
 def test_interleaved_has_the_warmup_of_megatron() -> None:
-    for p, m, v, n in interleaved_shapes():
+    """Of fewer shapes: those of more ranks have Megatron's order, and with it this warmup, by the test of all shapes above."""
+    for p, m, v, n in (shape for shape in interleaved_shapes() if shape[0] <= 5):
         plan = build("interleaved-1f1b", p, m, v, n)
         for rank in range(p):
             expected = min(m * v, 2 * (p - rank - 1) + (v - 1) * n)

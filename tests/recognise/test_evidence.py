@@ -1,0 +1,147 @@
+"""Whether messages are those of one stage per rank, how far inferred ops are trusted, and what happens where they are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pptrace.recognise.evidence import confidence, is_one_stage, peers_of
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.tables import COMM_ARGS, Category, make_table
+from tests.roundtrip.files import events_of
+from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled
+from tests.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper
+
+INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 500, latency=130)
+ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
+
+
+def cells(found: Recognised, rank: int) -> list[str]:
+    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == 0) & found.ops["kind"].isin(COMPUTE_KINDS)]
+    ops = ops.sort_values("start_ns")
+    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+
+
+def found_in(style: Style, run: PaperRun) -> Recognised:
+    return recognise([make_trace(events_of(style, run, rank, 2), rank) for rank in range(run.plan.pp)])
+
+
+ALL = [Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B]
+
+
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [((2, 0, 0, 2), True), ((-1, -1, -1, -1), True), ((1, 1, 1, 1), False), ((2, 0, 2, 0), False)],
+)
+def test_a_rank_with_one_stage_has_one_neighbour_on_each_side(peers: tuple[int, ...], expected: bool) -> None:
+    messages = list(zip(ALL * 8, peers * 8, strict=True))
+    assert is_one_stage(messages, ALL * 8, 8, 8) is expected
+
+
+def test_a_rank_with_one_stage_moves_a_message_for_all_of_its_ops_or_for_none() -> None:
+    assert is_one_stage([], [Kind.SEND_F] * 8 + [Kind.RECV_B] * 7, 8, 8)
+    assert not is_one_stage([], [Kind.SEND_F] * 8 + [Kind.RECV_F] * 4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("counts", "agree", "word"),
+    [
+        ((95, 100, 8, 8), True, "high"),
+        ((95, 100, 8, 8), False, "medium"),
+        ((80, 100, 8, 8), True, "medium"),
+        ((70, 100, 8, 8), True, "low"),
+        ((95, 100, 8, 5), True, "low"),
+    ],
+)
+def test_the_word_of_confidence_follows_its_rule(counts: tuple[int, int, int, int], agree: bool, word: str) -> None:
+    assert confidence(*counts, agree) == f"{word} confidence"
+
+
+def test_the_peer_of_a_call_is_that_of_the_record_inside_it() -> None:
+    listed = [
+        Event(Category.CPU_OP, name, start, start + size, thread=MAIN_THREAD)
+        for name, start, size in (("c10d::send", 10, 9), ("record_param_comms", 12, 3), ("c10d::send", 30, 9))
+    ]
+    events = make_trace(listed, 0).events
+    row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
+        ("collective", "group_id", "group_description", "group_ranks"), ""
+    )
+    args = make_table(COMM_ARGS, {name: [value] for name, value in (row | {"event": 1, "dst": 3}).items()})
+    assert peers_of(replace(events, comm_args=args), np.array([0, 2])) == [3, -1]
+
+
+class InterleavedOperators(TorchOneFOneB):
+    """Megatron's interleaved schedule with operators: each batch of messages goes both ways."""
+
+
+def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
+    found = found_in(InterleavedOperators(), INTERLEAVED)
+    assert found.schedule.name == "interleaved-1f1b"
+    for rank in range(4):
+        assert cells(found, rank) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
+    assert not (found.comms["microbatch"] >= 0).any()
+    assert any("not those of one stage per rank" in line for line in found.warnings)
+
+
+def test_messages_of_one_stage_per_rank_give_high_confidence() -> None:
+    found = found_in(TorchOneFOneB(), ONE_STAGE)
+    assert (found.comms["match"] >= 0).all()
+    assert all("high confidence" in line for line in found.warnings if line.startswith("rank "))
+
+
+class OneFunction(MegatronNvtx):
+    """All messages by the function that sends and receives both ways."""
+
+    def messages_name(self, plan: Plan, rank: int, actions: object) -> str:
+        return f"{self.PACKAGE}.p2p_communication.send_forward_backward_recv_forward_backward"
+
+
+def test_a_function_that_may_move_four_messages_does_not_tell_which_it_moved() -> None:
+    found = found_in(OneFunction(), INTERLEAVED)
+    assert found.schedule.name == "interleaved-1f1b"
+    assert not (found.comms["stage"] >= 0).any()
+    assert any("labels tell more messages than interleaved-1f1b has" in line for line in found.warnings)
+
+
+class CalledByAll(MegatronNvtx):
+    """The functions of messages are called where there is no other side as well, and launch nothing."""
+
+    def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
+        host.range(self.messages_name(run.plan, rank, [Action(Kind.SEND_F, 0, 0)]), run.end + 1, run.end + 2)
+        super().finish(host, run, rank, number)
+
+
+def test_a_function_without_a_kernel_moved_nothing() -> None:
+    want, found = (found_in(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
+    assert len(found.comms) == len(want.comms) > 0
+    assert (found.comms["match"] >= 0).all()
+
+
+def test_one_rank_alone_does_not_tell_its_pipeline() -> None:
+    found = recognise([make_trace(events_of(Unlabelled(), ONE_STAGE, 1, 2), 0)])
+    assert found.mesh.pp is None
+    assert found.schedule.plan is None
+    assert any("its length and stages are not known" in line for line in found.warnings)
+
+
+class KernelsOfOptimizers(TorchOneFOneB):
+    """No range names the optimizer, whose operators and kernels come at the end of a step."""
+
+    def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
+        for place in range(5):
+            begin = run.end + 10 + 10 * place
+            host.operator("aten::_foreach_add_", begin, begin + 8)
+            host.launch("multi_tensor_apply_kernel", begin + 2, begin + 90, begin + 95, MAIN_THREAD)
+
+
+def test_steps_are_told_by_the_kernels_of_optimizers_beside_operators() -> None:
+    found = found_in(KernelsOfOptimizers(), ONE_STAGE)
+    assert set(found.ops.loc[found.ops["kind"] == "F", "step"]) == {0, 1}
+    for rank in range(4):
+        assert cells(found, rank) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]
