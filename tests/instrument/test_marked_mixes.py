@@ -46,7 +46,7 @@ GLOO = {  # gloo reduce-scatters by an all-reduce
     Collective.BROADCAST: "gloo:broadcast",
 }
 
-MESHES = [(2, 2, 2, 1), (2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 2), (1, 4, 2, 1), (1, 2, 4, 1)]
+MESHES = [(2, 2, 2, 1), (2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 2)]
 MIXES = {
     "pp-tp-sp-ahead-clip": Mix(pp=2, tp=2, sequence=True, ahead=2, clip=0.3),
     "gqa-full-dropout-validated": Mix(
