@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -162,5 +163,6 @@ def _attempt(
             return True, function(*arguments)
         finally:
             dist.destroy_process_group()
+            gc.collect()  # a group that a cycle keeps keeps its threads, and those of many cases slow all others down
     except BaseException:
         return False, traceback.format_exc()
