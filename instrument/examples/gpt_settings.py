@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from instrument.data.buckets import BUCKET_BYTES
 from instrument.data.main_parameters import Zero
 from instrument.data.text import TextData
+from instrument.examples.gpt_arguments import DEFAULT_BUCKET_MB, DEFAULT_MICROBATCHES, DEFAULT_PREFETCH, DTYPES
 from instrument.mesh import MeshShape, fit_shape, read_order
 from instrument.models.activations import RankForm
 from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
@@ -31,12 +31,6 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import read_csv
 from pptrace.schedule.validate import validate
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-BACKENDS = ("auto", "gloo", "nccl", "host-staged")
-DEFAULT_MICROBATCHES = 8
-DEFAULT_PREFETCH = 2
-DEFAULT_BUCKET_MB = BUCKET_BYTES / 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,99 +272,3 @@ def _read_split(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--split is {text!r}; expected layers per stage, such as 3,2,2,1") from None
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train_gpt.py",
-        description="Train a small byte-level GPT on a pipeline of processes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--pp", type=int, help="pipeline ranks; left out: all ranks that --dp leaves")
-    add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
-    add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are cut")
-    add("--cp", type=int, default=1, help="context-parallel ranks: sequences are cut")
-    add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
-    add("--sequence-parallel", action="store_true", help="cut activations between the layers along tp (Megatron SP)")
-    add("--overlap", action="store_true", help="tensor-parallel communication beside the matrix products")
-    add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
-    add("--kv-heads", type=int, metavar="N", help="key and value heads (GQA); left out: as many as heads")
-    add("--dropout", type=float, default=0.0, help="probability, after the embedding and in each layer")
-    add("--schedule", default="1f1b", help="name of a schedule (pptrace schedule list), or a .csv of torch's actions")
-    add("--chunks", type=int, help="stages per rank; left out: the schedule's own")
-    add(
-        "--group-size",
-        type=int,
-        help="microbatch group size per virtual stage (interleaved); left out: the pipeline's size",
-    )
-    add("--lean", action="store_true", help="fewer warmup forwards (interleaved)")
-    add("--memory-limit", type=int, help="activations that a rank may hold (zb-auto); left out: all microbatches")
-    add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's own, or {DEFAULT_MICROBATCHES}")
-    add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
-    add("--global-batch-size", type=int, help="sequences per step of all replicas, in place of --microbatches")
-    add("--seq", type=int, default=64, help="bytes per sequence")
-    add("--layers", type=int, default=8, help="transformer layers")
-    add("--hidden", type=int, default=96, help="hidden size")
-    add("--heads", type=int, default=4, help="attention heads")
-    add("--steps", type=int, default=10, help="training steps")
-    add("--lr", type=float, default=3e-3, help="learning rate of AdamW")
-    add("--clip-grad", type=float, default=0.0, metavar="NORM", help="clip the gradients of all stages to it; 0: off")
-    add(
-        "--optimizer-sync",
-        choices=[sync.value for sync in OptimizerSync],
-        default=OptimizerSync.SYNCHRONOUS.value,
-        help="how ranks agree on the norm: before they update, or after it, taking back what was wrong",
-    )
-    add("--tied", action="store_true", help="one weight for embedding and head")
-    add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
-    add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
-    add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
-    add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
-    add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="of parameters; bfloat16 has float32 gradients and main parameters",
-    )
-    add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward runs again")
-    add(
-        "--recompute-microbatches-beyond",
-        type=int,
-        metavar="K",
-        help="of the microbatches outstanding on a rank, K recompute as --recompute says and all others fully",
-    )
-    add("--balance", action="store_true", help="measure embedding, layer and head, and cut so that ranks are even")
-    add("--save-layer-times", metavar="FILE.json", help="keep what --balance measured")
-    add("--layer-times", metavar="FILE.json", help="balance by times of a former run, without measuring")
-    add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
-    add("--memory", action="store_true", help="after the last step, one more that counts what each rank holds")
-    add("--seed", type=int, default=0, help="of parameters and data")
-    add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
-    add(
-        "--prefetch",
-        type=int,
-        metavar="N",
-        help="compute actions that a receive is posted ahead, 0: with its wait; left out: "
-        f"{DEFAULT_PREFETCH}, or 0 where messages block or tell their shape first",
-    )
-    add(
-        "--zero",
-        type=int,
-        choices=[stage.value for stage in Zero],
-        default=0,
-        help="what replicas (dp × cp) share out: 1 the optimizer's state, 2 gradients too, 3 parameters too",
-    )
-    add(
-        "--bucket-mb",
-        type=float,
-        metavar="MB",
-        help=f"MiB of gradients that are averaged by one call (--zero 0 and 1); left out: {DEFAULT_BUCKET_MB:g}",
-    )
-    add("--negotiate", action="store_true", help="send the shape before every message")
-    add("--backend", choices=BACKENDS, default="auto", help="auto: by the GPUs that are there")
-    add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")
-    add("--sleep-backward", type=float, default=0.0, metavar="MS", help="sleep in every backward besides computing")
-    add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
-    return parser

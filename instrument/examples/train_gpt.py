@@ -27,7 +27,8 @@ from instrument import session
 from instrument.data.feed import BatchFeed, make_feed
 from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import Batch
-from instrument.examples.gpt_settings import Place, Settings, balanced_cut, make_parser, settle
+from instrument.examples.gpt_arguments import make_parser
+from instrument.examples.gpt_settings import Place, Settings, balanced_cut, settle
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations

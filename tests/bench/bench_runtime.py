@@ -35,7 +35,7 @@ from torch.distributed.pipelining import (
 )
 
 from instrument.data.text import Batch, TextData
-from instrument.examples.gpt_settings import DEFAULT_PREFETCH
+from instrument.examples.gpt_arguments import DEFAULT_PREFETCH
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, cross_entropy, make_stages
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
