@@ -30,7 +30,7 @@ class Ended:
     err: str
 
 
-def pptrace(*arguments: str | Path, timeout_s: float = 120, cwd: Path = ROOT) -> Ended:
+def pptrace(*arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT) -> Ended:
     """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output."""
     program = Path(sys.executable).parent / "pptrace"
     process = subprocess.Popen(

@@ -16,7 +16,7 @@ LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
 
 
 def record(pool: Pool, run: TorchRun, folder: Path) -> None:
-    pool.run(train_profiled, run, str(folder), world=run.pp, timeout_s=120)
+    pool.run(train_profiled, run, str(folder), world=run.pp, timeout_s=300)
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4)])

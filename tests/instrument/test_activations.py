@@ -179,7 +179,7 @@ def save_way(way: Way) -> list[Saved]:
 def test_ranks_of_every_way_of_parallelism_keep_what_is_predicted(pool: Pool, name: str) -> None:
     way = WAYS[name]
     shape = fit_shape(4, pp=1, cp=way.cp, tp=way.tp)
-    for row in pool.run(save_way, way, timeout_s=120):
+    for row in pool.run(save_way, way, timeout_s=300):
         for model, saved in zip(MODELS, row, strict=True):
             form = RankForm.of(config(kv_heads=way.kv_heads, **model), MICROBATCH, shape, way.options)
             check(saved, form, form.config.recompute)

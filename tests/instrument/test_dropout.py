@@ -149,7 +149,7 @@ def _note(tensor: Tensor, kept: list[bytes]) -> None:
 )
 def test_masks_of_a_layer_are_those_of_the_rank(pool: Pool, sizes: dict[str, int], options: ParallelOptions) -> None:
     """In a re-run and recomputed the same; on all ranks of tp the same where they hold the same; everywhere else others."""
-    ranks = pool.run(masks_of, sizes, options, timeout_s=120)
+    ranks = pool.run(masks_of, sizes, options, timeout_s=300)
     owners: dict[bytes, set[tuple[int, ...]]] = {}
     for rank in ranks:
         first, again, recomputed = rank.runs
@@ -176,7 +176,7 @@ def losses_with_dropout(mix: Mix) -> list[list[float]]:
 def test_training_with_dropout_again_gives_the_same_losses_to_the_bit(pool: Pool, sequence: bool) -> None:
     mix = Mix(pp=2, tp=2, sequence=sequence, dropout=0.2)
     mixes = (mix, replace(mix, recompute=Recompute.FULL), replace(mix, schedule="zb-h1"), replace(mix, dropout=0.0))
-    runs = {each: pool.run(losses_with_dropout, each, timeout_s=120) for each in mixes}
+    runs = {each: pool.run(losses_with_dropout, each, timeout_s=300) for each in mixes}
     for each, ranks in runs.items():
         last = [losses for losses in ranks if losses[0]]
         assert len(last) == 2, "the tensor-parallel ranks of the last stage"

@@ -121,7 +121,7 @@ def test_the_ranks_of_a_mesh_share_out_the_flops_of_a_step(
     pool: Pool, sizes: dict[str, int], options: ParallelOptions
 ) -> None:
     for recompute in (Recompute.NONE, Recompute.FULL):
-        ranks = pool.run(shares_of, sizes, options, recompute, timeout_s=120)
+        ranks = pool.run(shares_of, sizes, options, recompute, timeout_s=300)
         shape = fit_shape(4, **sizes)
         model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
         # What all ranks do is what MFU divides by the time, the world and a rank's peak.

@@ -101,7 +101,7 @@ class MarkedRecorder(Recorder):
 def test_a_rank_measures_its_share_together_with_those_that_have_the_others(
     pool: Pool, sizes: dict[str, int], options: ParallelOptions, shares: tuple[int, ...], axes: set[str], measuring: int
 ) -> None:
-    rows = pool.run(measure_shares, sizes, options, timeout_s=120)
+    rows = pool.run(measure_shares, sizes, options, timeout_s=300)
     assert len({times for times, _, _ in rows}) == 1
     assert all(min(times.embedding_ns, times.layers_ns[0], times.head_ns) > 0 for times, _, _ in rows)
     for rank, (_, seen, kinds) in enumerate(rows):

@@ -85,7 +85,7 @@ class Run:
 def run(request: pytest.FixtureRequest, large_pool: Pool) -> Run:
     """A mix, trained once for all tests."""
     mix = MIXES[request.param]
-    return Run(mix, large_pool.run(train_profiled, mix, world=mix.world, timeout_s=150))
+    return Run(mix, large_pool.run(train_profiled, mix, world=mix.world, timeout_s=300))
 
 
 def calls_of(events: list[Event]) -> list[Event]:

@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 
 
 def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
-    outcomes = pool.run(train_mixes, mixes, world=mixes[0].world, timeout_s=120)
+    outcomes = pool.run(train_mixes, mixes, world=mixes[0].world, timeout_s=300)
     for index, mix in enumerate(mixes):
         ranks = [row[index] for row in outcomes]
         for rank, outcome in enumerate(ranks):

@@ -13,7 +13,7 @@ from tests.instrument.pool import Pool
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_operation_brings_the_neighbours_tensor(pool: Pool, world: int, mode: Mode, negotiated: bool) -> None:
-    seen = pool.run(megatron_operations, mode, negotiated, world=world, timeout_s=20)
+    seen = pool.run(megatron_operations, mode, negotiated, world=world, timeout_s=60)
     for stage, received in enumerate(seen):
         before = None if stage == 0 else stage - 1
         after = None if stage == world - 1 else stage + 1
