@@ -15,7 +15,7 @@ demo: $(STAMP)
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
 	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not processes"
-	$(BIN)/pytest -m processes
+	$(BIN)/pytest -n 2 --own-cores --dist loadfile -m processes
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -24,8 +24,25 @@ settings.load_profile("unhurried")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--own-cores",
+        action="store_true",
+        help="each worker of pytest-xdist, with its processes, keeps to its share of the cores",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that exchange small messages all the time wake each other; from another core that takes twice as long."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        num_workers = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
+        os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) % num_workers :: num_workers])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that keep many processes busy are marked, so that they can run one after the other and all others side by side.
+    """Tests that keep many processes busy are marked, so that few of them run at a time.
 
     pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
     """

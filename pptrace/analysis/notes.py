@@ -86,7 +86,7 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
         yield "no device events in these traces: times are host ranges, and the device breakdown is null"
     if not steps:
         marked = (
-            "the marks in these traces are of steps alone" if len(found.ops) else "the traces have no marks of pptrace"
+            "the marks in these traces are of steps alone" if len(found.ops) else "no marks of pptrace, no known labels"
         )
         yield (
             f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "

@@ -6,7 +6,7 @@ Columns are numpy arrays that grow, so that no event outlives its batch as an ob
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -43,6 +43,7 @@ class _NameCodes(dict[str | None, int]):
 
 # Of the arrays collected: category, name, start, duration, device, lane, correlation.
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
+_NAME = 1
 _STREAM, _THREAD = 5, 6  # of Events' arrays
 _COMM_KEY = b'"Collective name"'
 
@@ -67,6 +68,13 @@ class _Growing:
         values = self._values[: self._length]
         self._values, self._length = self._values[:0].copy(), 0
         return values
+
+    def __getstate__(self) -> npt.NDArray[Any]:
+        """For another process: what is filled."""
+        return self._values[: self._length]
+
+    def __setstate__(self, values: npt.NDArray[Any]) -> None:
+        self._values, self._length = values, len(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,18 @@ class Columns:
         for column, values in zip(self._columns, batch, strict=True):
             column.extend(values)
         self.num_rows += len(events)
+
+    def extend(self, other: Columns) -> None:
+        """Add the rows of another, which is empty afterwards."""
+        recode = np.fromiter(map(self._names.__getitem__, other._names), np.int32, len(other._names))
+        for place, (own, given) in enumerate(zip(self._columns, other._columns, strict=True)):
+            values = given.take()
+            own.extend(recode[values] if place == _NAME else values)
+        self.comm_rows += [replace(row, row=self.num_rows + row.row) for row in other.comm_rows]
+        self.categories.unknown |= other.categories.unknown
+        self.num_rows += other.num_rows
+        other.comm_rows.clear()
+        other.num_rows = 0
 
     def _correlations(self, args: Sequence[DeviceArgs]) -> Int64:
         values = self._integers([item.correlation for item in args])

@@ -25,33 +25,41 @@ _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTi
 class Format:
     """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file.
 
-    ``read`` gives a trace for each rank that the file holds, at least one.
+    ``read`` gives a trace for each rank that the file holds, at least one; it may use as many cores as it is told.
     """
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Callable[[Path], tuple[Trace, ...]]
+    read: Callable[[Path, int], tuple[Trace, ...]]
 
 
 def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
 
 
-def _read_nsight(path: Path) -> tuple[Trace, ...]:
+def _read_nsight(path: Path, _cores: int) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
     from pptrace.ingest.nsight import read_nsight
 
     return read_nsight(path)
 
 
+def _read_oplog(path: Path, _cores: int) -> tuple[Trace, ...]:
+    return read_oplog(path)
+
+
+def _read_chrome(path: Path, _cores: int) -> tuple[Trace, ...]:
+    return read_chrome(path)
+
+
 def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_kineto(path: Path) -> tuple[Trace, ...]:
+def _read_kineto(path: Path, cores: int) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path)
+        trace = read_kineto(path, cores)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -61,8 +69,8 @@ def _read_kineto(path: Path) -> tuple[Trace, ...]:
 
 FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
-    Format(InputFormat.OPLOG, sniff_oplog, read_oplog),
-    Format(InputFormat.CHROME, sniff_chrome, read_chrome),
+    Format(InputFormat.OPLOG, sniff_oplog, _read_oplog),
+    Format(InputFormat.CHROME, sniff_chrome, _read_chrome),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}
@@ -92,15 +100,15 @@ def detect(start: bytes) -> InputFormat | None:
     return next((known.name for known in FORMATS if known.sniff(start)), None)
 
 
-def read_file(path: Path, name: InputFormat | None) -> tuple[Trace, ...]:
-    """Read one file: a trace for each rank in it.
+def read_file(path: Path, name: InputFormat | None, cores: int = 1) -> tuple[Trace, ...]:
+    """Read one file, on up to ``cores`` cores: a trace for each rank in it.
 
     Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
 
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    return _READERS[name or _named(path)](path)
+    return _READERS[name or _named(path)](path, cores)
 
 
 def _named(path: Path) -> InputFormat:

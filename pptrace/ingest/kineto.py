@@ -12,57 +12,26 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pptrace.errors import TraceError
-from pptrace.ingest.columns import Columns
+from pptrace.ingest.collected import Collected
 from pptrace.ingest.comm import comm_table, rank_of_comms
 from pptrace.ingest.document import Document, read_document
 from pptrace.ingest.exact import LIMIT_NS
 from pptrace.ingest.finish import sorted_events
+from pptrace.ingest.helpers import MIN_TEXT_BYTES, HelperError, Helpers
 from pptrace.ingest.identity import producer_of, rank_of_file_name, rank_of_labels, rank_of_value
-from pptrace.ingest.memory import MemoryColumns
-from pptrace.ingest.shapes import Begin, Complete, Counter, Event, Instant, Metadata, OldInstant, text_of
-from pptrace.ingest.source import ByteSource
+from pptrace.ingest.source import ByteSource, num_text_bytes
 from pptrace.ingest.stream import WHAT_TO_GIVE, EventStream
 from pptrace.marks import METADATA_KEY
 from pptrace.tables import InputFormat, Trace
 
-_OTHERS = frozenset({Instant, OldInstant, Counter, Metadata, Begin})
-_LABELS = frozenset({"process_name", "process_labels"})
-_MAX_LABELS = 10_000
 
-
-@dataclass(slots=True)
-class _Collected:
-    """What the events of one file add up to."""
-
-    columns: Columns = field(default_factory=Columns)
-    memory: MemoryColumns = field(default_factory=MemoryColumns)
-    labels: list[str] = field(default_factory=list)
-    num_begin: int = 0
-    num_events: int = 0
-
-    def add(self, events: Sequence[Event]) -> None:
-        complete = [event for event in events if type(event) is Complete]
-        self.num_events += len(events)
-        self.columns.add(complete)
-        if len(complete) < len(events) and not _OTHERS.isdisjoint(map(type, events)):
-            self._add_others([event for event in events if type(event) in _OTHERS])
-
-    def _add_others(self, events: Sequence[Event]) -> None:
-        self.memory.add([event for event in events if isinstance(event, Instant)])
-        self.num_begin += sum(isinstance(event, Begin) for event in events)
-        for event in events:
-            if isinstance(event, Metadata) and event.name in _LABELS and event.args and len(self.labels) < _MAX_LABELS:
-                self.labels.append(text_of(event.args.name) or text_of(event.args.labels))
-
-
-def read_kineto(path: Path) -> Trace:
-    """Read one rank's trace.
+def read_kineto(path: Path, cores: int = 1) -> Trace:
+    """Read one rank's trace. A large one is decoded on several ``cores``, in processes of this module's own.
 
     Only complete events (``ph`` X) become rows of ``Trace.events``, sorted by start, longer ones first among equals. Memory
     instants become ``Trace.memory`` (rank -1 where the rank is unknown). ``Trace.metadata`` is the whole ``pptrace`` object.
@@ -71,18 +40,35 @@ def read_kineto(path: Path) -> Trace:
     Raises:
         TraceError: the file cannot be read, is empty, is no JSON, or has no complete event.
     """
-    collected = _Collected()
-    with _paused_gc(), ByteSource(path) as source:
-        stream = EventStream(source)
+    with _paused_gc():
+        num_helpers = cores - 1 if num_text_bytes(path) >= MIN_TEXT_BYTES else 0
+        with suppress(HelperError):
+            return _read(path, num_helpers)
+        return _read(path, 0)
+
+
+def _read(path: Path, num_helpers: int) -> Trace:
+    """With helpers only what is whole.
+
+    Raises:
+        HelperError
+    """
+    collected = Collected()
+    with ByteSource(path) as source, Helpers(num_helpers) as helpers:
+        stream = EventStream(source, helpers.offer)
         for events in stream.batches():
-            collected.add(events)
+            collected.add(events, helpers.next_batch())
+        for helped in helpers.gather():
+            collected.extend(helped.collected)
+            stream.damage.lost_events += helped.damage.lost_events
+            stream.damage.repaired += helped.damage.repaired
         document = read_document(stream.head, stream.tail, bare=stream.bare)
         if not collected.columns.num_rows:
             raise TraceError(f"{path}: {_no_rows(collected, stream)}; {WHAT_TO_GIVE}")
         return _trace(path, source, stream, document, collected)
 
 
-def _trace(path: Path, source: ByteSource, stream: EventStream, document: Document, collected: _Collected) -> Trace:
+def _trace(path: Path, source: ByteSource, stream: EventStream, document: Document, collected: Collected) -> Trace:
     members = document.members
     metadata = _mapping(members.get(METADATA_KEY))
     distributed = _mapping(members.get("distributedInfo"))
@@ -94,7 +80,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     rank = _first_rank(
         rank_of_value(metadata.get("rank")),
         rank_of_value(distributed.get("rank")),
-        rank_of_labels(collected.labels),
+        rank_of_labels([label for _, label in collected.labels]),
         rank_of_file_name(path.name),
         rank_of_comms(comm_rows),
     )
@@ -167,7 +153,7 @@ def _damage_warnings(source: ByteSource, stream: EventStream, document: Document
         )
 
 
-def _no_rows(collected: _Collected, stream: EventStream) -> str:
+def _no_rows(collected: Collected, stream: EventStream) -> str:
     expected = 'expected complete ones ("ph": "X")'
     if collected.num_begin:
         pairs = "pair" if collected.num_begin == 1 else "pairs"

@@ -15,13 +15,12 @@ from typing import Generic, Protocol, Self, TypeVar
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.open import InputFile, OpenedInputs
-from pptrace.ingest.source import GZIP_MAGIC
+from pptrace.ingest.source import num_text_bytes
 from pptrace.tables import Trace, TraceInfo
 
 Progress = Callable[[int, int], None]
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; below, starting a process costs more than reading
-_GZIP_RATIO = 12
 _MOST_RANKS = 1_000_000
 
 
@@ -84,7 +83,8 @@ def read_each(
     progress: Progress | None = None,
     store: Store[Kept] | None = None,
 ) -> ReadResult[Kept]:
-    """Read every file; several large ones in ``jobs`` processes (default: one per CPU), small ones here.
+    """Read every file; large ones in ``jobs`` processes (default: one per CPU), several of them for one file where there are
+    fewer files, small ones here.
 
     ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
     ``store`` is asked before a file is read, and told what was kept.
@@ -114,12 +114,12 @@ def _whole(trace: Trace) -> Trace:
     return trace
 
 
-def _read_one(keep: Keep[Kept], store: Store[Kept] | None, file: InputFile) -> Outcome[Kept]:
+def _read_one(keep: Keep[Kept], store: Store[Kept] | None, cores: int, file: InputFile) -> Outcome[Kept]:
     """Errors are returned, so that they come back from a process whole."""
     if store is not None and (known := store.get(file)) is not None:
         return known
     try:
-        found = tuple(map(keep, read_file(file.path, file.format)))
+        found = tuple(map(keep, read_file(file.path, file.format, cores)))
     except PptraceError as err:
         return err
     if store is not None:
@@ -136,15 +136,17 @@ def _read_all(
             outcomes[place] = known
             progress(len(outcomes), len(files))
     large = [
-        place for place, file in enumerate(files) if place not in outcomes and num_text_bytes(file) >= _LARGE_BYTES
+        place for place, file in enumerate(files) if place not in outcomes and num_text_bytes(file.path) >= _LARGE_BYTES
     ]
-    num_processes = min(len(large), jobs if jobs is not None else _num_cpus())
+    jobs = jobs if jobs is not None else _num_cpus()
+    num_processes = max(1, min(len(large), jobs))
+    read = partial(_read_one, keep, store, max(1, jobs // num_processes))
     if num_processes > 1:
         large.sort(key=lambda place: -files[place].num_bytes)
-        _read_in_processes(files, large, partial(_read_one, keep, store), num_processes, outcomes, progress)
+        _read_in_processes(files, large, read, num_processes, outcomes, progress)
     for place, file in enumerate(files):
         if place not in outcomes:
-            outcomes[place] = _read_one(keep, store, file)
+            outcomes[place] = read(file)
             progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
 
@@ -164,16 +166,6 @@ def _read_in_processes(
         for future in as_completed(futures):
             outcomes[futures[future]] = future.result()
             progress(len(outcomes), len(files))
-
-
-def num_text_bytes(file: InputFile) -> int:
-    """A guess at the size of the text, from the size of the file."""
-    try:
-        with file.path.open("rb") as opened:
-            packed = opened.read(2) == GZIP_MAGIC
-    except OSError:
-        return 0
-    return file.num_bytes * (_GZIP_RATIO if packed else 1)
 
 
 def _num_cpus() -> int:

@@ -46,6 +46,10 @@ class MemoryColumns:
         )
         self._parts.append(np.stack(columns))
 
+    def extend(self, other: MemoryColumns) -> None:
+        """Add the events of another."""
+        self._parts += other._parts
+
     def table(self, base_ns: int) -> pd.DataFrame:
         """Memory over time, rank -1: of all accelerators together where there are any, else of the host.
 

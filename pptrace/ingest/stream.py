@@ -12,12 +12,14 @@ by object (:mod:`pptrace.ingest.walk`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
 from pptrace.errors import TraceError
+from pptrace.ingest.collected import Damage
 from pptrace.ingest.repair import cleaned, event_of
 from pptrace.ingest.shapes import DECODE_ERRORS, EVENTS_DECODER, FIELDS_DECODER, SPANS_DECODER, Event
 from pptrace.ingest.source import ByteSource
@@ -32,28 +34,24 @@ _EVENTS_KEY_BYTES = 1024  # of key, colon, bracket and the white space between t
 WHAT_TO_GIVE = "give a trace written by torch.profiler (export_chrome_trace)"
 
 
-@dataclass(slots=True)
-class Damage:
-    """What was not whole, counted while reading."""
-
-    lost_events: int = 0
-    repaired: int = 0
-    early_end: bool = False
+Offer = Callable[[memoryview], bool]
+"""Offers the text of some whole events, by their looks, to somebody else: whether it was taken."""
 
 
 class EventStream:
     """Batches of events from :meth:`batches`; the other attributes are complete when that is exhausted.
 
     ``head`` is the text before the events' key, ``tail`` what follows the closing bracket of the events; ``bare`` says that the
-    file is a list without an object around it.
+    file is a list without an object around it. Blocks that ``offer`` takes make no batch here.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, offer: Offer | None = None) -> None:
         self.head = b""
         self.tail = b""
         self.bare = False
         self.damage = Damage()
         self._source = source
+        self._offer = offer
         self._buffer = bytearray()
         self._separators = Separators()
         self._searched = 0
@@ -137,33 +135,22 @@ class EventStream:
 
     def _read_block(self, end: int, next_start: int) -> Walk:
         """Take the block up to ``end`` from the buffer; what of it was no whole event is put back."""
-        with memoryview(self._buffer) as view:
-            block = b"".join((b"[", view[:end], b"]"))
+        with memoryview(self._buffer) as view, view[:end] as events:
+            taken = self._offer is not None and self._offer(events)
+            block = b"" if taken else b"".join((b"[", events, b"]"))
             between = bytes(view[end:next_start])
         del self._buffer[:next_start]
         self._searched = 0
-        try:
-            return Walk(EVENTS_DECODER.decode(block))
-        except DECODE_ERRORS as err:
-            result = self._read_odd_block(block[1:-1], err)
+        if taken:
+            return Walk([])
+        if (result := decode_block(block)) is not None:
+            return self._count(result, 0)
+        text, places = cleaned(block[1:-1])
+        result = self._count(walk(text, self._separators, final=False), places)
         if result.rest or result.ended:
             self._buffer[:0] = result.rest + between
             self._searched = len(result.rest)
         return result
-
-    def _read_odd_block(self, block: bytes, err: Exception) -> Walk:
-        if isinstance(err, msgspec.ValidationError):  # JSON, but of other types than expected
-            try:
-                return self._count(_events_of(SPANS_DECODER.decode(b"[" + block + b"]")), 0)
-            except DECODE_ERRORS:
-                pass
-        text, places = cleaned(block)
-        if places:
-            try:
-                return self._count(Walk(EVENTS_DECODER.decode(b"[" + text + b"]")), places)
-            except DECODE_ERRORS:
-                pass
-        return self._count(walk(text, self._separators, final=False), places)
 
     def _count(self, result: Walk, places: int) -> Walk:
         self.damage.lost_events += result.lost
@@ -187,6 +174,22 @@ class EventStream:
         while len(tail) < TAIL_LIMIT_BYTES and (piece := self._source.read()):
             tail += piece
         self.tail = bytes(tail)
+
+
+def decode_block(block: bytes) -> Walk | None:
+    """The events of a list, mended where that is plainly possible; None where it is no list: where it was cut amiss, say."""
+    try:
+        return Walk(EVENTS_DECODER.decode(block))
+    except msgspec.ValidationError:  # JSON, but of other types than expected
+        with suppress(*DECODE_ERRORS):
+            return _events_of(SPANS_DECODER.decode(block))
+    except DECODE_ERRORS:
+        pass
+    text, places = cleaned(block)
+    if places:
+        with suppress(*DECODE_ERRORS):
+            return Walk(EVENTS_DECODER.decode(text), repaired=places)
+    return None
 
 
 def _events_of(spans: list[msgspec.Raw]) -> Walk:

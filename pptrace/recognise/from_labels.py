@@ -16,7 +16,15 @@ from pptrace.recognise.catalogues import Label
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.host_compute import HostCompute
 from pptrace.recognise.inferred import Inference, Inferred, has_optimizer_ranges, infer_ops, messages_in_ranges
-from pptrace.recognise.labelled import Range, framework_of, labelled_ranges, num_sequences, resolved, told_ops
+from pptrace.recognise.labelled import (
+    Range,
+    framework_of,
+    labelled_ranges,
+    num_outside_steps,
+    num_sequences,
+    resolved,
+    told_ops,
+)
 from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
@@ -46,7 +54,10 @@ def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
         if any(entry.action.kind.is_p2p for entry in found):
             rest = [entry for entry in rest if not _is_message(entry)]
     ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
-    ranges = resolved([*ranges, *_optimizers(trace.events, ranges)])
+    ranges += _optimizers(trace.events, ranges)
+    if cut := num_outside_steps(ranges):
+        evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: of steps that were cut")
+    ranges = resolved(ranges)
     times = _Times(owner, HostCompute(trace.events))
     ops, comms = _rows(ranges, source, times, _Messages(trace.events))
     return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
@@ -86,6 +97,10 @@ def _that_moved(ranges: Sequence[Range], owner: Owner) -> list[Range]:
 def _sequence_notes(ranges: Sequence[Range]) -> list[str]:
     splits = num_sequences(ranges)
     return [f"each of the {splits} parts of a sequence is counted as a microbatch"] if splits > 1 else []
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _as_range(framework: str, entry: Inferred) -> Range:

@@ -112,6 +112,12 @@ def resolved(ranges: Sequence[Range]) -> list[Range]:
     return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
 
 
+def num_outside_steps(ranges: Sequence[Range]) -> int:
+    """How many ops :func:`resolved` leaves out, because the ranges of steps do not cover them."""
+    kept = _with_steps(sorted(ranges, key=lambda entry: entry.start_ns))
+    return sum(entry.label.is_op for entry in ranges) - sum(entry.label.is_op for entry in kept)
+
+
 def num_sequences(ranges: Sequence[Range]) -> int:
     """Into how many parts the sequences of this trace are split."""
     return 1 + max((entry.label.sequence for entry in ranges), default=0)

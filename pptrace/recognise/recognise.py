@@ -140,7 +140,7 @@ def _inferences(ops: pd.DataFrame, grouped: bool) -> list[str]:
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"
         )
-    if len(compute) and (compute["stage"] < 0).all():
+    if compute["rank"].nunique() > 1 and (compute["stage"] < 0).all():
         order = "each rank's place in its pipeline's process group is" if grouped else "the ranks in their order are"
         told.append(f"no label tells the stages: {order} taken for them")
     return told

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.ingest.cache import MIN_TEXT_BYTES, Packed, cache_beside
-from pptrace.ingest.many import num_text_bytes
 from pptrace.ingest.open import InputFile
+from pptrace.ingest.source import num_text_bytes
 from pptrace.recognise.collectives import CALLS
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Trace
@@ -63,7 +63,7 @@ class RankStore:
 
     def put(self, file: InputFile, found: Sequence[RankFound]) -> None:
         if (
-            num_text_bytes(file) < self.min_text_bytes or file.format is InputFormat.OPLOG
+            num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
         ):  # told by other files as well
             return
         cache = cache_beside(file.path)
@@ -78,7 +78,7 @@ class RankStore:
 
     def _read(self, file: InputFile, hash_now: bool) -> tuple[RankFound, ...] | None:
         if (
-            num_text_bytes(file) < self.min_text_bytes or file.format is InputFormat.OPLOG
+            num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
         ):  # told by other files as well
             return None
         cache = cache_beside(file.path)

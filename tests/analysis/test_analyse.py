@@ -360,7 +360,7 @@ def test_a_trace_without_marks_says_what_cannot_be_given_and_why() -> None:
     assert report.findings == ()
     assert (report.schedule.name, report.schedule.source, report.schedule.num_microbatches) == ("unknown", "none", None)
     assert any(
-        line.startswith("no forward or backward of a microbatch recognised (the traces have no marks of pptrace)")
+        line.startswith("no forward or backward of a microbatch recognised (no marks of pptrace, no known labels)")
         for line in report.warnings
     )
     assert any(line.startswith("no device events in these traces") for line in report.warnings)

@@ -1,12 +1,13 @@
 """Reading large Kineto traces, and the whole ``pptrace analyze``: speed and memory beside orjson and HTA, in one run.
 
-    python tests/bench/bench_ingest.py [TRACE] [--megabytes N]… [--rounds N] [--other-python PATH]
+    python tests/bench/bench_ingest.py [TRACE] [--megabytes N]… [--rounds N] [--ranks N] [--other-python PATH]
 
 TRACE (default: a small made-up one) is replicated, its times shifted, until the file is large enough. Each side runs in a
-process of its own, in turns; the best of N rounds, by the processor time of the process and its children, because wall time
-on a shared machine says little (both are shown). ``--other-python`` is an interpreter that has orjson and
-HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON text, also for the gzip file; memory is the peak of the
-process, and its limit 300 MB + 60 bytes per event.
+process of its own, in turns; the best of N rounds by wall time, beside the processor time of the process and its children.
+``--other-python`` is an interpreter that has orjson and HolisticTraceAnalysis, where this one has not. MB are 10^6 bytes of JSON
+text, also for the gzip file; memory is the peak of the process, and its limit 300 MB + 60 bytes per event. Last a directory of
+``--ranks`` ranks of 20 MB, analysed by as many processes as there are cores: the peaks of the first process and of the largest
+of the others, beside what the ranks' events would take together.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from typing import Any
 
 _TIME = re.compile(rb'("ts": ?)(\d+)')
 _SHIFT_US = 10_000_000
+_RANK_BYTES = 20 * 10**6
 _LIMIT_BYTES, _LIMIT_BYTES_PER_EVENT = 300 * 10**6, 60
 
 _TELL = """
@@ -46,7 +49,7 @@ _READ = (
     + """
 from pptrace.ingest import read_kineto
 begin = now()
-trace = read_kineto(path)
+trace = read_kineto(path, int(sys.argv[2]))
 tell(*begin, events=len(trace.events))
 """
 )
@@ -60,6 +63,19 @@ from pptrace.cli.main import main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main()
 tell(*begin)
+"""
+)
+_DIRECTORY = (
+    _TELL
+    + """
+import contextlib, io
+from pptrace.cli.main import main
+begin = (0.0, time.perf_counter())
+sys.argv = ["pptrace", "analyze", str(path), "--no-cache"]
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+    tell(*begin, child_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
 )
 _ORJSON = (
@@ -101,6 +117,8 @@ class Side:
 
     def measure(self, cache: Path) -> dict[str, Any] | None:
         """What it tells of itself; None where it cannot run."""
+        if self.name.endswith("first"):
+            shutil.rmtree(cache, ignore_errors=True)
         command = [self.python, "-c", self.program, str(self.path), *self.arguments]
         environment = os.environ | {"PPTRACE_CACHE_DIR": str(cache)}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -150,8 +168,9 @@ def _sample() -> bytes:
 
 def replicate(text: bytes, num_bytes: int) -> bytes:
     """The trace over and over with later and later times, until it is at least this long."""
-    begin = text.index(b"{", text.index(b'"traceEvents"'))
-    end = text.rindex(b"\n  ]") if b"\n  ]" in text else text.rindex(b"]")
+    bracket = text.index(b"[", text.index(b'"traceEvents"'))
+    begin = text.index(b"{", bracket)
+    end = json.JSONDecoder(strict=False).raw_decode(text.decode("latin-1"), bracket)[1] - 1
     events = text[begin:end].rstrip()
     copies = [events]
     while sum(map(len, copies)) < num_bytes:
@@ -161,13 +180,15 @@ def replicate(text: bytes, num_bytes: int) -> bytes:
 
 
 def _sides(plain: Path, packed: Path, two: tuple[Path, Path], other: str) -> list[Side]:
-    own = sys.executable
+    own, cores = sys.executable, str(os.cpu_count() or 1)
     return [
-        Side("read_kineto", own, _READ, plain),
-        Side("read_kineto, gzip", own, _READ, packed),
+        Side("read_kineto, one core", own, _READ, plain, ("1",)),
+        Side("read_kineto", own, _READ, plain, (cores,)),
+        Side("read_kineto, gzip", own, _READ, packed, (cores,)),
         Side("orjson.loads", other, _ORJSON, plain),
         Side("pptrace analyze --no-cache", own, _ANALYZE, plain, ("--no-cache",)),
         Side("the same, gzip", own, _ANALYZE, packed, ("--no-cache",)),
+        Side("the same, one core", own, _ANALYZE, plain, ("--no-cache", "--jobs", "1")),
         Side("the same, two ranks", own, _ANALYZE, two[0], (str(two[1]), "--no-cache")),
         Side("pptrace analyze, first", own, _ANALYZE, plain),
         Side("pptrace analyze, again", own, _ANALYZE, plain),
@@ -176,7 +197,7 @@ def _sides(plain: Path, packed: Path, two: tuple[Path, Path], other: str) -> lis
 
 
 def _measure(sides: Sequence[Side], rounds: int, cache: Path) -> dict[str, dict[str, Any]]:
-    """The best of each side by processor time; what cannot run is asked once."""
+    """The best of each side by wall time; what cannot run is asked once."""
     best: dict[str, dict[str, Any]] = {}
     failed: set[str] = set()
     for _ in range(rounds):
@@ -184,24 +205,48 @@ def _measure(sides: Sequence[Side], rounds: int, cache: Path) -> dict[str, dict[
             told = None if side.name in failed else side.measure(cache)
             if told is None:
                 failed.add(side.name)
-            elif side.name not in best or told["cpu_s"] < best[side.name]["cpu_s"]:
+            elif side.name not in best or told["wall_s"] < best[side.name]["wall_s"]:
                 best[side.name] = told
     return best
 
 
 def _print(best: dict[str, dict[str, Any]], size: int) -> None:
     base = best.get("orjson.loads")
-    events = best["read_kineto"]["events"]
+    events = best["read_kineto, one core"]["events"]
     limit = _LIMIT_BYTES + _LIMIT_BYTES_PER_EVENT * events
-    print(f"{'':28} {'cpu s':>7} {'wall s':>7} {'MB/s':>6} {'M ev/s':>6} {'peak MB':>8} {'× orjson':>8}")
+    ratios = ("wall_s", "cpu_s")
+    print(f"{'':28} {'cpu s':>7} {'wall s':>7} {'MB/s':>6} {'M ev/s':>6} {'peak MB':>8} {'× orjson, wall, cpu':>20}")
     for name, told in best.items():
-        cpu = told["cpu_s"]
-        ratio = f"{base['cpu_s'] / cpu:8.2f}" if base else f"{'–':>8}"
+        wall = told["wall_s"]
+        by = [f"{base[kind] / told[kind]:9.2f}" if base else f"{'–':>9}" for kind in ratios]
         print(
-            f"{name:28} {cpu:7.2f} {told['wall_s']:7.2f} {size / cpu / 1e6:6.0f} {events / cpu / 1e6:6.2f} "
-            f"{told['peak_bytes'] / 1e6:8.0f} {ratio}"
+            f"{name:28} {told['cpu_s']:7.2f} {wall:7.2f} {size / wall / 1e6:6.0f} {events / wall / 1e6:6.2f} "
+            f"{told['peak_bytes'] / 1e6:8.0f} {' '.join(by):>20}"
         )
     print(f"limit of memory for {events:,} events: {limit / 1e6:.0f} MB")
+
+
+def _report_directory(text: bytes, num_ranks: int) -> None:
+    """A run of many ranks: what the processes hold at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        replicated = replicate(text, _RANK_BYTES)
+        for rank in range(num_ranks):
+            own = replicated.replace(
+                b"{", b'{"distributedInfo": {"rank": %d, "world_size": %d},' % (rank, num_ranks), 1
+            )
+            (Path(folder) / f"rank{rank}.json").write_bytes(own)
+        program = Path(folder) / "program.py"  # processes that it starts read it again
+        program.write_text(_DIRECTORY)
+        done = subprocess.run([sys.executable, str(program), folder], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the directory of {num_ranks} ranks: {done.stderr.strip().splitlines()[-1]}")
+        told = json.loads(done.stdout.strip().splitlines()[-1])
+    events = replicated.count(b'"ph": "X"') * num_ranks
+    print(
+        f"{num_ranks} ranks of {len(replicated) / 1e6:.0f} MB: {told['wall_s']:.1f} s, peak {told['peak_bytes'] / 1e6:.0f} MB, "
+        f"of the largest other process {told['child_bytes'] / 1e6:.0f} MB; {events:,} events of 45 bytes would be "
+        f"{events * 45 / 1e6:.0f} MB"
+    )
 
 
 def main() -> None:
@@ -209,6 +254,7 @@ def main() -> None:
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--megabytes", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--other-python", default=sys.executable)
     options = parser.parse_args()
     text = options.trace.read_bytes() if options.trace else _sample()
@@ -226,6 +272,8 @@ def main() -> None:
             cache = Path(folder) / "cache"
             sides = _sides(plain, packed, (plain, second), options.other_python)
             _print(_measure(sides, options.rounds, cache), size)
+    if options.ranks:
+        _report_directory(text, options.ranks)
 
 
 if __name__ == "__main__":

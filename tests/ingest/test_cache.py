@@ -49,9 +49,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that were really read."""
     names: list[str] = []
 
-    def counted(path: Path, format: Any) -> Any:
+    def counted(path: Path, format: Any, cores: int) -> Any:
         names.append(path.name)
-        return read_file(path, format)
+        return read_file(path, format, cores)
 
     monkeypatch.setattr(many, "read_file", counted)
     return names

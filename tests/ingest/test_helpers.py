@@ -1,0 +1,192 @@
+"""One file read on several cores is what one core reads, whatever happens to the helpers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pptrace.ingest.kineto as kineto
+from pptrace.errors import TraceError
+from pptrace.ingest.helper import NUM_SLOTS, SLOT_BYTES
+from pptrace.ingest.helpers import HelperError, Helpers
+from pptrace.ingest.kineto import read_kineto
+from pptrace.tables import Trace
+
+Write = Callable[..., Path]
+CORES = 3
+
+
+class Patient(Helpers):
+    """Waits for helpers to start, so that small files are shared out too, and says what became of each block."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.taken: list[bool] = []
+        self.processes = [helper._process for helper in self._helpers]
+        made.append(self)
+
+    def offer(self, text: memoryview) -> bool:
+        while any(not helper.started for helper in self._helpers):
+            for key, _ in self._said.select(60):
+                self._hear(key.data)
+        self.taken.append(super().offer(text))
+        return self.taken[-1]
+
+
+class Deadly(Patient):
+    """One helper dies after some blocks."""
+
+    def offer(self, text: memoryview) -> bool:
+        if len(self.taken) == 5 and self.processes:
+            self.processes[0].kill()
+            self.processes[0].wait()
+        return super().offer(text)
+
+
+made: list[Patient] = []
+
+
+@pytest.fixture(autouse=True)
+def share_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    made.clear()
+    monkeypatch.setattr(kineto, "MIN_TEXT_BYTES", 0)
+    monkeypatch.setattr(kineto, "Helpers", Patient)
+
+
+def events(num: int) -> list[dict[str, Any]]:
+    """Of every kind that the reader looks at, in no order of time."""
+    draw = random.Random(5)
+    made = []
+    for index in range(num):
+        host = {"pid": 10, "tid": 11 + index % 3, "ts": draw.randrange(10**7) / 8, "dur": index % 50}
+        made += [
+            {"ph": "X", "cat": "cpu_op", "name": f"aten::op{draw.randrange(40)}", **host, "args": {"Ev Idx": index}},
+            {"ph": "X", "cat": f"kind{index % 4}", "name": "of an unknown category", **host},
+            {"ph": "s", "id": index, "cat": "ac2g", "name": "ac2g", **host},
+            {
+                "ph": "X", "cat": "kernel", "name": f"gemm{draw.randrange(9)}", **host, "pid": 0, "tid": 7,
+                "args": {"device": 0, "stream": 7 + index % 2, "correlation": index},
+            },
+        ]  # fmt: skip
+        if index % 50 == 0:
+            call = {"Collective name": "allreduce", "In msg nelems": index, "dtype": "Float", "Group size": 4}
+            ranks = {"Process Group Name": "1", "Process Group Ranks": "[0, 1, 2, 3]", "Rank": 2, "Seq": index}
+            memory = {"Device Type": 1, "Device Id": 0, "Bytes": 8, "Total Allocated": index, "Total Reserved": index}
+            made += [
+                {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", **host, "args": call | ranks},
+                {"ph": "i", "name": "[memory]", "ts": host["ts"], "args": memory},
+                {"ph": "M", "name": "process_name", "pid": index, "args": {"name": f"python {index}"}},
+            ]
+    return made
+
+
+def assert_same(left: Trace, right: Trace) -> None:
+    for name in ("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation"):
+        np.testing.assert_array_equal(getattr(left.events, name), getattr(right.events, name))
+    assert left.events.names == right.events.names
+    assert left.events.comm_args.equals(right.events.comm_args)
+    assert left.memory.equals(right.memory)
+    assert (left.rank, left.warnings, left.metadata) == (right.rank, right.warnings, right.metadata)
+
+
+def read_shared(path: Path) -> Trace:
+    try:
+        return read_kineto(path, CORES)
+    finally:
+        assert all(process.poll() is not None for helpers in made for process in helpers.processes)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}], ids=["compact", "indented"])
+def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any]) -> None:
+    path = write(events(6000), name, after={"pptrace": {"rank": 3}}, **layout)
+    shared = read_shared(path)
+    assert_same(shared, read_kineto(path))
+    assert len(made[0].processes) == CORES - 1
+    assert sum(made[0].taken) > 5
+    assert len(shared.events.comm_args) == 120
+
+
+def test_mended_places_are_counted_by_helpers_too(write: Write) -> None:
+    text = json.dumps({"traceEvents": events(6000)}, indent=1).encode()
+    path = write(re.sub(rb"aten::op1\b", b"aten::\x01", text))
+    shared = read_shared(path)
+    assert len(made) == 1
+    assert_same(shared, read_kineto(path))
+    assert any("repaired" in line for line in shared.warnings)
+
+
+def test_odd_types_are_no_reason_to_refuse_a_block(write: Write) -> None:
+    odd = events(6000)
+    for event in odd[::997]:
+        event["name"] = 7
+    path = write(odd, indent=1)
+    shared = read_shared(path)
+    assert len(made) == 1
+    assert_same(shared, read_kineto(path))
+
+
+def test_a_damaged_file_is_salvaged_as_by_one_reader(write: Write) -> None:
+    text = json.dumps({"traceEvents": events(6000)}).encode()
+    middle = len(text) // 2
+    path = write(text[:middle] + text[middle + 3000 :])
+    shared = read_shared(path)
+    assert_same(shared, read_kineto(path))
+    assert any("left out" in line for line in shared.warnings)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_cut_file_keeps_what_stands_before_the_cut(write: Write, name: str) -> None:
+    text = json.dumps({"traceEvents": events(6000)}).encode()
+    packed = gzip.compress(text)
+    path = write(text[: len(text) // 2])
+    if name.endswith(".gz"):
+        path = path.with_name(name)
+        path.write_bytes(packed[: len(packed) // 2])
+    shared = read_shared(path)
+    assert_same(shared, read_kineto(path))
+    assert any("trace ends early" in line for line in shared.warnings)
+
+
+def test_the_file_of_a_helper_that_dies_is_read_again(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "Helpers", Deadly)
+    path = write(events(6000))
+    shared = read_shared(path)
+    assert len(made) == 2
+    assert_same(shared, read_kineto(path))
+
+
+def test_a_helper_that_does_not_start_is_done_without(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(events(1000))
+    for executable in ("/bin/false", "/nowhere/python", ""):
+        monkeypatch.setattr("sys.executable", executable)
+        assert_same(read_shared(path), read_kineto(path))
+
+
+def test_a_file_without_a_trace_ends_the_helpers(write: Write) -> None:
+    with pytest.raises(TraceError, match="an empty list of trace events"):
+        read_shared(write([]))
+
+
+def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too_long() -> None:
+    with Patient(1) as helpers:
+        assert not helpers.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
+        given = [helpers.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
+        assert given == [True] * NUM_SLOTS
+        (helped,) = helpers.gather()
+        assert helped.collected.num_events == NUM_SLOTS
+
+
+def test_a_block_that_is_no_list_of_events_is_refused() -> None:
+    with Patient(1) as helpers:
+        assert helpers.offer(memoryview(b'{"ph": "X"'))
+        with pytest.raises(HelperError):
+            helpers.gather()

@@ -1,0 +1,25 @@
+"""Labelled ranges in their steps."""
+
+from __future__ import annotations
+
+from pptrace.recognise.catalogues import read_label
+from pptrace.recognise.labelled import Range, num_outside_steps, resolved
+
+
+def ranges(*named: tuple[str, int, int]) -> list[Range]:
+    found = []
+    for name, start, end in named:
+        label = read_label(name)
+        assert label is not None, name
+        found.append(Range(label, start, end, thread=1))
+    return found
+
+
+def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
+    cut = ranges(("PP:0F6", 0, 5), ("PP:0F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15), ("PP:0F1", 15, 19))
+    assert num_outside_steps(cut) == 2
+    assert [(op.step, str(op.action)) for op in resolved(cut) if op.label.is_op] == [(3, "0F0"), (3, "0F1")]
+
+
+def test_ops_without_ranges_of_steps_are_all_kept() -> None:
+    assert num_outside_steps(ranges(("PP:0F0", 0, 5), ("PP:0F1", 5, 9), ("PP:0F0", 10, 15))) == 0
