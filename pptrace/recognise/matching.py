@@ -54,11 +54,14 @@ def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[
     key["edge"] = p2p["stage"] - np.where(is_send | (p2p["direction"] == ""), 0, np.where(forward, 1, -1))
     key["source"] = np.where(is_send, p2p["rank"], p2p["peer"])
     key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
-    for _, rows in p2p.groupby([key[name] for name in key], sort=False):
+    group = p2p.groupby([key[name] for name in key], sort=False).ngroup()
+    of_group = group.groupby(group)
+    alone = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
+    found = {code: next(count) for code in group[alone].unique().tolist()}
+    numbers |= zip(group.index[alone], group[alone].map(found), strict=True)
+    for _, rows in p2p[~alone].groupby(group[~alone], sort=False):
         ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
-        if len(rows) == 2 and len(ends[0]) == 1:
-            numbers |= dict.fromkeys(rows.index.tolist(), next(count))
-        elif len(ends[0]) == len(ends[1]):
+        if len(ends[0]) == len(ends[1]):
             _number_in_order(ends, numbers, count)
 
 
