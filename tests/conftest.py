@@ -10,7 +10,9 @@ from hypothesis import settings
 _LONG = (
     *("cli/test_run.py", "cli/test_nsys.py", "instrument/test_train_gpt.py", "dashboards/test_browser.py"),
     *("cli/test_volume.py", "instrument/test_pool.py", "analysis/test_analyse.py", "schedule/test_builders.py"),
-    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "instrument/test_balance.py"),
+    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "instrument/test_balance.py", "instrument/test_mixes.py"),
+    *("cli/test_sleeping.py", "instrument/test_sleeping_schedules.py", "instrument/test_marked_mixes.py"),
+    *("instrument/test_context.py", "instrument/test_activations.py", "instrument/test_kinds.py"),
 )
 """Files that take long, and of which many wait for others: begun first, so that none of them runs alone at the end."""
 _POOLS = {"pool", "large_pool", "torch_pool"}

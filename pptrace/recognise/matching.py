@@ -57,12 +57,17 @@ def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[
     group = p2p.groupby([key[name] for name in key], sort=False).ngroup()
     of_group = group.groupby(group)
     alone = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
-    found = {code: next(count) for code in group[alone].unique().tolist()}
-    numbers |= zip(group.index[alone], group[alone].map(found), strict=True)
+    _number_groups(group[alone], numbers, count)
     for _, rows in p2p[~alone].groupby(group[~alone], sort=False):
         ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
         if len(ends[0]) == len(ends[1]):
             _number_in_order(ends, numbers, count)
+
+
+def _number_groups(group: pd.Series[int], numbers: dict[int, int], count: Iterator[int]) -> None:
+    """Give all rows of a group, of which the series has a code, one number."""
+    found = {code: next(count) for code in group.unique().tolist()}
+    numbers |= zip(group.index.tolist(), group.map(found).tolist(), strict=True)
 
 
 def _number_in_order(ends: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int]) -> None:
@@ -148,9 +153,8 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
         if same["rank"].nunique() != size:
             continue
         if (same["seq"] >= 0).all():
-            for _, members in same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False):
-                if members["rank"].nunique() == len(members) == size:
-                    numbers |= dict.fromkeys(members.index.tolist(), next(count))
+            call = same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False).ngroup()
+            _number_groups(call[call.groupby(call).transform("size") == size], numbers, count)
         else:
             _number([part for _, part in same.groupby("rank", sort=True)], numbers, count)
     matched.loc[list(numbers), "match"] = list(numbers.values())
