@@ -2,8 +2,8 @@
 
     python tests/bench/bench_intervals.py [--millions N] [--rounds N]
 
-Kernels of 0.2 to 2 µs, one begun every 2 µs on average, in order of start as traces have them and in no order. The best of the rounds; the peer is
-the usual idiom: sort by start, running maximum of the ends, a new group wherever a start lies beyond it.
+Kernels of 0.2 to 2 µs, one begun every 2 µs on average, in order of start as traces have them and in no order. The best of the
+rounds; the peer is the usual idiom: sort by start, running maximum of the ends, a new group wherever a start lies beyond it.
 """
 
 from __future__ import annotations
