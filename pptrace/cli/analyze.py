@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +12,7 @@ from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
 from pptrace.cli.output import write_text
 from pptrace.errors import PptraceError, UsageError
+from pptrace.ingest import Progress
 from pptrace.report.load import load
 
 
@@ -76,14 +77,20 @@ def _print(report: Report) -> None:
     print_report(report, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
 
 
-def _progress() -> Callable[[int, int], None] | None:
+def _progress() -> Progress | None:
+    """Writes how far reading is, over and over on one line of a terminal."""
     if not sys.stderr.isatty():
         return None
+    shown = ""
 
-    def show(done: int, total: int) -> None:
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\rread {done} of {total} traces{end}")
-        sys.stderr.flush()
+    def show(done: float, total: int) -> None:
+        nonlocal shown
+        line = f"read {int(done)} of {total} traces" if total > 1 else "read the trace"
+        line += f", {done / total:.0%}"
+        if line != shown:
+            sys.stderr.write(line + ("\n" if done == total else "\r"))  # an error's line would overwrite it
+            sys.stderr.flush()
+        shown = line
 
     return show
 

@@ -2,7 +2,7 @@
 
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.kineto import read_kineto
-from pptrace.ingest.many import ReadFailure, ReadResult, read_each, read_traces
+from pptrace.ingest.many import Progress, ReadFailure, ReadResult, read_each, read_traces
 from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Format",
     "InputFile",
     "OpenedInputs",
+    "Progress",
     "ReadFailure",
     "ReadResult",
     "detect",

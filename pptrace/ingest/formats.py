@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
-from pptrace.ingest.kineto import read_kineto
+from pptrace.ingest.kineto import Told, read_kineto
 from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
@@ -22,33 +22,41 @@ _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTi
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
+
+    cores: int = 1
+    told: Told | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file.
 
-    ``read`` gives a trace for each rank that the file holds, at least one; it may use as many cores as it is told.
+    ``read`` gives a trace for each rank that the file holds, at least one.
     """
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Callable[[Path, int], tuple[Trace, ...]]
+    read: Callable[[Path, Effort], tuple[Trace, ...]]
 
 
 def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
 
 
-def _read_nsight(path: Path, _cores: int) -> tuple[Trace, ...]:
+def _read_nsight(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
     from pptrace.ingest.nsight import read_nsight
 
     return read_nsight(path)
 
 
-def _read_oplog(path: Path, _cores: int) -> tuple[Trace, ...]:
+def _read_oplog(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     return read_oplog(path)
 
 
-def _read_chrome(path: Path, _cores: int) -> tuple[Trace, ...]:
+def _read_chrome(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     return read_chrome(path)
 
 
@@ -56,10 +64,10 @@ def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_kineto(path: Path, cores: int) -> tuple[Trace, ...]:
+def _read_kineto(path: Path, effort: Effort) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, cores)
+        trace = read_kineto(path, effort.cores, effort.told)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -100,15 +108,15 @@ def detect(start: bytes) -> InputFormat | None:
     return next((known.name for known in FORMATS if known.sniff(start)), None)
 
 
-def read_file(path: Path, name: InputFormat | None, cores: int = 1) -> tuple[Trace, ...]:
-    """Read one file, on up to ``cores`` cores: a trace for each rank in it.
+def read_file(path: Path, name: InputFormat | None, effort: Effort | None = None) -> tuple[Trace, ...]:
+    """Read one file: a trace for each rank in it.
 
     Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
 
     Raises:
         TraceError: the file gives nothing to analyse.
     """
-    return _READERS[name or _named(path)](path, cores)
+    return _READERS[name or _named(path)](path, effort or Effort())
 
 
 def _named(path: Path) -> InputFormat:

@@ -117,7 +117,7 @@ class Helpers:
         self._helpers: list[_Helper] = []
         self._said = selectors.DefaultSelector()
         self._num_batches = 0
-        if os.name != "posix" or not sys.executable:
+        if not hasattr(os, "posix_fallocate") or not sys.executable:  # Linux has it, and can share memory by its number
             return
         with suppress(OSError):
             for _ in range(min(number, MOST_HELPERS)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,13 @@ from pptrace.ingest.stream import WHAT_TO_GIVE, EventStream
 from pptrace.marks import METADATA_KEY
 from pptrace.tables import InputFormat, Trace
 
+Told = Callable[[float], None]
 
-def read_kineto(path: Path, cores: int = 1) -> Trace:
+
+def read_kineto(path: Path, cores: int = 1, told: Told | None = None) -> Trace:
     """Read one rank's trace. A large one is decoded on several ``cores``, in processes of this module's own.
+
+    ``told`` is called again and again with the part of the file that has been read, 0 to 1.
 
     Only complete events (``ph`` X) become rows of ``Trace.events``, sorted by start, longer ones first among equals. Memory
     instants become ``Trace.memory`` (rank -1 where the rank is unknown). ``Trace.metadata`` is the whole ``pptrace`` object.
@@ -43,11 +47,11 @@ def read_kineto(path: Path, cores: int = 1) -> Trace:
     with _paused_gc():
         num_helpers = cores - 1 if num_text_bytes(path) >= MIN_TEXT_BYTES else 0
         with suppress(HelperError):
-            return _read(path, num_helpers)
-        return _read(path, 0)
+            return _read(path, num_helpers, told)
+        return _read(path, 0, told)
 
 
-def _read(path: Path, num_helpers: int) -> Trace:
+def _read(path: Path, num_helpers: int, told: Told | None) -> Trace:
     """With helpers only what is whole.
 
     Raises:
@@ -58,6 +62,8 @@ def _read(path: Path, num_helpers: int) -> Trace:
         stream = EventStream(source, helpers.offer)
         for events in stream.batches():
             collected.add(events, helpers.next_batch())
+            if told is not None:
+                told(source.part_read)
         for helped in helpers.gather():
             collected.extend(helped.collected)
             stream.damage.lost_events += helped.damage.lost_events

@@ -13,15 +13,17 @@ from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.formats import read_file
+from pptrace.ingest.formats import Effort, read_file
 from pptrace.ingest.open import InputFile, OpenedInputs
 from pptrace.ingest.source import num_text_bytes
 from pptrace.tables import Trace, TraceInfo
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[float, int], None]
+"""Told how many files have been read, with the part read of the one at hand, and how many there are."""
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; below, starting a process costs more than reading
 _MOST_RANKS = 1_000_000
+_PART_AT_LAST = 0.99  # of a file, when it has been read to its end: its events are still to be sorted and recognised
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def read_each(
 
     ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
     ``store`` is asked before a file is read, and told what was kept.
-    ``progress`` is called with the number of files done and the number of all; a file can hold several traces. A trace's rank is
+    A file can hold several traces. A trace's rank is
     its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure.
 
@@ -114,12 +116,12 @@ def _whole(trace: Trace) -> Trace:
     return trace
 
 
-def _read_one(keep: Keep[Kept], store: Store[Kept] | None, cores: int, file: InputFile) -> Outcome[Kept]:
+def _read_one(keep: Keep[Kept], store: Store[Kept] | None, effort: Effort, file: InputFile) -> Outcome[Kept]:
     """Errors are returned, so that they come back from a process whole."""
     if store is not None and (known := store.get(file)) is not None:
         return known
     try:
-        found = tuple(map(keep, read_file(file.path, file.format, cores)))
+        found = tuple(map(keep, read_file(file.path, file.format, effort)))
     except PptraceError as err:
         return err
     if store is not None:
@@ -140,15 +142,21 @@ def _read_all(
     ]
     jobs = jobs if jobs is not None else _num_cpus()
     num_processes = max(1, min(len(large), jobs))
-    read = partial(_read_one, keep, store, max(1, jobs // num_processes))
+    cores = max(1, jobs // num_processes)
     if num_processes > 1:
+        read = partial(_read_one, keep, store, Effort(cores))
         large.sort(key=lambda place: -files[place].num_bytes)
         _read_in_processes(files, large, read, num_processes, outcomes, progress)
     for place, file in enumerate(files):
         if place not in outcomes:
-            outcomes[place] = read(file)
+            told = partial(_add_part, progress, len(outcomes), len(files))
+            outcomes[place] = _read_one(keep, store, Effort(cores, told), file)
             progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
+
+
+def _add_part(progress: Progress, done: int, total: int, part: float) -> None:
+    progress(done + part * _PART_AT_LAST, total)
 
 
 def _read_in_processes(

@@ -37,6 +37,7 @@ class ByteSource:
             self._file: BinaryIO = path.open("rb", buffering=0)
         except (OSError, ValueError) as err:
             raise unreadable(path, err) from err
+        self._num_bytes = os.fstat(self._file.fileno()).st_size
         self._pieces = self._read_pieces()
 
     def __enter__(self) -> ByteSource:
@@ -44,6 +45,11 @@ class ByteSource:
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         self._file.close()
+
+    @property
+    def part_read(self) -> float:
+        """How much of the file has been read, 0 to 1."""
+        return min(1.0, self._file.tell() / self._num_bytes) if self._num_bytes else 1.0
 
     def read(self) -> bytes:
         """The next piece, b"" at the end."""

@@ -56,7 +56,8 @@ def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
     ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
     ranges += _optimizers(trace.events, ranges)
     if cut := num_outside_steps(ranges):
-        evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: of steps that were cut")
+        what = "evaluation, or steps whose beginning is not in the trace"
+        evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
     ranges = resolved(ranges)
     times = _Times(owner, HostCompute(trace.events))
     ops, comms = _rows(ranges, source, times, _Messages(trace.events))

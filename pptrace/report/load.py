@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pptrace.analysis.analyse import Analysis, analyse_ranks
-from pptrace.ingest import open_inputs, read_each
+from pptrace.ingest import Progress, open_inputs, read_each
 from pptrace.report.cached import RankStore, find_in_rank
 
 
@@ -16,7 +16,7 @@ def load(
     schedule: str | None = None,
     step: int | None = None,
     jobs: int | None = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     cache: bool = True,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.

@@ -49,9 +49,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that were really read."""
     names: list[str] = []
 
-    def counted(path: Path, format: Any, cores: int) -> Any:
+    def counted(path: Path, format: Any, effort: Any) -> Any:
         names.append(path.name)
-        return read_file(path, format, cores)
+        return read_file(path, format, effort)
 
     monkeypatch.setattr(many, "read_file", counted)
     return names
