@@ -78,15 +78,7 @@ def make_gpt_runtime(
         UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
             with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
     """
-    check_zero(wiring.zero, mesh.shape, plan, config)
-    if plan.num_chains > 1 and mesh.mirror is None:
-        raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
-    ends = {plan.placement[0], plan.placement[-1]}
-    if config.tied and len(ends) == 2 and ends != {0, plan.pp - 1}:
-        raise UsageError(
-            f"{plan.name}: the embedding is on pipeline rank {plan.placement[0]} and the head on {plan.placement[-1]}; "
-            f"a tied weight needs both on one rank, or on ranks 0 and {plan.pp - 1}"
-        )
+    _check(mesh, plan, config, wiring)
     held = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
     # In the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
@@ -106,18 +98,8 @@ def make_gpt_runtime(
     posting = Posting(wiring.ahead, wiring.mode is Mode.BLOCKING, tagged)
     transport = make_transport(mesh, wiring.mode, wiring.route)
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
-    fully_sharded = None
-    if wiring.zero >= Zero.GRADIENTS:
-        from instrument.data.fully_sharded import FullySharded  # torch takes a second to import what it needs
-
-        replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, wiring.route)
-        fully_sharded = FullySharded(stages, replicas, keeps_parameters=wiring.zero is Zero.GRADIENTS)
-    else:
-        for module in stages.values():
-            accumulate_in(module.parameters(), torch.float32)
     tied = tied_weight(made) if config.tied else None
-    group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
-    gradients = GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
+    gradients = _gradient_sync(mesh, stages, tied, parallel, wiring, recorder)
     modules = {stage: wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
     return PipelineRuntime(
@@ -132,6 +114,41 @@ def make_gpt_runtime(
         recomputed=recomputed,
         numbered=config.dropout > 0,
     )
+
+
+def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:
+    """Refuse what :func:`make_gpt_runtime` says that it refuses."""
+    check_zero(wiring.zero, mesh.shape, plan, config)
+    if plan.num_chains > 1 and mesh.mirror is None:
+        raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
+    ends = {plan.placement[0], plan.placement[-1]}
+    if config.tied and len(ends) == 2 and ends != {0, plan.pp - 1}:
+        raise UsageError(
+            f"{plan.name}: the embedding is on pipeline rank {plan.placement[0]} and the head on {plan.placement[-1]}; "
+            f"a tied weight needs both on one rank, or on ranks 0 and {plan.pp - 1}"
+        )
+
+
+def _gradient_sync(
+    mesh: Mesh,
+    stages: dict[int, GptStage],
+    tied: nn.Parameter | None,
+    parallel: Parallel,
+    wiring: Wiring,
+    recorder: Recorder,
+) -> GradientSync:
+    """How the gradients of a rank's stages become those of the model."""
+    fully_sharded = None
+    if wiring.zero >= Zero.GRADIENTS:
+        from instrument.data.fully_sharded import FullySharded  # torch takes a second to import what it needs
+
+        replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, wiring.route)
+        fully_sharded = FullySharded(stages, replicas, keeps_parameters=wiring.zero is Zero.GRADIENTS)
+    else:
+        for module in stages.values():
+            accumulate_in(module.parameters(), torch.float32)
+    group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
+    return GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
 
 
 def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> None:

@@ -8,6 +8,7 @@ Source: Megatron-LM ``finalize_model_grads`` (``_allreduce_non_tensor_model_para
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,12 +51,12 @@ class Partial:
             gradient_of(self.parameter)[self.first : self.first + len(self.places)] = rows
 
 
-class HasPartial:
+class HasPartial(ABC):
     """A module some of whose gradients are parts."""
 
+    @abstractmethod
     def partial_gradients(self) -> Iterable[Partial]:
         """Its own parameters only, not those of its children; in an order that all ranks share."""
-        raise NotImplementedError
 
 
 class LayerNorm(HasPartial, nn.LayerNorm):

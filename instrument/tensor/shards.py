@@ -7,6 +7,7 @@ parameter each rank counts its part, of any other the first rank alone counts it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,12 +28,12 @@ class Share:
         return gradient_of(self.parameter)[: self.rows]
 
 
-class HasShares:
+class HasShares(ABC):
     """A module some of whose parameters are shared out over tp."""
 
+    @abstractmethod
     def shares(self) -> Iterable[Share]:
         """Its own parameters only, not those of its children."""
-        raise NotImplementedError
 
 
 def counted_shares(stages: Sequence[nn.Module], tp_rank: int) -> list[Share]:
