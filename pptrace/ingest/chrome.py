@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pptrace.ingest.categories import CategoryCodes
-from pptrace.ingest.chrome_events import ChromeRanges, Id, Range, read_ranges
 from pptrace.ingest.chrome_ops import ChromeOps, ops_of
+from pptrace.ingest.chrome_ranges import ChromeRanges, Id, Range, read_ranges
 from pptrace.ingest.identity import rank_of_file_name, rank_of_labels, rank_of_value
 from pptrace.ingest.oplog_trace import ONE_CLOCK
 from pptrace.ingest.source import ByteSource

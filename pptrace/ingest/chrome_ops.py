@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.ingest.chrome_events import Range
+from pptrace.ingest.chrome_ranges import Range
 from pptrace.ingest.chrome_sequence import with_sequence
 from pptrace.ingest.oplog_mesh import Facts, mesh_facts
 from pptrace.ingest.oplog_stages import placed_stages

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -167,8 +169,13 @@ def _read_in_processes(
     outcomes: dict[int, Outcome[Kept]],
     progress: Progress,
 ) -> None:
-    """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller."""
-    context = multiprocessing.get_context("spawn")
+    """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller.
+
+    Processes are forked where no other thread of Python could hold a lock: they have everything imported at once. The
+    libraries that numpy calls lay their own threads down before a fork.
+    """
+    forks = sys.platform == "linux" and threading.active_count() == 1
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
         futures = {pool.submit(read, files[place]): place for place in places}
         for future in as_completed(futures):

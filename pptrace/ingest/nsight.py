@@ -20,9 +20,10 @@ import numpy.typing as npt
 from pptrace.errors import TraceError
 from pptrace.ingest.finish import sorted_events
 from pptrace.ingest.identity import rank_of_file_name, rank_of_value
-from pptrace.ingest.nsight_events import CUDA_CALLS, GRAPHS, NVTX, WHOLE_GRAPH, Block, Names, chosen_rows, read_blocks
+from pptrace.ingest.nsight_events import CUDA_CALLS, GRAPHS, NVTX, Block, chosen_rows, read_blocks
 from pptrace.ingest.nsight_export import exported, is_report
 from pptrace.ingest.nsight_identity import Session, base_ns, own_facts, producer_of, ranks_of, session_of
+from pptrace.ingest.nsight_names import WHOLE_GRAPH, Names
 from pptrace.ingest.nsight_sqlite import WHAT_TO_GIVE, Database
 from pptrace.ingest.oplog_trace import ONE_CLOCK
 from pptrace.ingest.source import unreadable

@@ -8,17 +8,18 @@ it to order: the kinds of a rank's ops, in order, are compared with those of eac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.fit import fit
 from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.numbered import numbered
+from pptrace.recognise.regrouped import regrouped
 from pptrace.recognise.schedule import COMPUTE_KINDS, identify
+from pptrace.recognise.step_rows import Op, steps_of
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
@@ -52,11 +53,11 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed:
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
     if not lacking.any() and not lacking_comms.any():
         return Placed(ops, comms, mesh)
-    mesh, notes = _regrouped(ops, mesh)
+    mesh, notes = regrouped(ops, mesh)
     places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
-    if chunks == 1 and (fitted := _fitted(ops, comms, mesh)) is not None:
-        return replace(fitted, notes=(*notes, *fitted.notes))
+    if chunks == 1 and (own := numbered(ops, comms, mesh)) is not None:
+        return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
     if chunks == 1 and (alone := _alone(ops, comms, mesh, lacking)):
         told = f"rank {alone[0]} alone shows messages, not the pipeline they go through: its length and stages are not known"
         return Placed(ops, comms, replace(mesh, pp=None, vpp=None, pipelines=()), (*notes, told))
@@ -85,78 +86,6 @@ def _alone(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.S
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
     return ranks if len(ranks) == 1 and (mesh.pp or 1) == 1 and sends else []
-
-
-def _regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
-    """The mesh with other pipelines, where its ranks were taken as one for want of process groups but their orders say more.
-
-    Ranks of one pipeline stage run the same kinds of ops in the same order, and those of different stages mostly do not. Where
-    ranks have no trace, the order of those that have one may fit only one place in a pipeline.
-    """
-    if len(mesh.pipelines) != 1 or any(size not in (None, 1) for size in (mesh.tp, mesh.cp, mesh.dp)):
-        return mesh, ()
-    ranks = mesh.pipelines[0]
-    by_place = _kinds_by_place(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
-    kinds = {ranks[place]: row for place, row in by_place.items()}
-    is_partial = mesh.num_ranks > len(ranks)
-    if len(kinds) != len(ranks) or max(ranks) >= mesh.num_ranks:
-        return mesh, ()
-    if not is_partial and (len(ranks) < 4 or fit(len(ranks), by_place) is not None):
-        return mesh, ()
-    found = list(_readings(kinds, mesh.num_ranks, is_partial))
-    fewest = [reading for reading in found if reading.chunks == min(other.chunks for other in found)]
-    if not fewest or (is_partial and len({reading.pp for reading in fewest}) > 1):
-        return mesh, ()
-    chosen = fewest[0]
-    share = mesh.num_ranks // chosen.pp
-    alone = 1 if share == 1 else None
-    pipelines = tuple(zip(*(chosen.stage(place, mesh.num_ranks) for place in range(chosen.pp)), strict=True))
-    note = (
-        f"{share} pipeline{'s' if share > 1 else ''} of {chosen.pp} ranks, inferred from the order in which the ranks with a "
-        f"trace run their ops, with the pipeline as the {'slowest' if chosen.is_slowest else 'fastest'} axis of the ranks"
-    )
-    return replace(mesh, pp=chosen.pp, tp=alone, cp=alone, dp=alone, ep=alone, pipelines=pipelines), (note,)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A way to cut the ranks into pipelines: of ``pp`` ranks, along the slowest axis (Megatron-LM, DeepSpeed) or the fastest."""
-
-    pp: int
-    is_slowest: bool
-    chunks: int = 1
-
-    def place(self, rank: int, num_ranks: int) -> int:
-        return rank // (num_ranks // self.pp) if self.is_slowest else rank % self.pp
-
-    def stage(self, place: int, num_ranks: int) -> list[int]:
-        """The ranks that have this place in their pipelines."""
-        return [rank for rank in range(num_ranks) if self.place(rank, num_ranks) == place]
-
-
-_SAME_ON_ALL_RANKS = ("gpipe", "looped-bfs")
-
-
-def _readings(kinds: Mapping[int, list[str]], num_ranks: int, is_partial: bool) -> Iterator[_Reading]:
-    """The readings that the kinds of ops of these ranks allow, longest pipelines first."""
-    for pp in (size for size in range(num_ranks if is_partial else num_ranks // 2, 1, -1) if num_ranks % size == 0):
-        for is_slowest in (True, False) if pp < num_ranks else (True,):
-            reading = _Reading(pp, is_slowest)
-            by_stage = {reading.place(rank, num_ranks): row for rank, row in kinds.items()}
-            if any(row != by_stage[reading.place(rank, num_ranks)] for rank, row in kinds.items()):
-                continue
-            plan = fit(pp, by_stage)
-            if plan is not None and not (is_partial and plan.name in _SAME_ON_ALL_RANKS):
-                yield replace(reading, chunks=plan.num_chunks)
-
-
-def _kinds_by_place(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
-    """The kinds of ops of each rank of a pipeline in its most complete step, by the rank's place."""
-    steps = _steps(ops, mesh)
-    if not steps:
-        return {}
-    pipeline, rows = max(steps, key=lambda step: sum(map(len, step[1].values())))
-    return {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
 
 
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
@@ -217,7 +146,7 @@ def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     """The plan that the most complete step of a pipeline follows if its stages lie so; the registry's where it is one."""
     places = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
     placed = _with_stages(ops, places, mesh.pp or 1, layout)
-    steps = _steps(placed, mesh)
+    steps = steps_of(placed, mesh)
     if not steps:
         return None
     _, rows = max(steps, key=lambda step: sum(map(len, step[1].values())))
@@ -228,112 +157,5 @@ def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
         return None
 
 
-def _cell(op: _Op) -> str:
+def _cell(op: Op) -> str:
     return op.pair or f"{op.stage}{op.kind}{op.microbatch}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Op:
-    index: int
-    kind: str
-    stage: int
-    microbatch: int
-    pair: str
-
-
-def _steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[tuple[tuple[int, ...], dict[int, list[_Op]]]]:
-    """For each pipeline and step its ranks' ops in time order."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
-    columns = (compute[name].tolist() for name in ("step", "rank", "kind", "stage", "microbatch", "pair"))
-    found: dict[tuple[tuple[int, ...], int], dict[int, list[_Op]]] = {}
-    pipelines = {rank: pipeline for pipeline in mesh.pipelines for rank in pipeline}
-    for index, step, rank, *rest in zip(compute.index.tolist(), *columns, strict=True):
-        if rank in pipelines:
-            found.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(_Op(index, *rest))
-    return [(pipeline, rows) for (pipeline, _), rows in found.items()]
-
-
-def _fitted(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed | None:
-    """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
-    steps = _steps(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
-    whole = [(pipeline, rows) for pipeline, rows in steps if len(pipeline) > 1]
-    if not whole:
-        return None
-    pipeline, rows = max(whole, key=lambda step: sum(map(len, step[1].values())))
-    kinds = {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
-    plan = fit(len(pipeline), kinds, _num_received(comms, pipeline[0]))
-    if plan is None or plan.num_chunks == 1:
-        return None
-    filled = ops.copy()
-    for own, rows in steps:
-        for rank, row in rows.items():
-            actions = plan.compute_actions(own.index(rank))
-            if [op.kind for op in row] != [action.kind for action in actions[: len(row)]]:
-                continue
-            where = [op.index for op in row]
-            filled.loc[where, "stage"] = [action.stage for action in actions[: len(row)]]
-            filled.loc[where, "chunk"] = [action.chunk for action in actions[: len(row)]]
-            filled.loc[where, "microbatch"] = [action.microbatch for action in actions[: len(row)]]
-    note = (
-        f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
-        f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
-    )
-    notes: tuple[str, ...] = (note,)
-    if not _is_possible(comms, plan, mesh):
-        comms = comms[comms["axis"] != "pp"]
-        notes += (f"labels tell more messages than {plan.name} has: which of them there were is not known",)
-    return Placed(filled, _with_plan(comms, plan, mesh), replace(mesh, vpp=plan.num_chunks), notes)
-
-
-def _is_possible(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> bool:
-    """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
-    called on all stages, and does not move what has no other side.
-    """
-    lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
-    for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is not None and direction in _PRODUCERS:
-            planned = sum(1 for _ in _moving(plan, place, direction, sends=kind == "send"))
-            if len(rows) > planned:
-                return False
-    return True
-
-
-def _num_received(comms: pd.DataFrame, first: int) -> int | None:
-    """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
-    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F")]
-    if forward.empty:
-        return None
-    mine = forward[(forward["rank"] == first) & (forward["kind"] == "recv")]
-    return int(mine.groupby("step").size().max()) if len(mine) else 0
-
-
-_PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}
-
-
-def _with_plan(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> pd.DataFrame:
-    """Messages numbered by order, taken for those of the plan's ops that send or receive, in the order of these ops."""
-    filled = comms.copy()
-    lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
-    for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is None or direction not in _PRODUCERS:
-            continue
-        wanted = list(_moving(plan, place, direction, sends=kind == "send"))[: len(rows)]
-        where = rows.index[: len(wanted)]
-        filled.loc[where, "stage"] = [action.stage for action in wanted]
-        filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]
-        filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
-    return filled
-
-
-def _moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
-    """The ops of a rank whose output goes to another rank, or whose input comes from one."""
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            if half.kind not in _PRODUCERS[direction]:
-                continue
-            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
-            other = away(half.stage)
-            if other is not None and plan.placement[other] != rank:
-                yield half

@@ -21,9 +21,9 @@ def load(
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
 
-    ``jobs`` is how many processes read (None: one per core). They are spawned, so a script that asks for more than one must be
-    guarded by ``if __name__ == "__main__"``. With ``cache``, what is found in large files is kept on disk,
-    and not looked for again in files that have not changed (:mod:`pptrace.ingest.cache`).
+    ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
+    asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is found in large files is
+    kept on disk, and not looked for again in files that have not changed (:mod:`pptrace.ingest.cache`).
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.

@@ -12,7 +12,8 @@ import pytest
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.chrome import read_chrome
-from pptrace.ingest.chrome_events import RawEvent, decode, pair
+from pptrace.ingest.chrome_document import RawEvent, decode
+from pptrace.ingest.chrome_ranges import pair
 from pptrace.ingest.formats import detect, first_bytes, read_file
 from pptrace.report.load import load
 from pptrace.schedule import registry

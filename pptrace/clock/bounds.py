@@ -1,0 +1,94 @@
+"""How far two ranks' clocks can differ: from messages and collectives, and from chains of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.clock.result import Clock, ClockMethod
+
+Matrix = npt.NDArray[np.int64]
+UNBOUNDED = np.iinfo(np.int64).max // 4
+_ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives in which everyone waits for everyone; a broadcast's root, say, may be done before the others begin."""
+
+
+def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
+    """Shape (n, n): offset[j] − offset[i] ≥ low[i, j], from single messages and collectives; its upper bound is −low[j, i]."""
+    places = np.asarray(ranks)
+    low = np.full((len(ranks), len(ranks)), -UNBOUNDED, dtype=np.int64)
+    sends, recvs = matched[matched["kind"] == "send"], matched[matched["kind"] == "recv"]
+    one_way = sends.merge(recvs, on="match", suffixes=("_from", "_to"))
+    slack = (one_way["start_ns_from"] - one_way["end_ns_to"]).to_numpy()
+    source, target = (np.searchsorted(places, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
+    np.maximum.at(low, (source, target), slack)
+    collectives = matched[matched["kind"].isin(_ALL_TO_ALL)]
+    if len(collectives):
+        low = np.maximum(low, _of_collectives(collectives, places))
+    np.fill_diagonal(low, 0)
+    return low
+
+
+def _of_collectives(rows: pd.DataFrame, places: Matrix) -> Matrix:
+    """The same from collectives, in memory that grows with the members and not with the pairs of them."""
+    calls, call = np.unique(rows["match"].to_numpy(), return_inverse=True)
+    member = np.searchsorted(places, rows["rank"].to_numpy())
+    shape = (len(calls), len(places))
+    starts, ends = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    present = np.zeros(shape, dtype=np.bool_)
+    present[call, member] = True
+    starts[call, member] = rows["start_ns"].to_numpy()
+    ends[call, member] = rows["end_ns"].to_numpy()
+    low = np.full((len(places), len(places)), -UNBOUNDED, dtype=np.int64)
+    for place in range(len(places)):
+        mine = present[:, place]
+        slack = starts[mine, place][:, None] - ends[mine]
+        low[place] = np.max(slack, axis=0, initial=-UNBOUNDED, where=present[mine])
+    return low
+
+
+def offset_ranges(low: Matrix) -> list[tuple[int, int]]:
+    """The lowest and the highest offset of each rank against the first that all chains of messages allow."""
+    after_first, before_first = _longest_chains(low), _longest_chains(low.T)
+    return [(int(lower), -int(upper)) for lower, upper in zip(after_first, before_first, strict=True)]
+
+
+def is_bounded(lower: int, upper: int) -> bool:
+    return lower > -UNBOUNDED // 2 and upper < UNBOUNDED // 2
+
+
+def _longest_chains(low: Matrix) -> npt.NDArray[np.int64]:
+    """Shape (n,): the tightest bound that a chain of at most n−1 pairs puts on each rank against the first.
+
+    Clocks that drift contradict each other a little, which makes endless chains ever longer: hence the limit.
+    """
+    best: npt.NDArray[np.int64] = low[0].copy()
+    for _ in range(len(low) - 2):
+        further = np.maximum((best[:, None] + low).max(axis=0), -UNBOUNDED)
+        if (further <= best).all():
+            break
+        best = np.maximum(best, further)
+    return best
+
+
+def from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
+    """Offsets against the first rank, in the middle of what all chains of messages allow."""
+    offsets: dict[int, int] = {}
+    uncertainty = 0
+    warnings = []
+    unrelated: set[int] = set()
+    for rank, (lower, upper) in zip(ranks, offset_ranges(low), strict=True):
+        if is_bounded(lower, upper):
+            offsets[rank] = (lower + upper) // 2
+            uncertainty = max(uncertainty, (abs(upper - lower) + 1) // 2)
+        elif lower > -UNBOUNDED // 2 or upper < UNBOUNDED // 2:
+            offsets[rank] = lower if lower > -UNBOUNDED // 2 else upper
+            warnings.append(f"rank {rank}: messages bound its clock from one side only; its offset is that bound")
+        else:
+            offsets[rank] = 0
+            unrelated.add(rank)
+            warnings.append(f"rank {rank}: no message relates its clock to rank {ranks[0]}'s; taken as it is")
+    return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings), frozenset(unrelated))

@@ -1,0 +1,84 @@
+"""Clocks that drift: how fast, and what that makes of the offset from end to end of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.clock.bounds import is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.result import READING_NS, Clock, microseconds
+
+_MAX_STRETCHES = 8
+_FITS = 3  # of the drift; each sees what the one before left
+_MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in the pipeline, both ways together
+
+
+_MAX_RATE = 1e-3
+"""Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
+
+
+def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: npt.NDArray[np.bool_]) -> Clock:
+    """The clock with an uncertainty that holds at all times, also where clocks drift."""
+    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+    begin, end = int(times.min()), int(times.max())
+    place = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
+    rates = np.zeros(len(ranks))
+    straight = matched
+    for _ in range(_FITS):
+        stretches = _stretches(straight, times, len(ranks))
+        if len(stretches) < 2:
+            return clock
+        rates += _rates(stretches, times, ranks, same)
+        gained = np.rint(rates[place] * (times - (begin + end) // 2)).astype("int64")
+        straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
+    whole, corrected = (offset_ranges(np.where(same, 0, lower_bounds(rows, ranks))) for rows in (matched, straight))
+    offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
+    is_possible = bool(np.abs(rates).max() <= _MAX_RATE)
+    for rank, rate, (lower, upper), (low, high) in list(zip(ranks, rates, whole, corrected, strict=True))[1:]:
+        width, drift = abs(upper - lower), round(abs(rate) * (end - begin))
+        if lower > upper and not (is_possible and 2 * (low - high) <= lower - upper):
+            if lower - upper > READING_NS:
+                offsets[rank] = 0 if upper <= 0 <= lower else offsets[rank]
+                width = 2 * max(lower - offsets[rank], offsets[rank] - upper)
+                warnings.append(
+                    f"rank {rank}: messages contradict each other by {microseconds(lower - upper)} about its clock against "
+                    f"rank {ranks[0]}'s, and no drift explains it: the uncertainty covers that"
+                )
+        elif is_possible and (2 * drift > width or lower > upper):  # else the offset is right all the time
+            offsets[rank] = (low + high) // 2
+            width = abs(high - low) + drift
+            if lower > upper and 2 * drift > abs(high - low):
+                warnings.append(
+                    f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {microseconds(drift)} over the trace; its "
+                    "offset is that of the middle, and the uncertainty covers the ends"
+                )
+        uncertainty = max(uncertainty, (width + 1) // 2)
+    return Clock(clock.method, offsets, uncertainty, tuple(warnings))
+
+
+def _rates(
+    stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
+    middles = np.array([times[stretch.index].mean() for stretch in stretches])
+    rates = np.zeros(len(ranks))
+    parts = [offset_ranges(np.where(same, 0, lower_bounds(stretch, ranks))) for stretch in stretches]
+    for place in range(1, len(ranks)):
+        known = [row for row, part in enumerate(parts) if is_bounded(*part[place])]
+        if len(known) > 1:
+            base = sum(parts[known[0]][place]) // 2
+            offsets = [sum(parts[row][place]) // 2 - base for row in known]
+            rates[place] = np.polyfit(middles[known] - middles[known[0]], offsets, 1)[0]
+    return rates
+
+
+def _stretches(rows: pd.DataFrame, times: pd.Series[int], num_ranks: int) -> list[pd.DataFrame]:
+    """The rows in parts that follow each other in time, each with traffic enough to bound the clocks by itself."""
+    first = times.groupby(rows["match"]).min().sort_values(kind="stable")
+    num = min(_MAX_STRETCHES, len(first) // (_MATCHES_PER_LINK * (num_ranks - 1)))
+    if num < 2:
+        return []
+    return [rows[rows["match"].isin(part)] for part in np.array_split(first.index.to_numpy(), num)]

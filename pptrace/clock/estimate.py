@@ -1,0 +1,93 @@
+"""Puts all ranks on one clock, and says how well that is known.
+
+A message cannot be received before it is sent, and a collective ends on no rank before it has begun on all. Each such
+pair bounds the difference of two ranks' clocks from one side; messages both ways bound it from both.
+
+An offset is one number per rank. For clocks that drift apart it is that of the middle of the trace: how fast they drift is taken
+from the traffic in several stretches of time, and the uncertainty covers what that makes of the offset from end to end.
+
+Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
+of that microbatch begins, and its backward begins after the next stage's has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from pptrace.clock.bounds import UNBOUNDED, from_bounds, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.drift import with_drift
+from pptrace.clock.op_order import from_op_order
+from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
+from pptrace.clock.same_host import same_host_spread
+from pptrace.tables import SESSION
+
+
+def estimate_clock(
+    comms: pd.DataFrame,
+    ranks: Sequence[int],
+    facts: Mapping[int, Mapping[str, object]],
+    ops: pd.DataFrame | None = None,
+    pipelines: Sequence[Sequence[int]] = (),
+) -> Clock:
+    """The clock of a set of ranks.
+
+    Args:
+        comms: matched communication (schema COMMS) in each rank's own time.
+        ranks: the global ranks.
+        facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock;
+            ``one_clock`` is what ranks share whose reader found them on one clock.
+        ops: the ops that follow causality (schema OPS) in each rank's own time: used where messages do not relate all ranks.
+        pipelines: the global ranks of each pipeline.
+    """
+    ordered = sorted(ranks)
+    if len(ordered) < 2:
+        return Clock(ClockMethod.SINGLE_RANK, dict.fromkeys(ordered, 0), 0)
+    matched = comms[(comms["match"] >= 0) & comms["rank"].isin(ordered)]
+    matched = _on_one_side(matched)
+    shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
+    low = lower_bounds(matched, ordered)
+    if len(set(shared)) == 1 and shared[0] is not None:
+        return _of_one_recording(ordered, str(shared[0]), max(int(low.max()), 0))
+    spread = same_host_spread(ordered, facts)
+    if spread is not None:
+        violated = int(low.max())  # the diagonal is 0
+        if violated <= spread + READING_NS:
+            return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
+    same = np.array([[own is not None and own == other for other in shared] for own in shared], dtype=np.bool_)
+    low = np.where(same, 0, low)
+    if ops is not None and not all(is_bounded(*bounds) for bounds in offset_ranges(low)):
+        by_order = from_op_order(ordered, low, ops, pipelines)
+        if by_order is not None:
+            return by_order
+    if low.max(initial=-UNBOUNDED, where=~np.eye(len(ordered), dtype=bool)) <= -UNBOUNDED:
+        warning = (
+            "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
+            "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+        )
+        return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,), frozenset(ordered[1:]))
+    clock = from_bounds(ordered, low)
+    return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
+
+
+def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:
+    """Without what is a host's call on one rank and a kernel on another: a call may return long before its message comes."""
+    on_device = (matched["clock"] == "device").groupby(matched["match"])
+    return matched[on_device.transform("all") == on_device.transform("any")]
+
+
+def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
+    """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
+    if not shared.startswith(SESSION):
+        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ranks, 0), violated)
+    warnings = (
+        (
+            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some of them "
+            "are not joined rightly, and their waiting and transfer are not to be trusted",
+        )
+        if violated > READING_NS
+        else ()
+    )
+    return Clock(ClockMethod.SAME_SESSION, dict.fromkeys(ranks, 0), min(violated, READING_NS), warnings)

@@ -1,0 +1,51 @@
+"""Clocks from the order of a pipeline's ops, where no messages relate the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pptrace.clock.bounds import Matrix, from_bounds, is_bounded, offset_ranges
+from pptrace.clock.result import Clock, ClockMethod
+
+
+def from_op_order(
+    ranks: Sequence[int], low: Matrix, ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]
+) -> Clock | None:
+    """Offsets from what messages tell and from the order of ops; None where these do not bound all ranks or contradict.
+
+    An op that includes its own waiting for a message begins before that message is sent: where starts contradict, ends alone
+    count. Clocks that no bound speaks against are left as they are.
+    """
+    pairs = _op_pairs(ops, pipelines)
+    columns = ("start_ns", "end_ns") if (pairs["clock_after"] == "device").all() else ("end_ns",)
+    for column in columns:
+        both = low.copy()
+        source, target = (np.searchsorted(np.asarray(ranks), pairs[name].to_numpy()) for name in ("rank", "rank_after"))
+        np.maximum.at(both, (source, target), (pairs["end_ns"] - pairs[f"{column}_after"]).to_numpy(dtype=np.int64))
+        np.fill_diagonal(both, 0)
+        by_rank = offset_ranges(both)
+        if not all(is_bounded(*bounds) for bounds in by_rank):
+            return None
+        if any(lower > upper for lower, upper in by_rank):
+            continue
+        if both.max() <= 0:
+            widest = max(max(-lower, upper) for lower, upper in by_rank)
+            return Clock(ClockMethod.OP_ORDER, dict.fromkeys(ranks, 0), widest)
+        clock = from_bounds(ranks, both)
+        return Clock(ClockMethod.OP_ORDER, clock.offsets_ns, clock.uncertainty_ns)
+    return None
+
+
+def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """Ops of neighbouring stages of which the second begins after the first has ended: its columns end in ``_after``."""
+    known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
+    known = known.assign(way=np.where(known["kind"] == "F", "F", "B"))
+    pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
+    known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
+    key = ["pipeline", "step", "way", "microbatch", "stage"]
+    known = known[~known.duplicated(key, keep=False)][[*key, "rank", "start_ns", "end_ns", "clock"]]
+    following = known.assign(stage=known["stage"] - np.where(known["way"] == "F", 1, -1))
+    return known.merge(following, on=key, suffixes=("", "_after"))

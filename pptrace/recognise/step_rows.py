@@ -1,0 +1,40 @@
+"""The ops of each step of each pipeline, rank by rank in the order of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.schedule import COMPUTE_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    index: int
+    kind: str
+    stage: int
+    microbatch: int
+    pair: str
+
+
+def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[tuple[tuple[int, ...], dict[int, list[Op]]]]:
+    """For each pipeline and step its ranks' ops in time order."""
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    columns = (compute[name].tolist() for name in ("step", "rank", "kind", "stage", "microbatch", "pair"))
+    found: dict[tuple[tuple[int, ...], int], dict[int, list[Op]]] = {}
+    pipelines = {rank: pipeline for pipeline in mesh.pipelines for rank in pipeline}
+    for index, step, rank, *rest in zip(compute.index.tolist(), *columns, strict=True):
+        if rank in pipelines:
+            found.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(Op(index, *rest))
+    return [(pipeline, rows) for (pipeline, _), rows in found.items()]
+
+
+def kinds_by_place(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
+    """The kinds of ops of each rank of a pipeline in its most complete step, by the rank's place."""
+    steps = steps_of(ops, mesh)
+    if not steps:
+        return {}
+    pipeline, rows = max(steps, key=lambda step: sum(map(len, step[1].values())))
+    return {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
