@@ -380,6 +380,22 @@ def test_messages_that_contradict_each_other_are_no_drift() -> None:
     assert "no drift explains it" in clock.warnings[0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_of_uneven_latency_are_taken_for_no_drift(seed: int) -> None:
+    """What all messages together allow is the answer: no slope through their noise moves or widens it."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for match in range(1600):
+        sent = match * 1_000_000
+        rows += message(match, match % 2, 1 - match % 2, sent, sent + int(rng.integers(10_000, 200_000)))
+    latency = [min(row[4] - (row[2] * 1_000_000) for row in rows if row[1] == "recv" and row[0] == to) for to in (0, 1)]
+    clock = estimate_clock(shifted(comms_of(rows), {1: 70_000}), range(2), {})
+    lowest, highest = -70_000 - latency[1], -70_000 + latency[0]
+    assert clock.offsets_ns == {0: 0, 1: (lowest + highest) // 2}
+    assert clock.uncertainty_ns == (highest - lowest + 1) // 2
+    assert clock.warnings == ()
+
+
 def test_a_rank_without_drift_beside_one_that_drifts_is_not_said_to_drift() -> None:
     rows: list[Row] = []
     for turn in range(100):

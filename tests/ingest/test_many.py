@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,32 @@ def test_a_reader_process_that_dies_is_replaced_by_reading_here(
     result = read_traces(OpenedInputs(files), 2, lambda *progress: done.append(progress))
     assert ranks(result) == [(rank, f"rank{rank}.json") for rank in range(3)]
     assert [told for told in done if told[0] == int(told[0])] == [(1, 3), (2, 3), (3, 3)]
+
+
+_READS_TWO = """
+import multiprocessing, sys, threading
+from pathlib import Path
+from pptrace.ingest import many, open_inputs, read_traces
+many._LARGE_BYTES = 100
+ways, get = [], multiprocessing.get_context
+multiprocessing.get_context = lambda way: ways.append(way) or get(way)
+over = threading.Event()
+if sys.argv[2] == "threads":
+    threading.Thread(target=over.wait).start()
+result = read_traces(open_inputs([Path(sys.argv[1])]), 2)
+over.set()
+print(*ways, [len(trace.events) for trace in result.traces], multiprocessing.active_children())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@pytest.mark.parametrize(("threads", "way"), [("none", "fork"), ("threads", "spawn")])
+def test_processes_are_forked_where_no_other_thread_could_hold_a_lock(
+    write: Write, op: Op, tmp_path: Path, threads: str, way: str
+) -> None:
+    for rank in range(2):
+        write([op() for _ in range(50 + rank)], f"rank{rank}.json")
+    command = [sys.executable, "-c", _READS_TWO, str(tmp_path), threads]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split("\n")[0] == f"{way} [50, 51] []"
