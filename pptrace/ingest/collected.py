@@ -11,7 +11,7 @@ from pptrace.ingest.shapes import Begin, Complete, Counter, Event, Instant, Meta
 
 _OTHERS = frozenset({Instant, OldInstant, Counter, Metadata, Begin})
 _LABELS = frozenset({"process_name", "process_labels"})
-_MAX_LABELS = 10_000
+_MAX_LABELS = 10_000  # to look at, by each that collects
 
 
 @dataclass(slots=True)
@@ -25,32 +25,32 @@ class Damage:
 
 @dataclass(slots=True)
 class Collected:
-    """The complete events and memory instants of batches, and the labels of processes, each with its batch's number."""
+    """The complete events and memory instants of batches, and the labels of processes."""
 
     columns: Columns = field(default_factory=Columns)
     memory: MemoryColumns = field(default_factory=MemoryColumns)
-    labels: list[tuple[int, str]] = field(default_factory=list)
+    labels: set[str] = field(default_factory=set)
     num_begin: int = 0
     num_events: int = 0
 
-    def add(self, events: Sequence[Event], batch: int) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         complete = [event for event in events if type(event) is Complete]
         self.num_events += len(events)
         self.columns.add(complete)
         if len(complete) < len(events) and not _OTHERS.isdisjoint(map(type, events)):
-            self._add_others([event for event in events if type(event) in _OTHERS], batch)
+            self._add_others([event for event in events if type(event) in _OTHERS])
 
-    def _add_others(self, events: Sequence[Event], batch: int) -> None:
+    def _add_others(self, events: Sequence[Event]) -> None:
         self.memory.add([event for event in events if isinstance(event, Instant)])
         self.num_begin += sum(isinstance(event, Begin) for event in events)
         for event in events:
             if isinstance(event, Metadata) and event.name in _LABELS and event.args and len(self.labels) < _MAX_LABELS:
-                self.labels.append((batch, text_of(event.args.name) or text_of(event.args.labels)))
+                self.labels.add(text_of(event.args.name) or text_of(event.args.labels))
 
     def extend(self, other: Collected) -> None:
         """Add what was collected elsewhere from other batches of the same file, and leave nothing there."""
         self.columns.extend(other.columns)
         self.memory.extend(other.memory)
-        self.labels = sorted([*self.labels, *other.labels], key=lambda label: label[0])[:_MAX_LABELS]
+        self.labels |= other.labels
         self.num_begin += other.num_begin
         self.num_events += other.num_events

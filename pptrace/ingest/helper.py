@@ -1,7 +1,7 @@
 """A process that decodes blocks of a Kineto file for another one: see :mod:`pptrace.ingest.helpers`.
 
 argument          the file descriptor of the memory that both share, cut into slots
-standard input    one line per block: its slot, its length in bytes, its number
+standard input    one line per block: its slot, its length in bytes
 standard output   READY, then DONE for each block decoded, in order; after the end of the input a pickled Helped.
                   REFUSED, and nothing after it, where a block is not a list of events
 """
@@ -42,13 +42,13 @@ def main() -> None:
     answers.write(READY)
     helped = Helped()
     for line in sys.stdin.buffer:
-        slot, length, batch = map(int, line.split())
+        slot, length = map(int, line.split())
         start = slot * SLOT_BYTES
         read = decode_block(b"".join((b"[", slots[start : start + length], b"]")))
         if read is None:
             answers.write(REFUSED)
             return
-        helped.collected.add(read.events, batch)
+        helped.collected.add(read.events)
         helped.damage.lost_events += read.lost
         helped.damage.repaired += read.repaired
         answers.write(DONE)

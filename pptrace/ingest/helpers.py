@@ -76,13 +76,13 @@ class _Helper:
         if not said:
             raise HelperError
 
-    def give(self, text: memoryview, batch: int) -> None:
+    def give(self, text: memoryview) -> None:
         slot = self.room.popleft()
         self._at_work.append(slot)
         start = slot * SLOT_BYTES
         self._slots[start : start + len(text)] = text
         try:
-            self._orders.write(b"%d %d %d\n" % (slot, len(text), batch))
+            self._orders.write(b"%d %d\n" % (slot, len(text)))
         except BrokenPipeError as err:
             raise HelperError from err
 
@@ -116,7 +116,6 @@ class Helpers:
     def __init__(self, number: int) -> None:
         self._helpers: list[_Helper] = []
         self._said = selectors.DefaultSelector()
-        self._num_batches = 0
         if not hasattr(os, "posix_fallocate") or not sys.executable:  # Linux has it, and can share memory by its number
             return
         with suppress(OSError):
@@ -133,11 +132,6 @@ class Helpers:
             helper.stop()
         self._said.close()
 
-    def next_batch(self) -> int:
-        """The number of the block at hand, in the order of the file."""
-        self._num_batches += 1
-        return self._num_batches
-
     def offer(self, text: memoryview) -> bool:
         """Whether a helper took the block.
 
@@ -151,7 +145,7 @@ class Helpers:
         free = max(self._helpers, key=lambda helper: len(helper.room), default=None)
         if free is None or not free.room:
             return False
-        free.give(text, self.next_batch())
+        free.give(text)
         return True
 
     def _hear(self, helper: _Helper) -> None:

@@ -61,7 +61,7 @@ def _read(path: Path, num_helpers: int, told: Told | None) -> Trace:
     with ByteSource(path) as source, Helpers(num_helpers) as helpers:
         stream = EventStream(source, helpers.offer)
         for events in stream.batches():
-            collected.add(events, helpers.next_batch())
+            collected.add(events)
             if told is not None:
                 told(source.part_read)
         for helped in helpers.gather():
@@ -86,7 +86,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     rank = _first_rank(
         rank_of_value(metadata.get("rank")),
         rank_of_value(distributed.get("rank")),
-        rank_of_labels([label for _, label in collected.labels]),
+        rank_of_labels(collected.labels),
         rank_of_file_name(path.name),
         rank_of_comms(comm_rows),
     )

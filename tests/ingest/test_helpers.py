@@ -125,13 +125,15 @@ def test_mended_places_are_counted_by_helpers_too(write: Write) -> None:
 
 
 def test_odd_types_are_no_reason_to_refuse_a_block(write: Write) -> None:
-    odd = events(6000)
+    odd: list[Any] = events(6000)
     for event in odd[::997]:
         event["name"] = 7
+    odd[::1999] = [7] * len(odd[::1999])
     path = write(odd, indent=1)
     shared = read_shared(path)
     assert len(made) == 1
     assert_same(shared, read_kineto(path))
+    assert any(line.startswith(f"left out {len(odd[::1999])} events") for line in shared.warnings)
 
 
 def test_a_damaged_file_is_salvaged_as_by_one_reader(write: Write) -> None:
@@ -174,6 +176,30 @@ def test_a_helper_that_does_not_start_is_done_without(write: Write, monkeypatch:
 def test_a_file_without_a_trace_ends_the_helpers(write: Write) -> None:
     with pytest.raises(TraceError, match="an empty list of trace events"):
         read_shared(write([]))
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"), [("B", r"20000 begin/end pairs"), ("s", r"20000 events and no complete one")]
+)
+def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, told: str) -> None:
+    path = write([{"ph": phase, "name": "op", "ts": index, "pid": 1, "tid": 1} for index in range(20_000)])
+    with pytest.raises(TraceError, match=told):
+        read_shared(path)
+    assert any(made[0].taken)
+
+
+def test_what_a_helper_says_of_its_rank_is_heard(write: Write) -> None:
+    found = events(6000)
+    for event in found:
+        if event["ph"] == "M":
+            event["args"]["name"] = "python of rank 5"
+    assert read_shared(write(found)).rank == read_kineto(write(found)).rank == 5
+    assert sum(made[0].taken) > 5
+
+
+def test_helpers_that_have_not_started_are_not_waited_for() -> None:
+    with Helpers(2) as helpers:
+        assert list(helpers.gather()) == []
 
 
 def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too_long() -> None:

@@ -21,5 +21,10 @@ def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
     assert [(op.step, str(op.action)) for op in resolved(cut) if op.label.is_op] == [(3, "0F0"), (3, "0F1")]
 
 
+def test_messages_before_the_first_step_are_no_ops_that_are_left_out() -> None:
+    cut = ranges(("PP:0F6", 0, 5), ("PP:0RECV_F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15))
+    assert num_outside_steps(cut) == 1
+
+
 def test_ops_without_ranges_of_steps_are_all_kept() -> None:
     assert num_outside_steps(ranges(("PP:0F0", 0, 5), ("PP:0F1", 5, 9), ("PP:0F0", 10, 15))) == 0

@@ -224,6 +224,16 @@ def test_an_end_that_occurs_twice_is_not_guessed_at() -> None:
     assert matched.iloc[0]["match"] == -1
 
 
+@pytest.mark.parametrize("doubled", ["send", "recv"])
+def test_neither_two_sends_nor_two_receives_of_one_message_are_one(doubled: str) -> None:
+    named = {"direction": "F", "microbatch": 3}
+    ends = {"send": message("send", 0, 8, stage=0, **named), "recv": message("recv", 1, 8, stage=1, **named)}
+    comms = comms_of(*ends.values(), ends[doubled])
+    assert (match_comms(comms, None)["match"] == -1).sum() == 3
+    alone = comms_of(ends[doubled], ends[doubled])
+    assert match_comms(alone, None)["match"].tolist() == [-1, -1]
+
+
 RECORDINGS_MESH = recognise(RECORDINGS["gpipe"].traces()).mesh
 
 
