@@ -32,9 +32,11 @@ from pptrace.schedule.actions import Action, Kind
 from pptrace.tables import COMMS, OPS, Events, Trace
 
 
-def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
+def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
     """The ops and comms of a trace with op labels or with messages between ops; None when it has neither.
 
+    ``calls`` is all communication of the trace (:func:`pptrace.recognise.collectives.find_calls`): messages that order finds last
+    as long as the kernels that carry them, which the end of a batch may have launched.
     The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`; stages that no label
     tells are below 0 and wait for :func:`pptrace.recognise.placement.place`.
     """
@@ -60,7 +62,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork) -> RankTables | None:
         evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
     ranges = resolved(ranges)
     times = _Times(owner, HostCompute(trace.events))
-    ops, comms = _rows(ranges, source, times, _Messages(trace.events))
+    ops, comms = _rows(ranges, source, times, _Messages(trace.events, calls))
     return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
 
 
@@ -190,15 +192,22 @@ class _Times:
 
 
 class _Messages:
-    """gloo's own ranges, which last until a message was waited for, and the sizes that NCCL calls tell."""
+    """gloo's own ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, calls: pd.DataFrame) -> None:
+        carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
+        spans = zip(*(carried[name].tolist() for name in ("start_ns", "end_ns", "stream")), strict=True)
+        self._kernels = dict(zip(carried["host_ns"].tolist(), spans, strict=True))
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
         self._starts, self._ends = events.start_ns[rows], events.end_ns[rows]
         sized = events.comm_args[events.comm_args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
         self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]
         self._bytes = sized[["in_bytes", "out_bytes"]].max(axis=1).to_numpy(dtype=np.int64)
+
+    def kernel(self, host_ns: int) -> tuple[int, int, int] | None:
+        """(start, end, stream) of the kernel that carries the message whose call began then."""
+        return self._kernels.get(host_ns)
 
     def arrival(self, start_ns: int, end_ns: int) -> int | None:
         """When the one message that was posted in [start_ns, end_ns) had been waited for; None where no range shows it."""
@@ -228,7 +237,7 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
     """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
     start, posted, stream, clock = entry.start_ns, entry.end_ns, -1, "host"
     asked = end = posted
-    if span := times.owner.span(entry.start_ns, entry.end_ns, communication=True):
+    if span := messages.kernel(start) or times.owner.span(start, posted, communication=True):
         start, end, stream = span
         posted, asked, clock = start, start, "device"
     elif action.kind.is_recv and reader is not None:

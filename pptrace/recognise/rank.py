@@ -44,9 +44,11 @@ class RankFound:
 def recognise_rank(trace: Trace) -> RankFound:
     """Find the ops, the communication and the device work of one rank."""
     work = device_work(trace.events)
-    tables = tables_from_trace(trace) or tables_from_marks(trace, work) or tables_from_labels(trace, work)
+    tables = tables_from_trace(trace) or tables_from_marks(trace, work)
     told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
     calls = empty_table(CALLS) if told else find_calls(trace.events)
+    if tables is None:
+        tables = tables_from_labels(trace, work, calls)
     if tables is None:
         return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
     return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)
