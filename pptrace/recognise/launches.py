@@ -24,7 +24,7 @@ from pptrace.tables import Category, Events, Int64
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"nccl|rccl|userbuffers|nvshmem|cross_device_reduce|internode::|intranode::", re.IGNORECASE)
-_OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb|lion_|adafactor|sgd_", re.IGNORECASE)
+_OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb(?!da)|\blion_|adafactor|sgd_", re.IGNORECASE)
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 
 

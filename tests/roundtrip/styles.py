@@ -19,6 +19,16 @@ from tests.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_S
 LEAD = 60
 ALL_ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b")
 BACKWARDS = (Kind.B, Kind.I)
+KERNELS = (
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int, float)",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float> >"
+    "(at::TensorIteratorBase&)::{lambda(int)#1}>(int, {lambda(int)#1})",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x4_nn_align8>(Params)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)::"
+    "[lambda() (instance 2)]::operator()() const::[lambda(c10::BFloat16) (instance 1)], std::array<char*, 2> >(int)",
+)
+"""Of an op, as they are called in traces."""
 CPU_THREADS = {Kind.F: MAIN_THREAD, Kind.W: MAIN_THREAD}
 
 
@@ -74,7 +84,7 @@ class Style:
         begin, thread = done.start - LEAD, CPU_THREADS.get(done.action.kind, AUTOGRAD_THREAD)
         cuts = [done.start + (done.end - done.start) * k // 5 for k in range(6)]
         for place in range(5):
-            host.launch(f"gemm_{place}", begin + 2 + 2 * place, cuts[place], cuts[place + 1], thread)
+            host.launch(KERNELS[place], begin + 2 + 2 * place, cuts[place], cuts[place + 1], thread)
 
     def op_name(self, plan: Plan, rank: int, action: Action) -> str:
         return ""
@@ -203,6 +213,16 @@ class TorchOneFOneB(OneByOne):
     def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
         host.range("Optimizer.step#AdamW.step", run.end + 5, run.end + 30)
         super().finish(host, run, rank, number)
+
+
+class TorchBatched(TorchOneFOneB):
+    """The same on NCCL with ``batch_isend_irecv``: the operators return before the end of the batch launches its one kernel."""
+
+    def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
+        for place, done in enumerate(group):
+            begin = group[0].start - LEAD + 2 * place
+            host.operator("c10d::send" if done.action.kind.is_send else "c10d::recv_", begin, begin + 2)
+        Style.messages(self, host, plan, rank, group)
 
 
 class MegatronNvtx(Style):
@@ -374,6 +394,7 @@ STYLES: tuple[type[Style], ...] = (
     TorchLabels,
     TorchGpipe,
     TorchOneFOneB,
+    TorchBatched,
     MegatronNvtx,
     ZeroBubble,
     DeepSpeed,

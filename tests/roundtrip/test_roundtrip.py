@@ -79,6 +79,7 @@ def check(style: Style, run: PaperRun, steps: int, found: Recognised) -> None:
     assert (found.mesh.pp, found.mesh.vpp) == (plan.pp, plan.num_chunks)
     assert found.schedule.mismatches == ()
     assert keys(found.schedule.plan) == keys(plan)
+    assert set(found.comms.loc[found.comms["axis"] == "pp", "clock"]) <= {"device"}
     if style.messages_named:
         check_messages(run, steps, found)
 
