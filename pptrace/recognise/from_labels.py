@@ -29,7 +29,7 @@ from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
-from pptrace.tables import COMMS, OPS, Events, Trace
+from pptrace.tables import COMMS, OPS, Category, Events, Trace
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -82,7 +82,8 @@ def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
 def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
     """By operators where they name their messages, else by launches."""
     told = has_optimizer_ranges(events)
-    by_operators = infer_ops(events, () if told else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)])
+    steps = [entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.leads]
+    by_operators = infer_ops(events, () if told else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)], steps)
     return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
 
 
@@ -201,7 +202,8 @@ class _Messages:
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
         self._starts, self._ends = events.start_ns[rows], events.end_ns[rows]
-        sized = events.comm_args[events.comm_args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
+        args = events.comm_args[events.category[events.comm_args["event"].to_numpy()] < Category.HOST_LIMIT]
+        sized = args[args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
         self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]
         self._bytes = sized[["in_bytes", "out_bytes"]].max(axis=1).to_numpy(dtype=np.int64)
 

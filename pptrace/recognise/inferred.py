@@ -10,6 +10,7 @@ are left to their own records (:mod:`pptrace.recognise.collectives`). Steps are 
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.recognise.evidence import confidence, is_one_stage, peers_of
-from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.actions import Action, Kind
 from pptrace.tables import Category, Events
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
@@ -73,20 +74,21 @@ def has_optimizer_ranges(events: Events) -> bool:
     return any(map(_OPTIMIZER.match, events.names))
 
 
-def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = ()) -> Inference:
+def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps: Sequence[int] = ()) -> Inference:
     """Ops and messages in time order; nothing where no thread both sends or receives and computes.
 
-    ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so.
+    ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
+    that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
     """
     thread = _pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
         return Inference([])
-    runs = _runs(events, thread, optimizers)
+    runs = _runs(events, thread, optimizers, steps)
     kept = without_scraps(runs)
     found = list(numbered(kept, thread))
     kinds = [entry.action.kind for entry in found]
     messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
-    agree = is_one_stage(list(_sides(kept)), [kind for kind in kinds if kind.is_p2p], forwards, backwards)
+    agree = is_one_stage(list(_sides(kept)), list(_firsts(found)), forwards, backwards)
     sure = confidence(_num_operators(kept), _num_operators(runs), forwards, backwards, agree)
     told = (
         f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
@@ -96,6 +98,15 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = ()) -> Inf
         found = [entry for entry in found if entry.action.kind.is_compute]
         told += "; the messages are not those of one stage per rank: their directions are not taken from the ops beside them"
     return Inference(found, messages, (told,))
+
+
+def _firsts(found: Sequence[Inferred]) -> Iterator[Kind]:
+    """The kinds of the messages that are the first of their kind beside an op."""
+    last: dict[Kind, Action] = {}
+    for action in (entry.action for entry in found if entry.action.kind.is_p2p):
+        if last.get(action.kind) != action:
+            yield action.kind
+        last[action.kind] = action
 
 
 def _num_operators(runs: Sequence[Run]) -> int:
@@ -158,10 +169,11 @@ def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> list[Run]:
+def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[Run]:
     """What the thread does, one entry for each message and for each unbroken run of operators."""
     runs: list[Run] = []
-    for run in _tokens(events, thread, optimizers):
+    boundaries = [Run(Token.OPTIMIZER, begin, begin) for begin in sorted(steps)]
+    for run in heapq.merge(_tokens(events, thread, optimizers), boundaries, key=lambda run: run.start_ns):
         last = runs[-1] if runs else None
         if last is not None and last.token is run.token and run.token in (Token.FORWARD, Token.BACKWARD):
             last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + 1
@@ -238,15 +250,13 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
-    """Ops and messages with the microbatches that order gives them; a message whose place in a step is taken is left out."""
+    """Ops and messages with the microbatches that order gives them; an op may have several (the tensors of one activation)."""
     forwards = backwards = 0
-    taken: set[Key] = set()
     after = list(_ops_before(reversed(runs)))[::-1]
     for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
         if run.token is Token.OPTIMIZER:
             if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
                 forwards = backwards = 0
-                taken.clear()
             continue
         if run.token is Token.FORWARD:
             action = Action(Kind.F, -1, forwards)
@@ -259,10 +269,9 @@ def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
         else:
             sends = run.token is Token.SEND
             found = _message(sends, op_before if sends else op_after, forwards, backwards)
-            if found is None or found.key in taken:
+            if found is None:
                 continue
             action = found
-            taken.add(action.key)
         yield Inferred(action, run.start_ns, run.end_ns, thread)
 
 

@@ -170,17 +170,22 @@ def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
 
 
 def _counted(ranges: Sequence[Range]) -> list[Range]:
-    """Steps by order: a new one where an op would come again or, for ops without microbatches, after the optimizer."""
-    done: set[object] = set()
-    count, found = 0, []
+    """Steps by order: a new one where an op would come again or, for ops without microbatches, after the optimizer.
+
+    A message that comes again with no op between is another tensor of the same one.
+    """
+    done: dict[object, int] = {}  # how many ops there had been
+    count, num_ops, found = 0, 0, []
     optimized = False
     for entry in ranges:
-        again = any(action.microbatch is not None and action.key in done for action in entry.label.actions)
+        num_ops += entry.label.is_op
+        known = [a for a in entry.label.actions if a.microbatch is not None]
+        again = any(done.get(action.key, num_ops) < num_ops for action in known)
         if again or (optimized and any(action.microbatch is None for action in entry.label.actions)):
             count += 1
             done.clear()
         optimized = entry.label.span == "OPTIMIZER" or (optimized and not entry.label.actions)
-        done.update(action.key for action in entry.label.actions)
+        done |= {action.key: num_ops for action in entry.label.actions}
         found.append(replace(entry, step=count))
     return found
 

@@ -68,7 +68,7 @@ def recognise_ranks(
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
     groups = find_groups({found.number: found.calls for found in ranks}, {f.number: f.info.distributed for f in ranks})
-    mesh = _mesh(metadata, ops, groups, num_ranks or len(ranks))
+    mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     warnings += _inferences(ops, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     placed = place(ops, comms, mesh)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]

@@ -1,0 +1,77 @@
+"""Ops by the order of operators and messages, where a step holds more than its ops and one message for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from tests.roundtrip.files import events_of
+from tests.roundtrip.styles import LEAD, Host, Style, TorchBatched, TorchOneFOneB
+from tests.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
+
+RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
+
+
+def found_in(style: Style) -> Recognised:
+    return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
+
+
+def cells(found: Recognised, rank: int, step: int) -> list[str]:
+    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+    ops = ops.sort_values("start_ns")
+    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+
+
+class SeveralTensors(TorchOneFOneB):
+    """An activation goes as a small tensor and a large one, each with its own call and kernel (DeepSpeed, nanotron)."""
+
+    def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
+        for place, done in enumerate(group):
+            for tensor in range(2):
+                begin = done.start - LEAD + 6 * place + 3 * tensor
+                host.operator("c10d::send" if done.action.kind.is_send else "c10d::recv_", begin, begin + 3)
+                cuts = (done.start, done.end - 20, done.end)
+                kernel = cuts[tensor : tensor + 2]
+                host.launch("ncclDevKernel_SendRecv", begin + 1, *kernel, MAIN_THREAD, NCCL_STREAM + place)
+
+
+def test_all_tensors_of_an_activation_are_its_messages() -> None:
+    found = found_in(SeveralTensors())
+    for rank in range(RUN.plan.pp):
+        mine = found.comms[found.comms["rank"] == rank]
+        assert len(mine) == 2 * 2 * len(list(RUN.transfers(rank)))
+        assert cells(found, rank, 1) == [str(action) for action in RUN.plan.compute_actions(rank)]
+    assert (found.comms["match"] >= 0).all()
+    assert (found.comms["clock"] == "device").all()
+
+
+class Evaluated(TorchBatched):
+    """Forwards alone before each step, which has a range of its own."""
+
+    def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
+        host = Host(at, 900_000 + (rank * 100 + number) * 10_000)
+        for place in range(3):
+            begin = -900 + 300 * place
+            if rank:
+                host.operator("c10d::recv_", begin - LEAD, begin - LEAD + 2)
+                host.launch("ncclDevKernel_SendRecv", begin - LEAD + 3, begin - 20, begin, MAIN_THREAD, NCCL_STREAM)
+            for kernel in range(5):
+                host.operator("aten::mm", begin - 50 + 2 * kernel, begin - 48 + 2 * kernel)
+                host.launch("gemm", begin - 49 + 2 * kernel, begin + 20 * kernel, begin + 20 * kernel + 20, MAIN_THREAD)
+            if rank < run.plan.pp - 1:
+                host.operator("c10d::send", begin - 30, begin - 28)
+                host.launch("ncclDevKernel_SendRecv", begin - 27, begin + 100, begin + 120, MAIN_THREAD, NCCL_STREAM)
+        host.range(f"ProfilerStep#{number + 4}", -LEAD - 5, run.end + 40)
+        return [*host.events, *super().step(run, rank, number, at)]
+
+
+def test_forwards_of_an_evaluation_between_steps_are_not_counted() -> None:
+    found = found_in(Evaluated())
+    assert found.schedule.name == "1f1b"
+    assert found.schedule.mismatches == ()
+    for rank in range(RUN.plan.pp):
+        for step in (4, 5):
+            assert cells(found, rank, step) == [str(action) for action in RUN.plan.compute_actions(rank)]
