@@ -380,6 +380,25 @@ def test_messages_that_contradict_each_other_are_no_drift() -> None:
     assert "no drift explains it" in clock.warnings[0]
 
 
+@pytest.mark.parametrize("wrong", [70_000, -3_000_000_000])
+@pytest.mark.parametrize("kind", ["messages", "collectives"])
+def test_kernels_that_end_together_tell_where_in_its_bounds_an_offset_lies(kind: str, wrong: int) -> None:
+    """One way takes ten times as long as the other, and one more message is late: the middle of the bounds is not the truth."""
+    rows: list[Row] = []
+    for match in range(12):
+        sent, latency = match * 1_000_000, (200_000, 20_000)[match % 2]
+        if kind == "collectives":
+            rows += [(rank, "all_reduce", match, sent + 9 * rank, sent + latency) for rank in (0, 1)]
+        else:
+            received = message(match, match % 2, 1 - match % 2, sent, sent + latency)
+            rows += [(*row[:4], sent + latency) for row in received]
+    rows += message(12, 0, 1, 20_000_000, 20_900_000)
+    clock = estimate_clock(shifted(comms_of(rows).assign(clock="device"), {1: wrong}), range(2), {})
+    assert clock.offsets_ns == {0: 0, 1: -wrong}
+    assert clock.uncertainty_ns is not None
+    assert 100_000 < clock.uncertainty_ns <= 200_000 if kind == "messages" else clock.uncertainty_ns < 20_010
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_of_uneven_latency_are_taken_for_no_drift(seed: int) -> None:
     """What all messages together allow is the answer: no slope through their noise moves or widens it."""

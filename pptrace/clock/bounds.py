@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.clock.result import Clock, ClockMethod
-
 Matrix = npt.NDArray[np.int64]
 UNBOUNDED = np.iinfo(np.int64).max // 4
-_ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives in which everyone waits for everyone; a broadcast's root, say, may be done before the others begin."""
 
 
@@ -25,7 +23,7 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     slack = (one_way["start_ns_from"] - one_way["end_ns_to"]).to_numpy()
     source, target = (np.searchsorted(places, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
     np.maximum.at(low, (source, target), slack)
-    collectives = matched[matched["kind"].isin(_ALL_TO_ALL)]
+    collectives = matched[matched["kind"].isin(ALL_TO_ALL)]
     if len(collectives):
         low = np.maximum(low, _of_collectives(collectives, places))
     np.fill_diagonal(low, 0)
@@ -72,23 +70,3 @@ def _longest_chains(low: Matrix) -> npt.NDArray[np.int64]:
             break
         best = np.maximum(best, further)
     return best
-
-
-def from_bounds(ranks: Sequence[int], low: Matrix) -> Clock:
-    """Offsets against the first rank, in the middle of what all chains of messages allow."""
-    offsets: dict[int, int] = {}
-    uncertainty = 0
-    warnings = []
-    unrelated: set[int] = set()
-    for rank, (lower, upper) in zip(ranks, offset_ranges(low), strict=True):
-        if is_bounded(lower, upper):
-            offsets[rank] = (lower + upper) // 2
-            uncertainty = max(uncertainty, (abs(upper - lower) + 1) // 2)
-        elif lower > -UNBOUNDED // 2 or upper < UNBOUNDED // 2:
-            offsets[rank] = lower if lower > -UNBOUNDED // 2 else upper
-            warnings.append(f"rank {rank}: messages bound its clock from one side only; its offset is that bound")
-        else:
-            offsets[rank] = 0
-            unrelated.add(rank)
-            warnings.append(f"rank {rank}: no message relates its clock to rank {ranks[0]}'s; taken as it is")
-    return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings), frozenset(unrelated))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.clock.bounds import is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.ends import common_ends, within
 from pptrace.clock.result import READING_NS, Clock, microseconds
 
 _MAX_STRETCHES = 8
@@ -35,27 +36,28 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
         gained = np.rint(rates[place] * (times - (begin + end) // 2)).astype("int64")
         straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
     whole, corrected = (offset_ranges(np.where(same, 0, lower_bounds(rows, ranks))) for rows in (matched, straight))
+    likely = common_ends(straight, ranks)
     offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
     is_possible = bool(np.abs(rates).max() <= _MAX_RATE)
     for rank, rate, (lower, upper), (low, high) in list(zip(ranks, rates, whole, corrected, strict=True))[1:]:
-        width, drift = abs(upper - lower), round(abs(rate) * (end - begin))
+        far, drift = within(offsets[rank], lower, upper)[1], round(abs(rate) * (end - begin))
         if lower > upper and not (is_possible and 2 * (low - high) <= lower - upper):
             if lower - upper > READING_NS:
                 offsets[rank] = 0 if upper <= 0 <= lower else offsets[rank]
-                width = 2 * max(lower - offsets[rank], offsets[rank] - upper)
+                far = max(lower - offsets[rank], offsets[rank] - upper)
                 warnings.append(
                     f"rank {rank}: messages contradict each other by {microseconds(lower - upper)} about its clock against "
                     f"rank {ranks[0]}'s, and no drift explains it: the uncertainty covers that"
                 )
-        elif is_possible and (2 * drift > width or lower > upper):  # else the offset is right all the time
-            offsets[rank] = (low + high) // 2
-            width = abs(high - low) + drift
+        elif is_possible and (2 * drift > abs(upper - lower) or lower > upper):  # else the offset is right all the time
+            offsets[rank], far = within(likely.get(rank), low, high)
+            far += (drift + 1) // 2
             if lower > upper and 2 * drift > abs(high - low):
                 warnings.append(
                     f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {microseconds(drift)} over the trace; its "
                     "offset is that of the middle, and the uncertainty covers the ends"
                 )
-        uncertainty = max(uncertainty, (width + 1) // 2)
+        uncertainty = max(uncertainty, far)
     return Clock(clock.method, offsets, uncertainty, tuple(warnings))
 
 

@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pptrace.clock.bounds import UNBOUNDED, from_bounds, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import UNBOUNDED, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.drift import with_drift
+from pptrace.clock.ends import common_ends
+from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import same_host_spread
@@ -68,7 +70,7 @@ def estimate_clock(
             "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
         )
         return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,), frozenset(ordered[1:]))
-    clock = from_bounds(ordered, low)
+    clock = from_bounds(ordered, low, common_ends(matched, ordered))
     return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from pptrace.clock.bounds import Matrix, from_bounds, is_bounded, offset_ranges
+from pptrace.clock.bounds import Matrix, is_bounded, offset_ranges
+from pptrace.clock.offsets import from_bounds
 from pptrace.clock.result import Clock, ClockMethod
 
 
@@ -34,7 +35,7 @@ def from_op_order(
         if both.max() <= 0:
             widest = max(max(-lower, upper) for lower, upper in by_rank)
             return Clock(ClockMethod.OP_ORDER, dict.fromkeys(ranks, 0), widest)
-        clock = from_bounds(ranks, both)
+        clock = from_bounds(ranks, both, {})
         return Clock(ClockMethod.OP_ORDER, clock.offsets_ns, clock.uncertainty_ns)
     return None
 
