@@ -28,6 +28,10 @@ def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None
     return None
 
 
+_ALWAYS_LABELLED = ("looped-bfs",)
+"""Of torch alone, which labels it: an order of kinds that is an interleaved one's as well, with m = p, is that."""
+
+
 def _chunk_counts(total: int, received: int | None) -> list[int]:
     """Into how many chunks so many forwards of a rank may be cut."""
     if received is not None and 0 <= received < total and total % (total - received) == 0:
@@ -47,7 +51,7 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
     for chunks, group, lean in (*variants, *((c, size, False) for size, c in grouped)):
         if lean and chunks == 1:
             continue
-        for entry in registry.SCHEDULES.values():
+        for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name in _ALWAYS_LABELLED):
             if entry.searches or (group is not None and "interleaved" not in entry.name):
                 continue
             try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from pptrace.recognise.fit import fit
 from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.step_rows import steps_of
+from pptrace.recognise.step_rows import Op, steps_of
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
@@ -24,7 +24,9 @@ class Numbered:
     notes: tuple[str, ...]
 
 
-def numbered(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Numbered | None:
+def numbered(
+    ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+) -> Numbered | None:
     """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
     whole = [(pipeline, rows) for pipeline, rows in steps if len(pipeline) > 1]
@@ -32,7 +34,10 @@ def numbered(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Numbered
         return None
     pipeline, rows = max(whole, key=lambda step: sum(map(len, step[1].values())))
     kinds = {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
-    plan = fit(len(pipeline), kinds, _num_received(comms, pipeline[0]))
+    received = _num_received(comms, pipeline[0])
+    if received is None and pipeline[0] in rows and pipeline[0] in calls:
+        received = _num_received_before_backwards(rows[pipeline[0]], ops, calls[pipeline[0]])
+    plan = fit(len(pipeline), kinds, received)
     if plan is None or plan.num_chunks == 1:
         return None
     filled = ops.copy()
@@ -77,6 +82,20 @@ def _num_received(comms: pd.DataFrame, first: int) -> int | None:
         return None
     mine = forward[(forward["rank"] == first) & (forward["kind"] == "recv")]
     return int(mine.groupby("step").size().max()) if len(mine) else 0
+
+
+def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
+    """How many activations this rank receives in a step whose forwards all come before its backwards, as those of GPipe and of
+    interleaved schedules without a steady phase do; None where they do not, or where no receive is told from a send.
+    """
+    kinds = [op.kind for op in row]
+    num_forwards = kinds.count("F")
+    if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():
+        return None
+    times = ops.loc[[op.index for op in row], "start_ns"].to_numpy()
+    received = calls[calls["kind"] == "recv"]
+    before = (received["end_ns"] > times[0]) & (received["end_ns"] <= times[num_forwards - 1])
+    return int(before.sum())
 
 
 _PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}

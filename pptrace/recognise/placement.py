@@ -46,8 +46,11 @@ def zigzag(chunk: int, rank: int, pp: int) -> int:
     return chunk * pp + (pp - 1 - rank if chunk % 2 else rank)
 
 
-def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed:
-    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.catalogues.unplaced`)."""
+def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]) -> Placed:
+    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.catalogues.unplaced`).
+
+    ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
+    """
     comms = _of_whole_pipelines(ops, comms, mesh)
     lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
@@ -56,7 +59,7 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> Placed:
     mesh, notes = regrouped(ops, mesh)
     places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
-    if chunks == 1 and (own := numbered(ops, comms, mesh)) is not None:
+    if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
         return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
     if chunks == 1 and (alone := _alone(ops, comms, mesh, lacking)):
         told = f"rank {alone[0]} alone shows messages, not the pipeline they go through: its length and stages are not known"

@@ -67,13 +67,14 @@ def recognise_ranks(
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    groups = find_groups({found.number: found.calls for found in ranks}, {f.number: f.info.distributed for f in ranks})
+    calls = {found.number: found.calls for found in ranks}
+    groups = find_groups(calls, {f.number: f.info.distributed for f in ranks})
     mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     warnings += _inferences(ops, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
-    placed = place(ops, comms, mesh)
+    placed = place(ops, comms, mesh, calls)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
-    comms = _with_calls(match_comms(comms, mesh), ranks, groups, ops, mesh)
+    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh)
     warnings += [f"process groups: {line}" for line in groups.evidence]
     plan = recognise_schedule(ops, mesh, metadata, schedule)
     framework, evidence = _framework(ranks, groups)
@@ -104,10 +105,10 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
 
 
 def _with_calls(
-    comms: pd.DataFrame, ranks: Sequence[RankFound], groups: Groups, ops: pd.DataFrame, mesh: MeshInfo
+    comms: pd.DataFrame, by_rank: Mapping[int, pd.DataFrame], groups: Groups, ops: pd.DataFrame, mesh: MeshInfo
 ) -> pd.DataFrame:
     """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls = comms_of_calls({found.number: found.calls for found in ranks}, groups, ops, comms, mesh)
+    calls = comms_of_calls(by_rank, groups, ops, comms, mesh)
     if calls.empty:
         return comms
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]

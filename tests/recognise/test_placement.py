@@ -14,7 +14,7 @@ from pptrace.recognise.recognise import Recognised, recognise
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import Nanotron, Style, Timers, ZeroBubble
+from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, ZeroBubble
 from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
@@ -128,6 +128,18 @@ def test_what_the_first_rank_receives_tells_the_chunks() -> None:
     assert unknown is not None
     assert told is not None
     assert (unknown.num_chunks, told.num_chunks) == (3, 2)
+
+
+@pytest.mark.parametrize(("schedule", "shape"), [("interleaved-1f1b", (3, 3, 2)), ("gpipe", (3, 6, 1))])
+def test_forwards_that_all_come_first_are_interleaved_where_the_first_rank_receives_activations(
+    schedule: str, shape: tuple[int, int, int]
+) -> None:
+    """With m = p an interleaved schedule has no steady phase: the kinds of its ops are those of GPipe with twice the m."""
+    run = run_on_paper(build(schedule, *shape), lambda action: 500, latency=130)
+    found = found_in(TorchBatched(), run, range(3))
+    assert found.schedule.name == schedule
+    for rank in range(3):
+        assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
 
 
 def test_an_order_of_no_schedule_fits_nothing() -> None:
