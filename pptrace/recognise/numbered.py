@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from pptrace.recognise.beside import PRODUCERS, beside_ops, moving
 from pptrace.recognise.fit import fit
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.step_rows import Op, steps_of
-from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
 
@@ -54,11 +54,14 @@ def numbered(
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
-    notes: tuple[str, ...] = (note,)
-    if not _is_possible(comms, plan, mesh):
-        comms = comms[comms["axis"] != "pp"]
-        notes += (f"labels tell more messages than {plan.name} has: which of them there were is not known",)
-    return Numbered(filled, _with_plan(comms, plan, mesh), plan, notes)
+    if _is_possible(comms, plan, mesh):
+        return Numbered(filled, _with_plan(comms, plan, mesh), plan, (note,))
+    chosen = beside_ops(comms, filled, plan, mesh)
+    if chosen is not None:
+        told = f"labels tell more messages than {plan.name} has: those are taken that the ops beside them send or receive in it"
+        return Numbered(filled, chosen, plan, (note, told))
+    told = f"labels tell more messages than {plan.name} has: which of them there were is not known"
+    return Numbered(filled, comms[comms["axis"] != "pp"], plan, (note, told))
 
 
 def _is_possible(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> bool:
@@ -68,8 +71,8 @@ def _is_possible(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> bool:
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
         place = mesh.pp_rank(int(str(rank)))
-        if place is not None and direction in _PRODUCERS:
-            planned = sum(1 for _ in _moving(plan, place, direction, sends=kind == "send"))
+        if place is not None and direction in PRODUCERS:
+            planned = sum(1 for _ in moving(plan, place, direction, sends=kind == "send"))
             if len(rows) > planned:
                 return False
     return True
@@ -98,32 +101,17 @@ def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: 
     return int(before.sum())
 
 
-_PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}
-
-
 def _with_plan(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> pd.DataFrame:
     """Messages numbered by order, taken for those of the plan's ops that send or receive, in the order of these ops."""
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
     for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
         place = mesh.pp_rank(int(str(rank)))
-        if place is None or direction not in _PRODUCERS:
+        if place is None or direction not in PRODUCERS:
             continue
-        wanted = list(_moving(plan, place, direction, sends=kind == "send"))[: len(rows)]
+        wanted = list(moving(plan, place, direction, sends=kind == "send"))[: len(rows)]
         where = rows.index[: len(wanted)]
         filled.loc[where, "stage"] = [action.stage for action in wanted]
         filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]
         filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
     return filled
-
-
-def _moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
-    """The ops of a rank whose output goes to another rank, or whose input comes from one."""
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            if half.kind not in _PRODUCERS[direction]:
-                continue
-            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
-            other = away(half.stage)
-            if other is not None and plan.placement[other] != rank:
-                yield half

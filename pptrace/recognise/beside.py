@@ -1,0 +1,68 @@
+"""Messages of a known plan, told by the ops beside them: a send follows the op that made it, a receive comes before its reader.
+
+A function that sends and receives in one call is called on all ranks of a pipeline, with nothing to send or to receive on some
+of them: which of its messages there were, the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from pptrace.recognise.mesh import MeshInfo
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}
+"""By direction: the kinds of ops whose output moves that way."""
+
+
+def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
+    """The ops of a rank whose output goes to another rank, or whose input comes from one."""
+    for action in plan.compute_actions(rank):
+        for half in action.halves:
+            if half.kind not in PRODUCERS[direction]:
+                continue
+            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
+            other = away(half.stage)
+            if other is not None and plan.placement[other] != rank:
+                yield half
+
+
+def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> pd.DataFrame | None:
+    """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
+
+    Args:
+        comms: with messages by order alone (their stage is below 0).
+        ops: with the stages and microbatches of the plan.
+    """
+    lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
+    parts = [comms.drop(lacking.index)]
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+        place = mesh.pp_rank(int(str(rank)))
+        if place is None or direction not in PRODUCERS:
+            return None
+        kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
+        mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
+        wanted = {(a.stage, a.microbatch) for a in moving(plan, place, str(direction), sends=kind == "send")}
+        taken = _of_neighbours(rows, mine.sort_values("start_ns", kind="stable"), sends=kind == "send")
+        taken = taken[[key in wanted for key in zip(taken["stage"], taken["microbatch"], strict=True)]]
+        taken = taken.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
+        if len(taken) < len(wanted):
+            return None
+        parts.append(taken)
+    return pd.concat(parts).sort_index()
+
+
+def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
+    """The messages in time order, each with the stage and microbatch of the last op before it, or of the first after it."""
+    ordered = rows.sort_values("start_ns", kind="stable")
+    if sends:
+        place = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
+    else:
+        place = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
+    inside = (place >= 0) & (place < len(ops))
+    own = ops.iloc[place[inside]]
+    return ordered[inside].assign(stage=own["stage"].to_numpy(), microbatch=own["microbatch"].to_numpy())
