@@ -148,10 +148,19 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
     """
     spans = [entry for entry in ranges if entry.label.span == "STEP"]
     chosen = [s for s in spans if s.label.step >= 0 and not s.label.leads] or [s for s in spans if s.label.step >= 0]
-    chosen = chosen or _outermost(spans)
+    chosen = _single(chosen) or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
         return _inside(ranges, chosen)
     return _counted(ranges)
+
+
+def _single(spans: Sequence[Range]) -> list[Range]:
+    """Without those that a profiler wrote twice: of the same number, and at the same time, as one before."""
+    kept: list[Range] = []
+    for span in spans:
+        if not any(span.label.step == known.label.step and span.start_ns < known.end_ns for known in kept[-2:]):
+            kept.append(span)
+    return kept
 
 
 def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
