@@ -120,7 +120,7 @@ class RankStep:
     rank: int
     stage: int | None
     window_ns: int
-    compute_ns: int
+    compute_ns: int | None
     exposed_comm_ns: int | None
     bubble_ns: int | None
     phases: Mapping[str, PhaseSummary]
@@ -133,7 +133,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns`` is None, and so is the bubble, where the ranks' clocks could not be related."""
+    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared."""
 
     step: int
     start_ns: int

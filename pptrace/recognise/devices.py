@@ -80,7 +80,7 @@ NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 
 
 def device_work(events: Events, backend: str = "") -> DeviceWork:
-    """The kernels, copies and fills of a rank, each with its launch; ``backend`` is that of the job's process groups, if known."""
+    """The kernels, copies and fills of a rank, each with its launch; ``backend`` is the process groups' where it is known."""
     rows = np.flatnonzero(_is_work(events))
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
@@ -106,9 +106,10 @@ def _unseen(events: Events, backend: str) -> str:
     if _DEVICE_BACKEND.fullmatch(backend):
         chosen.append((_OPERATOR, on_host))
     for pattern, rows in chosen:
-        shown = np.flatnonzero(rows & _names_matching(events, pattern)[events.name_id]) if rows.any() else ()
-        if len(shown):
-            return events.names[events.name_id[shown[0]]]
+        matching = {place: name for place, name in enumerate(events.names) if pattern.search(name)}
+        for place in events.name_id[rows].tolist() if matching else ():
+            if place in matching:
+                return matching[place]
     return ""
 
 
