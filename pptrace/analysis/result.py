@@ -85,16 +85,16 @@ class PhaseSummary:
 class CommSummary:
     """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes).
 
-    What depends on telling waiting from transfer is None where the other side is not in the traces, and ``bytes`` where a call
-    does not tell its size. ``predicted_bytes`` is
-    what the run's sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
+    What depends on telling waiting from transfer is None where the other side is not in the traces, every time where the device
+    that communicated was not recorded, and ``bytes`` where a call does not tell its size. ``predicted_bytes`` is what the run's
+    sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
     """
 
     axis: str
     kind: str
     count: int
     bytes: int | None
-    total_ns: int
+    total_ns: int | None
     wait_ns: int | None
     hidden_ns: int | None
     exposed_ns: int | None

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
 from pptrace.analysis.attribution import measured_costs, waterfall
 from pptrace.analysis.communication import summarise_comms
-from pptrace.analysis.result import Bubble, MarkedStep, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import (
+    Bubble,
+    CommSummary,
+    MarkedStep,
+    OpSummary,
+    PhaseSummary,
+    RankStep,
+    StepReport,
+    Waterfall,
+)
 from pptrace.analysis.step_volume import StepVolume
 from pptrace.clock import Clock
 from pptrace.intervals import length
@@ -116,13 +126,11 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     work, offset = data.work[rank], data.clock.offsets_ns.get(rank, 0)
     comparable = data.compares(window)
     if not comparable:
-        comms = comms.assign(match=-1)  # what a transfer is depends on when the other side was ready
         window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
         lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None
     phases = _phases(ops, window, lane)
     stages = sorted(set(ops["stage"]))
-    predicted = None if data.volume is None else data.volume.of_rank(rank, window.step)
     return RankStep(
         rank=rank,
         stage=int(stages[0]) if stages else None,
@@ -131,12 +139,25 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
         bubble_ns=bubble,
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
-        comms=summarise_comms(comms, data.lanes[rank].compute, predicted),
+        comms=_comms(comms if comparable else comms.assign(match=-1), rank, window.step, data),
         spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
         device=breakdown(work, window.start_ns - offset, window.end_ns - offset),
         peak_memory_bytes=_peak_memory(data.memory, rank, spans),
         ops=tuple(_op(row) for row in ops.itertuples()),
     )
+
+
+_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
+
+
+def _comms(comms: pd.DataFrame, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
+    """The summaries of a rank's step, without times where its device was not recorded."""
+    predicted = None if data.volume is None else data.volume.of_rank(rank, step)
+    summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
+    if not data.work[rank].unseen:
+        return summaries
+    unknown: dict[str, Any] = dict.fromkeys(_TIMES)
+    return tuple(replace(comm, **unknown) for comm in summaries)
 
 
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
