@@ -71,10 +71,18 @@ def _run_problem(loaded: Loaded) -> list[Node]:
     return [html.Section([title, text, lines(errors, "run-errors")], className="panel problem", id="run-problem")]
 
 
+def _slowest(step: StepReport) -> tuple[str, str]:
+    """The rank with the most compute, and how much that is."""
+    compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
+    if not compute:
+        return "–", "no compute is known"
+    slowest = max(compute, key=lambda rank: compute[rank])
+    mean = round(fmean(compute.values()))
+    return f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, mean {milliseconds(mean)}"
+
+
 def _tiles(step: StepReport, report: Report) -> Node:
     bubble = step.bubble
-    slowest = max(step.ranks, key=lambda rank: rank.compute_ns)
-    mean = fmean(rank.compute_ns for rank in step.ranks)
     known = [rank.exposed_comm_ns for rank in step.ranks if rank.exposed_comm_ns is not None]
     window = sum(rank.window_ns for rank in step.ranks)
     most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
@@ -113,8 +121,7 @@ def _tiles(step: StepReport, report: Report) -> Node:
             ),
             tile(
                 "Slowest rank",
-                f"rank {slowest.rank}",
-                f"{milliseconds(slowest.compute_ns)} ms compute, mean {milliseconds(round(mean))}",
+                *_slowest(step),
                 "The rank with the most compute",
                 "tile-slowest",
             ),

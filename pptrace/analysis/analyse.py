@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace import __version__
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.notes import notes
+from pptrace.analysis.notes import is_plan_of_all, notes
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
@@ -76,7 +76,8 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     found = recognise_ranks(ranks, schedule, num_ranks)
-    clock = estimate_clock(found.comms, list(found.facts), found.facts, _causal_ops(found), found.mesh.pipelines)
+    comms, ops = _causal(found)
+    clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
     data = _align(found, clock)
     windows = step_windows(data.ops, found.mesh)
     if step is not None:
@@ -96,15 +97,17 @@ def analyse_ranks(
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
         device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *clock.warnings, *notes(found, steps)),
+        warnings=(*warnings, *found.warnings, *notes(found, clock, steps)),
     )
     return Analysis(report, data, found.schedule.plan, found.mesh, windows)
 
 
-def _causal_ops(found: Recognised) -> pd.DataFrame:
-    """The ops that run when their times say: not the host's launching of what a device does later."""
-    on_device = [rank for rank, work in found.work.items() if len(work)]
-    return found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(on_device)]
+def _causal(found: Recognised) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The communication and the ops that run when their times say: not the host's launching of what a device does later."""
+    unseen = [rank for rank, work in found.work.items() if work.unseen]
+    launching = [rank for rank, work in found.work.items() if len(work) or work.unseen]
+    ops = found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(launching)]
+    return found.comms[~found.comms["rank"].isin(unseen)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
@@ -119,7 +122,7 @@ def _align(found: Recognised, clock: Clock) -> Aligned:
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return Aligned(ops, comms, memory, lanes, found.work, clock.offsets_ns, volume, clock.relates)
+    return Aligned(ops, comms, memory, lanes, found.work, clock, volume)
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
@@ -131,7 +134,7 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
 
 
 def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
-    plan = found.schedule.plan
+    plan = found.schedule.plan if is_plan_of_all(found) else None
     num_ranks = sum(map(len, found.mesh.pipelines))
     ideal = ideal_of(plan) if plan is not None and windows else None
     numbers = sorted({window.step for window in windows})

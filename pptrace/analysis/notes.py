@@ -6,14 +6,19 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pptrace.analysis.result import StepReport
+from pptrace.clock import Clock
 from pptrace.recognise.recognise import Recognised
+from pptrace.recognise.schedule import COMPUTE_KINDS
 
 _SHOWN = 8
+_CERTAIN = 0.1
+"""An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
 
-def notes(found: Recognised, steps: Sequence[StepReport]) -> tuple[str, ...]:
-    """The lines, those about missing data first."""
+def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple[str, ...]:
+    """The lines, those about clocks and missing data first."""
     return (
+        *_clocks(found, clock, steps),
         *_absent_ranks(found),
         *_ranks_outside_steps(found, steps),
         *_unknown_bubbles(steps),
@@ -21,6 +26,30 @@ def notes(found: Recognised, steps: Sequence[StepReport]) -> tuple[str, ...]:
         *dict.fromkeys(str(line) for facts in found.facts.values() for line in facts.get("notes", ())),
         *_nulls(found, steps),
     )
+
+
+def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
+    """How the clocks were related, and how far what compares ranks is to be trusted where ops are not much longer than that."""
+    if all(work.unseen for work in found.work.values()):
+        return  # launching relates no clocks, and no figure compares them
+    yield from clock.warnings
+    ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+    uncertainty = clock.uncertainty_ns or 0
+    if not steps or uncertainty <= _CERTAIN * (median := float((ops["end_ns"] - ops["start_ns"]).median())):
+        return
+    doubt = "no more certain than that"
+    if all(step.span_ns is None for step in steps):
+        doubt = "null: that is more than half a step"
+    yield (
+        f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
+        f"waiting and transfers compare ranks and are {doubt}"
+    )
+
+
+def is_plan_of_all(found: Recognised) -> bool:
+    """Whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
+    plan = found.schedule.plan
+    return plan is not None and plan.pp >= (found.mesh.pp or 1)
 
 
 def _absent_ranks(found: Recognised) -> Iterator[str]:
@@ -80,10 +109,21 @@ def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str
         yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
 
 
-def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
-    has_device = any(len(work) for work in found.work.values())
-    if not has_device:
+def _unseen_devices(found: Recognised) -> Iterator[str]:
+    """Where the device's work is not in the traces: nothing but the host worked, or it was not recorded."""
+    unseen = {rank: work.unseen for rank, work in sorted(found.work.items()) if work.unseen}
+    if unseen:
+        whose = "" if len(unseen) == len(found.work) else f" of rank {_listed(list(unseen))}"
+        yield (
+            f"no device events{whose}, though the run computes on devices ({next(iter(unseen.values()))}): times are those of "
+            "launching, and compute, bubbles, transfers and the waterfall are null; record with activities=[CPU, CUDA]"
+        )
+    elif not any(len(work) for work in found.work.values()):
         yield "no device events in these traces: times are host ranges, and the device breakdown is null"
+
+
+def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    yield from _unseen_devices(found)
     if not steps:
         marked = (
             "the marks in these traces are of steps alone" if len(found.ops) else "no marks of pptrace, no known labels"
@@ -93,7 +133,13 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
             "given; see the README for the runtimes that are recognised"
         )
         return
-    if any(step.bubble.waterfall_ns is None for step in steps):
+    plan = found.schedule.plan
+    if plan is not None and not is_plan_of_all(found):
+        yield (
+            f"ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of {plan.pp} of the {found.mesh.pp} ranks of "
+            "a pipeline"
+        )
+    elif any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
         yield "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan"
     nulls = ["waterfall_ns.host (launching is not told apart)"]
     if found.memory.empty:

@@ -85,16 +85,16 @@ class PhaseSummary:
 class CommSummary:
     """All communication of one kind on one axis by one rank in one step. Bandwidths are in GB/s (10⁹ bytes).
 
-    What depends on telling waiting from transfer is None where the other side is not in the traces, and ``bytes`` where a call
-    does not tell its size. ``predicted_bytes`` is
-    what the run's sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
+    What depends on telling waiting from transfer is None where the other side is not in the traces, every time where the device
+    that communicated was not recorded, and ``bytes`` where a call does not tell its size. ``predicted_bytes`` is what the run's
+    sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
     """
 
     axis: str
     kind: str
     count: int
     bytes: int | None
-    total_ns: int
+    total_ns: int | None
     wait_ns: int | None
     hidden_ns: int | None
     exposed_ns: int | None
@@ -120,7 +120,7 @@ class RankStep:
     rank: int
     stage: int | None
     window_ns: int
-    compute_ns: int
+    compute_ns: int | None
     exposed_comm_ns: int | None
     bubble_ns: int | None
     phases: Mapping[str, PhaseSummary]
@@ -133,7 +133,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns`` is None, and so is the bubble, where the ranks' clocks could not be related."""
+    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared."""
 
     step: int
     start_ns: int

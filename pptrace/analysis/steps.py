@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
 from pptrace.analysis.attribution import measured_costs, waterfall
 from pptrace.analysis.communication import summarise_comms
-from pptrace.analysis.result import Bubble, MarkedStep, OpSummary, PhaseSummary, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import (
+    Bubble,
+    CommSummary,
+    MarkedStep,
+    OpSummary,
+    PhaseSummary,
+    RankStep,
+    StepReport,
+    Waterfall,
+)
 from pptrace.analysis.step_volume import StepVolume
+from pptrace.clock import Clock
 from pptrace.intervals import length
 from pptrace.recognise.devices import DeviceWork, breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
@@ -25,8 +36,7 @@ from pptrace.timeline.windows import StepWindow
 class Aligned:
     """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
 
-    ``volume`` predicts what each rank communicates, where the run's facts tell. ``relates`` says whether ranks' times may be
-    compared: where they may not, nothing of a step is known but what each rank shows by itself.
+    ``volume`` predicts what each rank communicates, where the run's facts tell.
     """
 
     ops: pd.DataFrame
@@ -34,9 +44,21 @@ class Aligned:
     memory: pd.DataFrame
     lanes: Mapping[int, Lane]
     work: Mapping[int, DeviceWork]
-    offsets_ns: Mapping[int, int]
+    clock: Clock
     volume: StepVolume | None = None
-    relates: Callable[[Sequence[int]], bool] = lambda _: True
+
+    def compares(self, window: StepWindow) -> bool:
+        """Whether the times of a window's ranks say what they did at the same time.
+
+        Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
+        (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
+        """
+        seen = not any(self.work[rank].unseen for rank in window.ranks)
+        return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
+
+    def is_vague(self, window: StepWindow) -> bool:
+        """Whether the clocks may be off by more than half the window."""
+        return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +82,13 @@ def report_step(
     ``num_ranks`` is how many ranks the pipelines have: where some are not in the windows, the step's bubble is not known.
     """
     ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
-    compute = sum(rank.compute_ns for rank in ranks)
+    compute = sum(rank.compute_ns or 0 for rank in ranks)
     bubbles = [rank.bubble_ns for rank in ranks if rank.bubble_ns is not None]
     complete = len(bubbles) == len(ranks) == num_ranks
     bubble = sum(bubbles)
     whole = sum(rank.window_ns for rank in ranks)
     longest = max(windows, key=lambda window: window.span_ns)
-    comparable = all(data.relates(window.ranks) for window in windows)
+    comparable = all(map(data.compares, windows))
     return StepReport(
         step=windows[0].step,
         start_ns=min(window.start_ns for window in windows),
@@ -101,28 +123,41 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     spans = data.ops[in_step & ~is_compute]
     comms = data.comms[(data.comms["rank"] == rank) & (data.comms["step"] == window.step)]
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
-    work, offset = data.work[rank], data.offsets_ns.get(rank, 0)
-    comparable = data.relates(window.ranks)
+    work, offset = data.work[rank], data.clock.offsets_ns.get(rank, 0)
+    comparable = data.compares(window)
     if not comparable:
         window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
         lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+    bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None
     phases = _phases(ops, window, lane)
     stages = sorted(set(ops["stage"]))
-    predicted = None if data.volume is None else data.volume.of_rank(rank, window.step)
     return RankStep(
         rank=rank,
         stage=int(stages[0]) if stages else None,
         window_ns=window.span_ns,
-        compute_ns=length(lane.compute),
+        compute_ns=None if work.unseen else length(lane.compute),
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
-        bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None,
-        phases=phases if comparable else {name: replace(phase, bubble_ns=None) for name, phase in phases.items()},
-        comms=summarise_comms(comms, data.lanes[rank].compute, predicted),
+        bubble_ns=bubble,
+        phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
+        comms=_comms(comms if comparable else comms.assign(match=-1), rank, window.step, data),
         spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
         device=breakdown(work, window.start_ns - offset, window.end_ns - offset),
         peak_memory_bytes=_peak_memory(data.memory, rank, spans),
         ops=tuple(_op(row) for row in ops.itertuples()),
     )
+
+
+_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
+
+
+def _comms(comms: pd.DataFrame, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
+    """The summaries of a rank's step, without times where its device was not recorded."""
+    predicted = None if data.volume is None else data.volume.of_rank(rank, step)
+    summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
+    if not data.work[rank].unseen:
+        return summaries
+    unknown: dict[str, Any] = dict.fromkeys(_TIMES)
+    return tuple(replace(comm, **unknown) for comm in summaries)
 
 
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:

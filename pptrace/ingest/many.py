@@ -94,7 +94,8 @@ def read_each(
     ``store`` is asked before a file is read, and told what was kept.
     A file can hold several traces. A trace's rank is
     its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
-    ``warnings`` begins with those of ``inputs`` and has a line for every failure.
+    ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank is not its own
+    word: that says nothing against the trace.
 
     Raises:
         TraceError: the first file's error, when no file can be read.
@@ -109,9 +110,9 @@ def read_each(
     )
     found = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
     _require_one_run([trace.info for _, trace in found])
-    traces = _with_ranks(found)
+    traces, taken = _with_ranks(found)
     lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
-    return ReadResult(traces, failures, (*inputs.warnings, *lost))
+    return ReadResult(traces, failures, (*inputs.warnings, *lost, *taken))
 
 
 def _whole(trace: Trace) -> Trace:
@@ -187,30 +188,33 @@ def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[Kept, ...]:
-    """Every trace with a rank of its own, in order of rank. First those that claim one, in order, then the others."""
+def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ...], tuple[str, ...]]:
+    """Every trace with a rank of its own, in order of rank, and lines that say why. First those that claim one, in order, then
+    the others."""
     ranked: dict[int, Kept] = {}
+    lines: dict[int, str] = {}
     later: list[tuple[Kept, str]] = []
     for file, trace in pairs:
         claimed = trace.info.rank if trace.info.rank is not None else file.rank
         if claimed is None:
-            later.append((trace, "nothing in it says which rank it is; taken as rank {rank}"))
+            later.append((trace, "nothing in it says which rank it is"))
         elif claimed in ranked:
-            later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does; taken as rank {{rank}}"))
+            later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does"))
         else:
-            warning = ""
             if file.rank is not None and file.rank != claimed:
-                warning = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
-            ranked[claimed] = _with_rank(trace, claimed, warning)
+                said = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
+                lines[claimed] = f"{trace.info.path}: {said}"
+            ranked[claimed] = _with_rank(trace, claimed)
     taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
-    for trace, warning in later:
+    for trace, why in later:
         free = range(len(pairs) + len(taken) + 1)
         # A rank that another trace's job has, but no trace, is missing; a second trace of a rank does not stand in for it.
         claims = trace.info.rank is not None
         rank = next(number for number in free if number not in (taken if claims else ranked))
         taken.add(rank)
-        ranked[rank] = _with_rank(trace, rank, warning.format(rank=rank))
-    return tuple(ranked[rank] for rank in sorted(ranked))
+        ranked[rank] = _with_rank(trace, rank)
+        lines[rank] = f"{trace.info.path}: {why}; taken as rank {rank}"
+    return tuple(ranked[rank] for rank in sorted(ranked)), tuple(lines[rank] for rank in sorted(lines))
 
 
 def _world_size(info: TraceInfo) -> int:
@@ -234,7 +238,5 @@ def _require_one_run(infos: Sequence[TraceInfo]) -> None:
             )
 
 
-def _with_rank(trace: Kept, rank: int, warning: str) -> Kept:
-    """The same as another rank's, with a line that says why."""
-    info = trace.info
-    return trace.with_info(replace(info, rank=rank, warnings=(*info.warnings, *([warning] if warning else []))))
+def _with_rank(trace: Kept, rank: int) -> Kept:
+    return trace.with_info(replace(trace.info, rank=rank))

@@ -99,6 +99,10 @@ def find_calls(events: Events) -> pd.DataFrame:
     calls = _host_calls(events, args)
     _give_kernels(events, calls, args)
     backward = Backward(events)
+    if (events.category == Category.KERNEL).any():
+        for call in calls:
+            if not call.kernels and call.args.get("group_size") == 1:
+                call.until_ns = call.work_end_ns = call.start_ns  # alone: nothing had to move
     busy = Busy(events, {call.thread for call in calls if call.work_end_ns > call.until_ns and not call.kernels})
     rows = [_row(call, events, backward, busy) for call in sorted(calls, key=lambda call: call.start_ns)]
     return make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
@@ -218,7 +222,7 @@ class _Gatherer:
 
 
 def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping[str, Any]]) -> None:
-    """Give each kernel its calls; one whose call was not recorded becomes a call of its own."""
+    """Give each kernel and copy its calls; a kernel whose call was not recorded becomes a call of its own."""
     rows = communication_rows(events)
     if not len(rows):
         return
@@ -230,11 +234,14 @@ def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping
     )
     for launch_ns, row, launcher in launched:
         kernel = events.names[events.name_id[row]]
-        found = owners.of(int(events.thread[launcher]), launch_ns, kind_of_kernel(kernel)) if launcher >= 0 else []
+        kernel_kind = kind_of_kernel(kernel) if events.category[row] == Category.KERNEL else ""
+        found = owners.of(int(events.thread[launcher]), launch_ns, kernel_kind) if launcher >= 0 else []
+        if not found and not kernel_kind:
+            continue  # a copy beside what a call asks for, such as one of a wait
         if not found:
             own = args.get(row, {})
             start = launch_ns if launcher >= 0 else int(events.start_ns[row])
-            kind = kind_of(own.get("collective", "")) or kind_of_kernel(kernel)
+            kind = kind_of(own.get("collective", "")) or kernel_kind
             found = [_Call(kind, -1, start, start, args=own, hint=hint_of_kernel(kernel))]
             calls += found
         for call in found:
@@ -244,7 +251,10 @@ def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping
 
 
 class _Owners:
-    """Which calls a kernel carries, by the thread and the time of its launch; to be asked in order of time."""
+    """Which calls a kernel carries, by the thread and the time of its launch; to be asked in order of time.
+
+    A copy (of no kind) is of the call around it alone.
+    """
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self._of_thread: dict[int, list[_Call]] = {}

@@ -15,15 +15,20 @@ from pptrace.recognise.comm_names import COMMUNICATION_KERNEL
 from pptrace.tables import Category, Events
 
 Rows: TypeAlias = npt.NDArray[np.intp]
-_PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P)")
-_NCCL_CALL = re.compile(r"(?:nccl|rccl):|record_param_comms|c10d::|p?nccl[A-Z]")
+_NCCL_CALL = re.compile(r"(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z]")
+"""Not the range of a batch, which may never end."""
+_DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
+_LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch")
+_OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
+_DEVICE_BACKEND = re.compile(r"(?:cuda:)?nccl")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
 
-    ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
+    ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded. ``unseen`` is what shows
+    that the rank works on a device of which no event was recorded: its host ranges then last as long as launching does.
     """
 
     start_ns: Int64
@@ -32,6 +37,7 @@ class DeviceWork:
     launch_ns: Int64
     is_compute: npt.NDArray[np.bool_]
     is_communication: npt.NDArray[np.bool_]
+    unseen: str = ""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -73,8 +79,8 @@ class DeviceBreakdown:
 NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
 
 
-def device_work(events: Events) -> DeviceWork:
-    """The kernels, copies and fills of a rank, each with its launch."""
+def device_work(events: Events, backend: str = "") -> DeviceWork:
+    """The kernels, copies and fills of a rank, each with its launch; ``backend`` is the process groups' where it is known."""
     rows = np.flatnonzero(_is_work(events))
     calls = launch_calls(events, rows)
     is_kernel = events.category[rows] == Category.KERNEL
@@ -86,15 +92,33 @@ def device_work(events: Events) -> DeviceWork:
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
+        unseen="" if len(rows) else _unseen(events, backend),
     )
 
 
+def _unseen(events: Events, backend: str) -> str:
+    """What shows that a rank without device events works on a device: a name of the trace, "" where nothing does.
+
+    That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs beside it as well.
+    """
+    on_host = np.isin(events.category, (Category.CPU_OP, Category.ANNOTATION))
+    chosen = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]
+    if _DEVICE_BACKEND.fullmatch(backend):
+        chosen.append((_OPERATOR, on_host))
+    for pattern, rows in chosen:
+        matching = {place: name for place, name in enumerate(events.names) if pattern.search(name)}
+        for place in events.name_id[rows].tolist() if matching else ():
+            if place in matching:
+                return matching[place]
+    return ""
+
+
 def communication_rows(events: Events) -> Rows:
-    """The events that carry data between devices: kernels by name, and copies to a peer that a collective launched."""
-    may = _names_matching(events, COMMUNICATION_KERNEL) | _names_matching(events, _PEER_COPY)
-    if not may.any():
+    """The events that carry data between devices: kernels by name, and copies that a collective launched."""
+    if not len(events):
         return np.empty(0, dtype=np.intp)
-    rows = np.flatnonzero(_is_work(events) & may[events.name_id])
+    may = _names_matching(events, COMMUNICATION_KERNEL)[events.name_id]
+    rows = np.flatnonzero((may & _is_work(events)) | (events.category == Category.MEMCPY))
     return rows[_communicates(events, rows, launch_calls(events, rows))]
 
 
@@ -109,7 +133,7 @@ def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.boo
     category, name_id = events.category[rows], events.name_id[rows]
     named = _names_matching(events, COMMUNICATION_KERNEL)
     communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named[name_id]
-    copies = (category == Category.MEMCPY) & _names_matching(events, _PEER_COPY)[name_id] & (calls >= 0)
+    copies = (category == Category.MEMCPY) & (calls >= 0)
     if copies.any():
         communicates[copies] = _inside_calls(events, calls[copies])
     return communicates

@@ -43,7 +43,7 @@ class RankFound:
 
 def recognise_rank(trace: Trace) -> RankFound:
     """Find the ops, the communication and the device work of one rank."""
-    work = device_work(trace.events)
+    work = device_work(trace.events, str(trace.distributed.get("backend", "")))
     tables = tables_from_trace(trace) or tables_from_marks(trace, work)
     told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
     calls = empty_table(CALLS) if told else find_calls(trace.events)

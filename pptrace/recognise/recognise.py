@@ -115,7 +115,7 @@ def _with_calls(
     return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched
 
 
-_ALIKE = 4
+_ALIKE = 1
 """So many ranks say the same with other numbers before the rest of them are counted."""
 
 

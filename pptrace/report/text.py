@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pptrace.analysis.result import CommSummary, MarkedStep, RankStep, Report, Severity, StepReport
+from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
@@ -19,6 +20,11 @@ _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50"}
 _GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░"}  # so that a bar can be read without colours
 _BAR_WIDTH = 30
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+_SOURCES = {
+    str(PlanSource.METADATA): "from metadata",
+    str(PlanSource.RECOGNISED): "recognised by the order of ops",
+    str(PlanSource.OPTION): "from --schedule",
+}
 _WATERFALL = {
     "compute": "the ops themselves, spread evenly over the ranks",
     "structural": "fill and drain of the schedule",
@@ -64,15 +70,24 @@ def _header(report: Report) -> RenderableType:
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
     if schedule.num_microbatches is not None:
         line.append(f" · {schedule.name}", style="bold")
-        line.append(
-            f", {schedule.num_microbatches} microbatches, {schedule.num_stages} stages (from {schedule.source})"
-        )
+        microbatches = units.counted(schedule.num_microbatches, "microbatch", "microbatches")
+        stages = units.counted(schedule.num_stages or 0, "stage")
+        line.append(f", {microbatches}, {stages} ({_SOURCES.get(schedule.source, schedule.source)})")
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
-    if any(step.bubble.ratio is None for step in report.steps) or any(info.warnings for info in report.inputs):
-        lines.append(Text("parts of the run are missing or damaged: see the warnings at the end", style="yellow"))
+    if lacking := _lacking(report):
+        lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))
     return Group(*lines)
+
+
+def _lacking(report: Report) -> str:
+    """What a reader should know before any figure; "" where nothing lacks."""
+    if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
+        return "parts of the run are missing or damaged"
+    if any(step.bubble.ratio is None for step in report.steps):
+        return "bubbles are not known"
+    return ""
 
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:
@@ -125,7 +140,7 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
 def _bar(rank: RankStep) -> Text:
     """The rank's window as a bar; rounding is carried along so that it always has the same width."""
     bar = Text()
-    parts = [("compute", rank.compute_ns)]
+    parts = [] if rank.compute_ns is None else [("compute", rank.compute_ns)]
     if rank.exposed_comm_ns is not None and rank.bubble_ns is not None:
         parts += [("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns)]
     drawn = total = 0

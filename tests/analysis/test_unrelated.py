@@ -5,20 +5,36 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
+
 from pptrace.analysis.analyse import analyse
-from pptrace.analysis.notes import notes
+from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import report_step
+from pptrace.clock import Clock, ClockMethod
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.registry import build
-from tests.synthetic import record
+from pptrace.tables import Category
+from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
 RECORDING = record(build("1f1b", 2, 3, 1))
 
 
+def assert_nothing_that_compares_ranks(step: StepReport) -> None:
+    assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
+    for rank in step.ranks:
+        assert (rank.bubble_ns, rank.exposed_comm_ns) == (None, None)
+        assert all(phase.bubble_ns is None for phase in rank.phases.values())
+        assert rank.comms
+        for comm in rank.comms:
+            assert (comm.wait_ns, comm.hidden_ns, comm.exposed_ns, comm.overlap_ratio) == (None, None, None, None)
+            assert (comm.algbw_gbps, comm.busbw_gbps) == (None, None)
+
+
 def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_it_shows_itself() -> None:
     analysis = analyse(RECORDING.traces())
-    apart = replace(analysis.data, relates=lambda ranks: len(ranks) < 2)
-    step = report_step(analysis.windows, apart, analysis.plan, None, 2)
+    apart = replace(analysis.data.clock, method=ClockMethod.NONE)
+    step = report_step(analysis.windows, replace(analysis.data, clock=apart), analysis.plan, None, 2)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
     for mine, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
         assert mine.compute_ns == whole.compute_ns > 0
@@ -31,7 +47,87 @@ def test_absent_ranks_are_counted_and_not_listed_however_many_a_file_claims() ->
     found = recognise(RECORDING.traces())
     huge = replace(found, mesh=replace(found.mesh, num_ranks=10**12))
     begin = time.monotonic()
-    lines = notes(huge, ())
+    lines = notes(huge, Clock(ClockMethod.SINGLE_RANK, {}, 0), ())
     assert time.monotonic() - begin < 1
     told = "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 and 999999999990 more (of 1000000000000)"
     assert any(line.startswith(told) for line in lines)
+
+
+def report_with(call: str, one_host: bool = True) -> Report:
+    """Of a run recorded on its hosts alone, each rank with one more range."""
+    traces = [
+        make_trace(
+            [*RECORDING.events_of(rank), Event(Category.ANNOTATION, call, START, START + 1, thread=MAIN_THREAD)],
+            rank,
+            RECORDING.job.metadata(rank, "node-a" if one_host else f"node-{rank}"),
+        )
+        for rank in range(2)
+    ]
+    return analyse(traces).report
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_of_a_device_that_was_not_recorded_nothing_is_told_by_its_launches(one_host: bool) -> None:
+    report = report_with("nccl:send 0->1", one_host)
+    (step,) = report.steps
+    assert_nothing_that_compares_ranks(step)
+    assert [rank.compute_ns for rank in step.ranks] == [None, None]
+    assert {comm.total_ns for rank in step.ranks for comm in rank.comms} == {None}
+    assert {finding.evidence.get("waterfall") for finding in report.findings} <= {None}
+    (line,) = [line for line in report.warnings if "null" in line and "null in this report" not in line]
+    assert line.startswith("no device events, though the run computes on devices (nccl:send 0->1)")
+    assert line.endswith("record with activities=[CPU, CUDA]")
+
+
+def test_a_run_on_cpus_is_told_by_its_host_ranges() -> None:
+    plain, gloo = analyse(RECORDING.traces()).report, report_with("gloo:barrier")
+    assert gloo.steps[0].bubble == plain.steps[0].bubble
+    assert gloo.steps[0].bubble.ratio is not None
+
+
+def test_a_rank_whose_device_was_not_recorded_hides_only_what_depends_on_it() -> None:
+    recording = record(build("1f1b", 2, 3, 1), device=True)
+    traces = recording.traces()
+    on_host = [event for event in recording.events_of(1) if event.category < Category.HOST_LIMIT]
+    traces[1] = make_trace(on_host, 1, recording.job.metadata(1))
+    report = analyse(traces).report
+    assert_nothing_that_compares_ranks(report.steps[0])
+    assert [rank.compute_ns is None for rank in report.steps[0].ranks] == [False, True]
+    assert any(line.startswith("no device events of rank 1, though") for line in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("part", "known", "doubt"),
+    [(0.0, True, None), (0.4, True, "no more certain than that"), (0.6, False, "null: that is more than half a step")],
+)
+def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
+    part: float, known: bool, doubt: str | None
+) -> None:
+    analysis = analyse(RECORDING.traces())
+    (whole,) = analysis.report.steps
+    assert whole.span_ns is not None
+    clock = replace(analysis.data.clock, uncertainty_ns=round(part * whole.span_ns))
+    step = report_step(analysis.windows, replace(analysis.data, clock=clock), analysis.plan, None, 2)
+    if known:
+        assert (step.span_ns, step.bubble.ratio) == (whole.span_ns, whole.bubble.ratio)
+    else:
+        assert_nothing_that_compares_ranks(step)
+        assert [rank.compute_ns for rank in step.ranks] == [rank.compute_ns for rank in whole.ranks]
+    lines = [line for line in notes(recognise(RECORDING.traces()), clock, (step,)) if line.startswith("the clocks")]
+    assert [line.rpartition(" are ")[2] for line in lines] == ([] if doubt is None else [doubt])
+
+
+def test_phases_have_no_bubble_where_their_rank_has_none() -> None:
+    (step,) = analyse(without(RECORDING.traces(), 1)).report.steps
+    (rank,) = step.ranks
+    assert rank.bubble_ns is None
+    assert [phase.bubble_ns for phase in rank.phases.values()] == [None, None, None]
+
+
+def test_a_plan_of_some_of_a_pipelines_ranks_has_no_ideal() -> None:
+    found = recognise(RECORDING.traces())
+    assert is_plan_of_all(found)
+    longer = replace(found, mesh=replace(found.mesh, pp=4))
+    assert not is_plan_of_all(longer)
+    line = "ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of 2 of the 4 ranks of a pipeline"
+    assert line in notes(longer, Clock(ClockMethod.SINGLE_RANK, {}, 0), analyse(RECORDING.traces()).report.steps)

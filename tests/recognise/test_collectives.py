@@ -105,20 +105,53 @@ def test_nccls_own_ranges_name_what_its_kernels_do() -> None:
     assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["reduce_scatter"], [20])
 
 
-def test_copies_to_a_peer_launched_by_a_collective_are_communication_and_others_are_memory() -> None:
+def copy(rank: Rank, name: str, launch: int, start: int) -> None:
+    rank.correlation += 1
+    number = rank.correlation
+    rank.add(Category.RUNTIME, "cudaMemcpyAsync", launch, launch + 1, thread=MAIN_THREAD, correlation=number)
+    rank.add(Category.MEMCPY, name, start, start + 10, device=0, stream=9, correlation=number)
+
+
+@pytest.mark.parametrize("name", ["Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"])
+def test_copies_launched_by_a_collective_are_communication_and_others_are_memory(name: str) -> None:
     rank = Rank(0)
     rank.call(ALL_GATHER, 0, None, ranks=(0, 1), in_bytes=4, out_bytes=8)
     for launch, start in ((5, 20), (50, 60)):
-        rank.correlation += 1
-        number = rank.correlation
-        rank.add(Category.RUNTIME, "cudaMemcpyAsync", launch, launch + 1, thread=MAIN_THREAD, correlation=number)
-        rank.add(
-            Category.MEMCPY, "Memcpy PtoP (Device -> Device)", start, start + 10, device=0, stream=9, correlation=number
-        )
+        copy(rank, name, launch, start)
     trace = rank.trace()
     assert device_work(trace.events).is_communication.tolist() == [True, False]
     found = find_calls(trace.events)
     assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["all_gather"], [20])
+
+
+def test_the_range_of_a_batch_that_never_ends_holds_no_copies() -> None:
+    rank = Rank(0)
+    rank.call(SEND, 0, None, ranks=(0, 1), dst=1, in_bytes=8)
+    rank.add(Category.ANNOTATION, "nccl:coalesced", 12, 90_000, thread=MAIN_THREAD)
+    rank.kernel("ncclDevKernel_SendRecv(x)", 13, 20, 30)
+    copy(rank, "Memcpy HtoD (Pageable -> Device)", 50, 60)
+    events = rank.trace().events
+    assert device_work(events).is_communication.tolist() == [True, False]
+    assert (find_calls(events)["end_ns"] - START).tolist() == [30]
+
+
+def test_a_copy_of_a_wait_belongs_to_no_call() -> None:
+    rank = Rank(0)
+    rank.call(SEND, 0, None, ranks=(0, 1), dst=1, in_bytes=8)
+    rank.record(20, 40, collective="wait")
+    copy(rank, "Memcpy DtoH (Device -> Pageable)", 25, 30)
+    found = find_calls(rank.trace().events)
+    assert (found["kind"].tolist(), found["clock"].tolist()) == (["send"], ["host"])
+
+
+@pytest.mark.parametrize(("recorded", "lasts"), [(True, 0), (False, 9)])
+def test_a_call_of_a_rank_alone_takes_no_time_where_its_device_was_recorded(recorded: bool, lasts: int) -> None:
+    rank = Rank(0)
+    rank.call(ALL_REDUCE, 0, None, ranks=(0,), in_bytes=8)
+    if recorded:
+        rank.kernel("gemm", 20, 30, 40)
+    found = find_calls(rank.trace().events)
+    assert (found["end_ns"] - found["start_ns"]).tolist() == [lasts]
 
 
 @pytest.mark.parametrize(

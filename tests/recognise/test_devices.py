@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +89,27 @@ def test_a_trace_without_device_events_has_no_work() -> None:
     assert len(work) == 0
     assert breakdown(work, 0, 100) == NO_DEVICE
     assert len(device_work(make_trace([]).events)) == 0
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "backend", "shows"),
+    [
+        (Category.ANNOTATION, "nccl:all_reduce", "", True),
+        (Category.ANNOTATION, "ncclAllReduce", "", True),
+        (Category.RUNTIME, "cudaLaunchKernelExC", "", True),
+        (Category.RUNTIME, "hipModuleLaunchKernel", "", True),
+        (Category.CPU_OP, "c10d::send", "nccl", True),
+        (Category.CPU_OP, "c10d::send", "gloo", False),
+        (Category.CPU_OP, "c10d::send", "cpu:gloo,cuda:nccl", False),
+        (Category.ANNOTATION, "gloo:all_reduce", "gloo", False),
+        (Category.CPU_OP, "aten::mm", "nccl", False),
+        (Category.RUNTIME, "cudaDeviceSynchronize", "", False),
+    ],
+)
+def test_launches_and_device_libraries_show_a_device_of_which_nothing_was_recorded(
+    category: Category, name: str, backend: str, shows: bool
+) -> None:
+    call = Event(category, name, 0, 5, thread=1)
+    assert device_work(make_trace([call]).events, backend).unseen == (name if shows else "")
+    kernel = Event(Category.KERNEL, "gemm", 3, 4, 0, 7)
+    assert device_work(make_trace([call, kernel]).events, backend).unseen == ""

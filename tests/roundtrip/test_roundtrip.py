@@ -120,7 +120,7 @@ def test_the_report_has_the_plan_and_the_times(style: type[Style], tmp_path: Pat
     )
     assert len(report.steps) == 2
     for rank in range(run.plan.pp):
-        offset = analysis.data.offsets_ns.get(rank, 0)
+        offset = analysis.data.clock.offsets_ns.get(rank, 0)
         assert found_ops(analysis.data.ops, rank, 1, offset) == done_ops(run, rank, 1)
         computed = sum(done.end - done.start for done in run.computes(rank))
         assert {r.compute_ns for step in report.steps for r in step.ranks if r.rank == rank} == {computed}
