@@ -67,7 +67,11 @@ def recognise_ranks(
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    groups = find_groups({found.number: found.calls for found in ranks}, {f.number: f.info.distributed for f in ranks})
+    groups = find_groups(
+        {found.number: found.calls for found in ranks},
+        {found.number: found.info.distributed for found in ranks},
+        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+    )
     mesh = _mesh(metadata, ops, groups, num_ranks or len(ranks))
     warnings += _inferences(ops, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     placed = place(ops, comms, mesh)
