@@ -139,30 +139,35 @@ def chains_of(
         if (axis := axes.get(group, UNKNOWN)) == "pp" or (axis in free and group not in rings)
         for edge in pairs
     }
-    leader: dict[int, int] = {}
-
-    def find(rank: int) -> int:
-        while leader.setdefault(rank, rank) != rank:
-            rank = leader[rank]
-        return rank
-
     peers: dict[int, set[int]] = {}
     for source, target in links:
-        leader[find(source)] = find(target)
         peers.setdefault(source, set()).add(target)
         peers.setdefault(target, set()).add(source)
-    members: dict[int, list[int]] = {}
-    for rank in sorted(leader):
-        members.setdefault(find(rank), []).append(rank)
     return tuple(
         Chain(
-            tuple(ranks),
+            ranks,
             frozenset(edge for edge in links if edge[0] in ranks),
             len(ranks) == world or all(rank in present or len(peers[rank]) > 1 for rank in ranks),
         )
-        for _, ranks in sorted(members.items())
+        for ranks in _connected(peers)
         if len(ranks) > 1
     )
+
+
+def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
+    """The sets of ranks that are connected by their peers, each in order, by their first ranks."""
+    found: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for first in sorted(peers):
+        if first in seen:
+            continue
+        members, new = {first}, {first}
+        while new:
+            new = {peer for rank in new for peer in peers[rank]} - members
+            members |= new
+        seen |= members
+        found.append(tuple(sorted(members)))
+    return found
 
 
 def one_way_rings(edges: Edges) -> frozenset[Group]:

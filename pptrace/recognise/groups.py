@@ -64,17 +64,7 @@ def find_groups(
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
-    of_call: dict[CallKey, Group] = {}
-    uses: dict[Group, Use] = {}
-    for rank, table in calls.items():
-        for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
-            key = key_of(rank, columns)
-            group = _complete(_group_of(key), configured.get(rank, {}), world)
-            of_call[key] = group
-            uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
-    for known in configured.values():
-        for group in known.values():
-            uses.setdefault(_complete(group, known, world), Use())
+    of_call, uses = _used(calls, configured, world, steps)
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
     edges = edges_of(calls, of_call, unnamed)
     rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
@@ -90,6 +80,27 @@ def find_groups(
         pipelines = _pipelines(told.axes, chains(told.axes))
         sizes = _without_surplus(sizes_of(told.axes, pipelines, world), world)
     return Groups(of_call, told.axes, world, sizes, pipelines, told.lines(), unnamed, rings)
+
+
+def _used(
+    calls: Mapping[int, pd.DataFrame],
+    configured: Mapping[int, Mapping[str, Group]],
+    world: int | None,
+    steps: Mapping[int, int],
+) -> tuple[dict[CallKey, Group], dict[Group, Use]]:
+    """The group of each key of calls, and what each group is used for: nothing, for those that are only configured."""
+    of_call: dict[CallKey, Group] = {}
+    uses: dict[Group, Use] = {}
+    for rank, table in calls.items():
+        for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
+            key = key_of(rank, columns)
+            group = _complete(_group_of(key), configured.get(rank, {}), world)
+            of_call[key] = group
+            uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
+    for known in configured.values():
+        for group in known.values():
+            uses.setdefault(_complete(group, known, world), Use())
+    return of_call, uses
 
 
 def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
