@@ -6,14 +6,15 @@ import re
 from functools import lru_cache
 
 COMMUNICATION_KERNEL = re.compile(
-    r"nccl|rccl|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce_|symmetric_memory::|hybrid_ep::"
+    r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
+    r"|symmetric_memory::|hybrid_ep::"
     r"|internode(?:_ll)?::|intranode::|hcclAicpu|^Hccl|^Hcom|^hcom_"
     r"|^(?:void )?(?:\w+::)*(?:multimem_\w*|(?:one|two)_?shot_?\w*)(?:all_?reduce|all_?gather|reduce_?scatter)"
     r"|^(?:void )?(?:\w+::)*allreduce_fusion",
     re.IGNORECASE,
 )
-"""Kernels that carry data between devices: NCCL and RCCL, Transformer Engine's user buffers, NVSHMEM, DeepEP, vLLM,
-TensorRT-LLM, torch's symmetric memory, MSCCL++, HCCL."""
+"""Kernels that carry data between devices: NCCL, RCCL and MSCCL (names that go on with a capital letter), MSCCL++, HCCL, NVSHMEM,
+DeepEP, Transformer Engine's user buffers, vLLM, AITER, TensorRT-LLM, torch's symmetric memory."""
 
 _KINDS = (
     ("all_reduce", re.compile(r"allreduce|crossdevicereduce|quickreduce")),
@@ -31,7 +32,7 @@ _KINDS = (
 )
 _EXPERTS = re.compile(r"(?:internode|internode_ll|intranode|hybrid_ep)::", re.IGNORECASE)
 _TENSORS = re.compile(
-    r"userbuffers|cross_device_reduce|quick_?reduce_|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE
+    r"userbuffers|cross_device_reduce|quick_?reduce(?:_|::)|(?:one|two)_?shot|multimem_|allreduce_fusion", re.IGNORECASE
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +12,8 @@ import pandas as pd
 from pptrace.recognise.group_descriptions import axis_of_description
 
 UNKNOWN = "unknown"
+MESH_AXES = ("tp", "cp", "pp", "dp")
+"""The axes whose sizes multiply up to the number of ranks; experts share the ranks of others."""
 GROUP_COLUMNS = ["group_id", "description", "group_ranks", "group_size"]
 CallKey: TypeAlias = tuple[int, str, str, str, int]
 """Rank, and the :data:`GROUP_COLUMNS` of a call."""
@@ -74,12 +76,18 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
         sizes["dp"] = max(whole_dp // sizes["cp"], 1)
     if described:
         sizes |= {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and whole_dp)}
-    known = _product(sizes.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+    known = _product(sizes.get(axis, 1) for axis in MESH_AXES)
     if known == world:
-        sizes |= {axis: 1 for axis in ("tp", "cp", "pp", "dp") if axis not in sizes}
+        sizes |= {axis: 1 for axis in MESH_AXES if axis not in sizes}
     elif "dp" not in sizes and {"tp", "cp", "pp"} <= set(sizes) and world % known == 0:
         sizes["dp"] = world // known
     return sizes
+
+
+def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
+    """Whether a mesh with axes of these sizes may have that many ranks; an axis without a size may have any."""
+    known = [size for axis in MESH_AXES if (size := sizes.get(axis)) is not None]
+    return _product(known) == world if len(known) == len(MESH_AXES) else world % max(_product(known), 1) == 0
 
 
 def _product(numbers: Iterable[int]) -> int:
@@ -89,40 +97,84 @@ def _product(numbers: Iterable[int]) -> int:
     return product
 
 
-def peer_pipelines(
-    calls: Mapping[int, pd.DataFrame],
-    of_call: Mapping[CallKey, Group],
-    axes: Mapping[Group, str],
-    unnamed: Mapping[int, Group],
-    rings: Collection[Group] = (),
-) -> tuple[tuple[int, ...], ...]:
-    """Pipelines from who sends to whom outside ``rings`` and the groups of other axes: each connected set of ranks, in order."""
-    leader: dict[int, int] = {}
-
-    def find(rank: int) -> int:
-        while leader.setdefault(rank, rank) != rank:
-            rank = leader[rank]
-        return rank
-
-    for group, source, target in _messages(calls, of_call, unnamed):
-        if axes.get(group, UNKNOWN) in ("pp", "world", UNKNOWN) and group not in rings:
-            leader[find(source)] = find(target)
-    members: dict[int, list[int]] = {}
-    for rank in sorted(leader):
-        members.setdefault(find(rank), []).append(rank)
-    return tuple(tuple(ranks) for _, ranks in sorted(members.items()) if len(ranks) > 1)
+Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
+"""By group who sends to whom: pairs of global ranks, source and target."""
 
 
-def one_way_rings(
-    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
-) -> frozenset[Group]:
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Ranks that messages connect, in order. Where it is not ``whole``, ranks without a trace may talk to further ones."""
+
+    ranks: tuple[int, ...]
+    edges: frozenset[tuple[int, int]]
+    whole: bool
+
+    def runs_along(self, group: Group, world: int | None) -> bool:
+        """Whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a ring.
+
+        The group of the whole world holds them without telling anything.
+        """
+        if not set(self.ranks) <= set(group.ranks) or group.size == world:
+            return False
+        if self.whole:
+            return len(group.ranks) == len(self.ranks)
+        place = {rank: index for index, rank in enumerate(group.ranks)}
+        apart = {(place[target] - place[source]) % len(place) for source, target in self.edges}
+        return apart <= {1, len(place) - 1}
+
+
+def chains_of(
+    edges: Edges, axes: Mapping[Group, str], rings: Collection[Group], present: Collection[int], world: int | None
+) -> tuple[Chain, ...]:
+    """Who talks to whom outside ``rings`` and the groups of other axes: each connected set of ranks.
+
+    Args:
+        present: the ranks that have a trace.
+        world: how many ranks there are.
+    """
+    free = ("world", UNKNOWN)
+    links = {
+        edge
+        for group, pairs in edges.items()
+        if (axis := axes.get(group, UNKNOWN)) == "pp" or (axis in free and group not in rings)
+        for edge in pairs
+    }
+    peers: dict[int, set[int]] = {}
+    for source, target in links:
+        peers.setdefault(source, set()).add(target)
+        peers.setdefault(target, set()).add(source)
+    return tuple(
+        Chain(
+            ranks,
+            frozenset(edge for edge in links if edge[0] in ranks),
+            len(ranks) == world or all(rank in present or len(peers[rank]) > 1 for rank in ranks),
+        )
+        for ranks in _connected(peers)
+        if len(ranks) > 1
+    )
+
+
+def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
+    """The sets of ranks that are connected by their peers, each in order, by their first ranks."""
+    found: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for first in sorted(peers):
+        if first in seen:
+            continue
+        members, new = {first}, {first}
+        while new:
+            new = {peer for rank in new for peer in peers[rank]} - members
+            members |= new
+        seen |= members
+        found.append(tuple(sorted(members)))
+    return found
+
+
+def one_way_rings(edges: Edges) -> frozenset[Group]:
     """Groups in which each rank of three or more sends to one and receives from one other, around a ring, and never back.
 
     A pipeline that trains sends gradients back, and one that only runs forward ends at its last rank.
     """
-    edges: dict[Group, set[tuple[int, int]]] = {}
-    for group, source, target in _messages(calls, of_call, unnamed):
-        edges.setdefault(group, set()).add((source, target))
     return frozenset(group for group, pairs in edges.items() if _goes_around(pairs))
 
 
@@ -132,10 +184,32 @@ def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
     return one_way and all(after[after[rank]] != rank for rank in after)
 
 
-def _messages(
+def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
+    """Groups whose ranks never send but while they receive, both in one kernel: two ranks, or several that never send back.
+
+    A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
+    one way; seen only in its middle, it may look the same, so that such a group is of no axis for sure.
+    """
+    may = {group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)}
+    one_way = set()
+    for rank, table in calls.items():
+        messages = table[table["kind"].isin(("send", "recv"))]
+        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+            both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
+            if (part["clock"] != "device").any() or not both.all():
+                one_way.add(of_call[key_of(rank, columns)])
+    return frozenset(may - one_way)
+
+
+def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
+    return len({rank for edge in edges for rank in edge}) == 2
+
+
+def edges_of(
     calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
-) -> Iterator[tuple[Group, int, int]]:
-    """(group, source, target) of messages whose peer is known, each peer of a call's group once per rank and kind."""
+) -> dict[Group, set[tuple[int, int]]]:
+    """The messages whose peer is known, by the group of their calls."""
+    edges: dict[Group, set[tuple[int, int]]] = {}
     for rank, table in calls.items():
         messages = table[table["kind"].isin(("send", "recv"))]
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
@@ -144,7 +218,8 @@ def _messages(
             for kind, told, place in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
                 peer = global_peer(told, place, named)
                 if peer >= 0:
-                    yield (group, rank, peer) if kind == "send" else (group, peer, rank)
+                    edges.setdefault(group, set()).add((rank, peer) if kind == "send" else (peer, rank))
+    return edges
 
 
 def global_peer(peer: int, local_peer: int, group: Group) -> int:

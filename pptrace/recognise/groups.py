@@ -6,8 +6,7 @@ that nothing tells about keeps the axis "unknown".
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,29 +15,21 @@ import pandas as pd
 from pptrace.recognise.group_descriptions import axis_of_description
 from pptrace.recognise.group_shapes import (
     GROUP_COLUMNS,
+    MESH_AXES,
     UNKNOWN,
     CallKey,
+    Chain,
     Group,
+    chains_of,
+    edges_of,
+    exchanges,
     key_of,
+    multiply_up,
     one_way_rings,
-    peer_pipelines,
     ranks_of,
     sizes_of,
 )
-
-
-@dataclass(slots=True)
-class Use:
-    """What a group, or a family of equal groups, was used for."""
-
-    kinds: Counter[str] = field(default_factory=Counter)
-    sizes: Counter[tuple[str, int]] = field(default_factory=Counter)
-    backward: Counter[int] = field(default_factory=Counter)
-
-    def add(self, calls: pd.DataFrame) -> None:
-        self.kinds.update(calls["kind"].tolist())
-        self.sizes.update(zip(calls["kind"].tolist(), calls["bytes"].tolist(), strict=True))
-        self.backward.update(calls.loc[calls["kind"] == "all_reduce", "backward"].tolist())
+from pptrace.recognise.group_use import Use, axis_of_use, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class Groups:
     ``of_call`` finds a group by (rank, id, description, ranks as JSON, size), the columns of a call; ``axes`` by group.
     ``pipelines`` are rank lists of the pp groups; ``sizes`` the axes' sizes as far as the groups tell; ``evidence`` says how.
     ``unnamed`` is by rank the group of messages that name none, as gloo's do. ``rings`` are groups whose messages go one way
-    around a ring, which those of no pipeline do.
+    around a ring, or both ways at once, which those of no pipeline do for sure.
     """
 
     of_call: Mapping[CallKey, Group]
@@ -61,15 +52,43 @@ class Groups:
     rings: frozenset[Group] = frozenset()
 
 
-def find_groups(calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Mapping[str, Any]]) -> Groups:
+def find_groups(
+    calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Mapping[str, Any]], steps: Mapping[int, int]
+) -> Groups:
     """The groups of all ranks.
 
     Args:
         calls: by rank its communication (schema ``CALLS``).
         distributed: by rank what its profiler wrote about the job (Kineto's ``distributedInfo``).
+        steps: by rank how many steps its trace has, where that is known.
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
+    of_call, uses = _used(calls, configured, world, steps)
+    unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
+    edges = edges_of(calls, of_call, unnamed)
+    rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+
+    def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
+        return chains_of(edges, axes, rings, set(calls), world)
+
+    told = _axes(uses, world, one_way_rings(edges), rings, chains)
+    pipelines = _pipelines(told.axes, chains(told.axes))
+    sizes = sizes_of(told.axes, pipelines, world)
+    if world is not None and not multiply_up(sizes, world):
+        told.doubt(sizes, world)
+        pipelines = _pipelines(told.axes, chains(told.axes))
+        sizes = _without_surplus(sizes_of(told.axes, pipelines, world), world)
+    return Groups(of_call, told.axes, world, sizes, pipelines, told.lines(), unnamed, rings)
+
+
+def _used(
+    calls: Mapping[int, pd.DataFrame],
+    configured: Mapping[int, Mapping[str, Group]],
+    world: int | None,
+    steps: Mapping[int, int],
+) -> tuple[dict[CallKey, Group], dict[Group, Use]]:
+    """The group of each key of calls, and what each group is used for: nothing, for those that are only configured."""
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
@@ -77,16 +96,25 @@ def find_groups(calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Map
             key = key_of(rank, columns)
             group = _complete(_group_of(key), configured.get(rank, {}), world)
             of_call[key] = group
-            uses.setdefault(group, Use()).add(part)
+            uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
     for known in configured.values():
         for group in known.values():
             uses.setdefault(_complete(group, known, world), Use())
-    unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
-    rings = one_way_rings(calls, of_call, unnamed)
-    axes, evidence = _axes(uses, world, rings)
-    peers = peer_pipelines(calls, of_call, axes, unnamed, rings)
-    pipelines = tuple(sorted({g.ranks for g, axis in axes.items() if axis == "pp" and len(g.ranks) > 1})) or peers
-    return Groups(of_call, axes, world, sizes_of(axes, pipelines, world), pipelines, evidence, unnamed, rings)
+    return of_call, uses
+
+
+def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
+    declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
+    return tuple(declared) or tuple(chain.ranks for chain in chains if chain.whole)
+
+
+def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
+    """The sizes as far as they multiply up to the ranks; first dp goes, whose groups frameworks cut into parts most."""
+    for doubtful in ((), ("dp",), ("dp", "cp", "tp"), MESH_AXES):
+        kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
+        if multiply_up(kept, world):
+            return kept
+    return {}
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
@@ -136,51 +164,91 @@ def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
     return max(told) if told else None
 
 
+@dataclass(slots=True)
+class _Told:
+    """The axes of groups while they are being found, and by reason the groups that no description tells."""
+
+    axes: dict[Group, str] = field(default_factory=dict)
+    inferred: dict[str, list[Group]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def taken(self) -> set[str]:
+        return set(self.axes.values())
+
+    def tell(self, groups: Iterable[Group], axis: str, why: str) -> None:
+        for group in groups:
+            self.axes[group] = axis
+            self.inferred.setdefault(f"{axis} by {why}", []).append(group)
+
+    def doubt(self, sizes: Mapping[str, int], world: int) -> None:
+        """Take back what use and shape tell of tp, cp and dp, since the sizes do not multiply up."""
+        shown = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
+        self.doubts.append(f"{shown} do not multiply up to {world} ranks: null where only use or rank lists tell")
+        for reason, groups in list(self.inferred.items()):
+            if not reason.startswith(("pp ", "ep ")):
+                self.axes.update(dict.fromkeys(groups, UNKNOWN))
+                del self.inferred[reason]
+
+    def lines(self) -> tuple[str, ...]:
+        reasons = (f"{what} (group {_shown([*map(_named, groups)])})" for what, groups in self.inferred.items())
+        return (*reasons, *self.doubts)
+
+
 def _axes(
-    uses: Mapping[Group, Use], world: int | None, rings: frozenset[Group]
-) -> tuple[dict[Group, str], tuple[str, ...]]:
-    """The axis of each group, and a line for each that use or shape tells.
+    uses: Mapping[Group, Use],
+    world: int | None,
+    one_way: frozenset[Group],
+    rings: frozenset[Group],
+    chains: Callable[[Mapping[Group, str]], tuple[Chain, ...]],
+) -> _Told:
+    """The axis of each group, with the reason where use or shape tells it.
 
     Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
     """
-    axes: dict[Group, str] = {}
-    evidence: dict[str, list[str]] = {}
-
-    def tell(groups: Iterable[Group], axis: str, why: str) -> None:
-        for group in groups:
-            axes[group] = axis
-        evidence.setdefault(f"{axis} by {why}", []).extend(_named(group) for group in groups)
-
-    for group in uses:
-        if axis := axis_of_description(group.description):
-            axes[group] = axis
-    around = [
-        group
-        for group in uses
-        if group not in axes and group in rings and group.description != "default_pg" and _is_named(group)
-    ]
-    if around:
-        tell(around, "cp", "its ring of sends and receives, which go one way around")
-    families = _families([group for group in uses if group not in axes and _is_named(group)], world)
+    told = _Told({group: axis for group in uses if (axis := axis_of_description(group.description))})
+    own = [group for group in uses if group not in told.axes and group.description != "default_pg" and _is_named(group)]
+    around = [group for group in own if group in one_way]
+    told.tell(around, "cp", "its ring of sends and receives, which go one way around")
+    open_groups = [group for group in uses if group not in told.axes and group not in rings and _is_named(group)]
+    families = _families(open_groups, world)
     whole = families.pop("world", [])
     undecided = []
     for family in sorted(families.values(), key=lambda family: (family[0].stride or 0, family[0].size)):
-        found = _axis_of_use(_together(uses[group] for group in family), set(axes.values()), family[0])
-        if found is None:
-            undecided += [family] if not any(uses[group].kinds["all_to_all"] for group in family) else []
-        else:
-            tell(family, *found)
-    for axis, why, alike in _by_rank_lists(undecided, set(axes.values()), world):
-        tell(alike, axis, why)
-    whole_use = _together(uses[group] for group in whole)
-    if whole and sum(whole_use.kinds.values()):
-        split = {axis for axis in axes.values() if axis in ("tp", "cp", "dp", "pp", "dp-cp")}
-        found = None if split else _axis_of_use(whole_use, set(), whole[0])
-        if found is not None and found[0] != "pp" and whole[0].size > 1:
-            tell(whole, *found)
+        use = together(uses[group] for group in family)
+        found = axis_of_use(use, told.taken, family[0])
+        if found is not None:
+            told.tell(family, *found)
+        elif not any(use.kinds.values()):
+            undecided.append(family)
+    _tell_pipelines(told, [group for group in open_groups if group not in told.axes], chains(told.axes), world)
+    free = [family for family in undecided if not any(group in told.axes for group in family)]
+    for axis, why, alike in _by_rank_lists(free, told.taken, world):
+        told.tell(alike, axis, why)
+    _tell_whole(told, whole, uses)
     for group in uses:
-        axes.setdefault(group, "world" if group in whole else UNKNOWN)
-    return axes, tuple(f"{what} (group {_shown(names)})" for what, names in evidence.items())
+        told.axes.setdefault(group, "world" if group in whole or _is_whole(group, world) else UNKNOWN)
+    return told
+
+
+def _tell_pipelines(told: _Told, groups: Sequence[Group], chains: Sequence[Chain], world: int | None) -> None:
+    """The smallest groups along whose ranks the messages go, which another group carried."""
+    for chain in chains:
+        along = [group for group in groups if group.description != "default_pg" and chain.runs_along(group, world)]
+        smallest = min((group.size for group in along), default=0)
+        told.tell([group for group in along if group.size == smallest], "pp", "the messages between its neighbours")
+
+
+def _tell_whole(told: _Told, whole: Sequence[Group], uses: Mapping[Group, Use]) -> None:
+    """What the groups of all ranks are used for, where no others split the ranks, even if nothing tells how."""
+    used = [
+        group for group, use in uses.items() if group not in told.axes and group.size > 1 and any(use.kinds.values())
+    ]
+    if not used or not set(used) <= set(whole) or told.taken & {"tp", "cp", "dp", "pp", "dp-cp"}:
+        return
+    found = axis_of_use(together(uses[group] for group in used), set(), used[0])
+    if found is not None and found[0] != "pp":
+        told.tell(used, *found)
 
 
 def _is_named(group: Group) -> bool:
@@ -188,60 +256,20 @@ def _is_named(group: Group) -> bool:
     return bool(group.id or group.ranks)
 
 
+def _is_whole(group: Group, world: int | None) -> bool:
+    return group.description == "default_pg" or (world is not None and world > 1 and group.size == world)
+
+
 def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[Group]]:
     """Groups of one shape: equal size and stride. Those that hold the whole world are the family "world"."""
     families: dict[object, list[Group]] = {}
     for group in groups:
-        if group.description == "default_pg" or (world is not None and world > 1 and group.size == world):
+        if _is_whole(group, world):
             families.setdefault("world", []).append(group)
         else:
             shape = (group.size, group.stride) if group.ranks else (group.id, group.size)
             families.setdefault(shape, []).append(group)
     return families
-
-
-def _together(uses: Iterable[Use]) -> Use:
-    whole = Use()
-    for use in uses:
-        whole.kinds += use.kinds
-        whole.sizes += use.sizes
-        whole.backward += use.backward
-    return whole
-
-
-_SEVERAL = 2
-"""A single all-to-all may be anything."""
-_MANY = 8
-"""So many all-reduces of one size are more than the buckets of gradients in a few steps."""
-
-
-def _axis_of_use(use: Use, taken: set[str], group: Group) -> tuple[str, str] | None:
-    """(axis, why) of a group from what is done in it; None where that does not tell. ``taken`` have groups already."""
-    kinds = use.kinds
-    messages = kinds["send"] + kinds["recv"]
-    if messages and messages >= sum(kinds.values()) / 2:
-        return ("cp", "its ring of sends and receives") if "pp" in taken else ("pp", "its sends and receives")
-    if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (sum(kinds.values()) - messages) / 2:
-        return ("cp", "its all-to-alls") if "ep" in taken else ("ep", "its all-to-alls")
-    total = sum(use.backward[flag] for flag in (0, 1))
-    share = use.backward[1] / total if total else None
-    _, most = max(
-        ((key, n) for key, n in use.sizes.items() if key[0] == "all_reduce" and key[1] >= 0),
-        key=lambda e: e[1],
-        default=(None, 0),
-    )
-    uniform = most >= _MANY and 2 * most >= kinds["all_reduce"]
-    if kinds["all_reduce"]:
-        if share is not None and share >= 0.95 and not uniform:
-            return "dp", "its all-reduces in the backward"
-        if uniform and (share is None or share < 0.95) and "tp" not in taken:
-            return "tp", "its many equal all-reduces"
-        return ("dp", "its all-reduces of gradients") if "dp" not in taken or "tp" in taken else None
-    if kinds["reduce_scatter"] or kinds["all_gather"]:
-        if group.stride == 1 and "tp" not in taken and "dp" in taken:
-            return "tp", "its all-gathers and reduce-scatters between neighbours"
-        return ("dp", "its all-gathers and reduce-scatters") if "dp" not in taken else None
-    return None
 
 
 def _by_rank_lists(

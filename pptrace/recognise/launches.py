@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.recognise.catalogues import Label
+from pptrace.recognise.comm_names import COMMUNICATION_KERNEL
 from pptrace.recognise.evidence import confidence
 from pptrace.recognise.inferred import Inference, Inferred, Run, Token, numbered, without_scraps
 from pptrace.recognise.labelled import Range
 from pptrace.tables import Category, Events, Int64
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
-_COMMUNICATION = re.compile(r"nccl|rccl|userbuffers|nvshmem|cross_device_reduce|internode::|intranode::", re.IGNORECASE)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb(?!da)|\blion_|adafactor|sgd_", re.IGNORECASE)
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 
@@ -102,7 +102,7 @@ def _launches(events: Events) -> _Launches:
         thread=events.thread[calls],
         stream=events.stream[kernels],
         is_p2p=named(_P2P_KERNEL),
-        is_communication=named(_COMMUNICATION),
+        is_communication=named(COMMUNICATION_KERNEL),
         is_optimizer=named(_OPTIMIZER_KERNEL),
     )
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pandas as pd
 
+from pptrace.recognise.group_shapes import multiply_up
 from pptrace.recognise.groups import Groups
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -16,7 +17,10 @@ AXES = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True, slots=True)
 class MeshInfo:
-    """The report's ``mesh``: sizes of the axes, None where nothing tells; and the pipelines of global ranks."""
+    """The report's ``mesh``: sizes of the axes, None where nothing tells; and the pipelines of global ranks.
+
+    ``in_order``: nothing tells the pipeline, so that all ranks with ops are taken for it, in their order.
+    """
 
     num_ranks: int
     pp: int | None
@@ -27,6 +31,12 @@ class MeshInfo:
     ep: int | None
     pipelines: tuple[tuple[int, ...], ...] = ()
     order: tuple[str, ...] = AXES
+    in_order: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the pipeline may be another one: nothing tells it, and the run had ranks without ops in the traces."""
+        return self.in_order and self.num_ranks > len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
         """The global ranks of the pipeline that ``rank`` belongs to, in pipeline order; () when unknown."""
@@ -96,7 +106,12 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
     names = tuple(order.split("-")) if isinstance(order, str) else AXES
     return MeshInfo(
         num_ranks=world if isinstance(world, int) else num_ranks,
-        **{axis: size(axis) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep")},
+        pp=size("pp"),
+        vpp=size("vpp"),
+        tp=size("tp"),
+        cp=size("cp"),
+        dp=size("dp"),
+        ep=size("ep"),
         pipelines=tuple(sorted(pipelines)),
         order=names if sorted(names) == sorted(AXES) else AXES,
     )
@@ -149,7 +164,7 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
 
 def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
     """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
-    return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),))
+    return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)
 
 
 def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
@@ -165,15 +180,20 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
         stages = [held[rank] for rank in pipeline if rank in held]
         fits = fits and len(set(stages)) == len(stages)
     named = _beside(mesh, groups.sizes)
+    num_ranks = max(mesh.num_ranks, groups.world_size or 0)
+    pp = len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp")
+    if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
+        named |= dict.fromkeys(("tp", "cp", "dp"))
     return replace(
         mesh,
-        num_ranks=max(mesh.num_ranks, groups.world_size or 0),
-        pp=len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp"),
+        num_ranks=num_ranks,
+        pp=pp,
         tp=named["tp"],
         cp=named["cp"],
         dp=named["dp"],
         ep=named["ep"],
         pipelines=groups.pipelines if fits and compute else mesh.pipelines,
+        in_order=mesh.in_order and not fits,
     )
 
 

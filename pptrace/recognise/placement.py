@@ -59,11 +59,10 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
     mesh, notes = regrouped(ops, mesh)
     places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
+    if chunks == 1 and (shown := _unplaced(ops, comms, mesh, lacking)):
+        return Placed(ops, comms, _without_pipeline(mesh), (*notes, shown))
     if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
         return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
-    if chunks == 1 and (alone := _alone(ops, comms, mesh, lacking)):
-        told = f"rank {alone[0]} alone shows messages, not the pipeline they go through: its length and stages are not known"
-        return Placed(ops, comms, replace(mesh, pp=None, vpp=None, pipelines=()), (*notes, told))
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
@@ -83,12 +82,21 @@ def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) 
     return comms[~(is_message & comms["rank"].isin([rank for p in broken for rank in p]))] if broken else comms
 
 
-def _alone(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> list[int]:
-    """The one rank of a run whose ops lie between messages to ranks that nothing tells; [] where that is not so."""
+def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
+    """A line where ops lie between messages to ranks that nothing tells: of one rank, or of some of a run; "" where not."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
-    return ranks if len(ranks) == 1 and (mesh.pp or 1) == 1 and sends else []
+    if not sends or not (mesh.is_open or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
+        return ""
+    who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{len(ranks)} of {mesh.num_ranks} ranks show"
+    return f"{who} messages, not the pipeline they go through: its length and stages are not known"
+
+
+def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
+    """The mesh where nothing tells the pipeline: that the ops need no other axis does not say that there is none."""
+    tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
+    return replace(mesh, pp=None, vpp=None, tp=tp, cp=cp, dp=dp, ep=None, pipelines=(), in_order=False)
 
 
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")

@@ -68,9 +68,13 @@ def recognise_ranks(
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
     calls = {found.number: found.calls for found in ranks}
-    groups = find_groups(calls, {f.number: f.info.distributed for f in ranks})
+    groups = find_groups(
+        calls,
+        {found.number: found.info.distributed for found in ranks},
+        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+    )
     mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    warnings += _inferences(ops, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
+    warnings += _inferences(ops, mesh, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     placed = place(ops, comms, mesh, calls)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
@@ -132,16 +136,17 @@ def _of_ranks(ranks: Sequence[RankFound]) -> list[str]:
     return told
 
 
-def _inferences(ops: pd.DataFrame, grouped: bool) -> list[str]:
+def _inferences(ops: pd.DataFrame, mesh: MeshInfo, grouped: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
-    if (compute["source"] == "inferred").any():
+    is_inferred = bool((compute["source"] == "inferred").any())
+    if is_inferred:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"
         )
-    if compute["rank"].nunique() > 1 and (compute["stage"] < 0).all():
+    if compute["rank"].nunique() > 1 and (compute["stage"] < 0).all() and not (is_inferred and mesh.is_open):
         order = "each rank's place in its pipeline's process group is" if grouped else "the ranks in their order are"
         told.append(f"no label tells the stages: {order} taken for them")
     return told

@@ -40,7 +40,8 @@ def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, .
         f"{share} pipeline{'s' if share > 1 else ''} of {chosen.pp} ranks, inferred from the order in which the ranks with a "
         f"trace run their ops, with the pipeline as the {'slowest' if chosen.is_slowest else 'fastest'} axis of the ranks"
     )
-    return replace(mesh, pp=chosen.pp, tp=alone, cp=alone, dp=alone, ep=alone, pipelines=pipelines), (note,)
+    own = replace(mesh, pp=chosen.pp, pipelines=pipelines, in_order=False)
+    return replace(own, tp=alone, cp=alone, dp=alone, ep=alone), (note,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,11 @@ def test_names_of_calls_tell_their_kinds(name: str, kind: str) -> None:
         ("multimem_all_reduce_kernel", "all_reduce", "tp"),
         ("void two_shot_all_reduce_kernel<float>(x)", "all_reduce", "tp"),
         ("nvshmemi_transfer_rma", "unknown", ""),
+        ("mscclKernel_Sum_half_Simple_true", "unknown", ""),
+        ("quick_reduce::allreduce_prototype_twoshot(x)", "all_reduce", "tp"),
+        ("void quickreduce::allreduce_prototype_twoshot<x>(y)", "all_reduce", "tp"),
+        ("ncclAllReduceRingLLKernel_sum_f32(x)", "all_reduce", ""),
+        ("_Z21ncclKernel_Broadcastv", "broadcast", ""),
     ],
 )
 def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> None:
@@ -197,9 +202,18 @@ def test_names_of_kernels_tell_their_kinds(name: str, kind: str, hint: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["void reduce_kernel<512, 1>(x)", "BlockAllReduceSum<float>", "flash_fwd", "void gather_kernel(x)"]
+    "name",
+    [
+        "void reduce_kernel<512, 1>(x)",
+        "BlockAllReduceSum<float>",
+        "flash_fwd",
+        "void gather_kernel(x)",
+        "void at::native::nccl_like_reduce_kernel(int)",
+        "void my_ncclTest(x)",
+        "void rcclike_kernel()",
+    ],
 )
-def test_kernels_that_reduce_within_a_device_compute(name: str) -> None:
+def test_kernels_that_reduce_within_a_device_or_have_a_librarys_name_inside_another_word_compute(name: str) -> None:
     assert not COMMUNICATION_KERNEL.search(name)
 
 

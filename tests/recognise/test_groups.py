@@ -17,7 +17,17 @@ from pptrace.recognise.groups import Groups, configured_groups, find_groups
 from pptrace.recognise.matching import match_calls, unmatched
 from pptrace.recognise.recognise import recognise
 from pptrace.tables import Category
-from tests.recognise.calls import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ARGS, AUTOGRAD_THREAD, RECV, SEND, Rank
+from tests.recognise.calls import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ARGS,
+    AUTOGRAD_THREAD,
+    MAIN_THREAD,
+    RECV,
+    SEND,
+    Rank,
+)
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "process_group_descriptions.json"
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
@@ -67,11 +77,11 @@ def test_descriptions_of_meshes_splits_and_strangers(description: str, axis: str
 def groups_of(ranks: Sequence[Rank]) -> Groups:
     made = {rank.rank: rank.trace() for rank in ranks}
     calls = {number: find_calls(trace.events) for number, trace in made.items()}
-    return find_groups(calls, {number: trace.distributed for number, trace in made.items()})
+    return find_groups(calls, {number: trace.distributed for number, trace in made.items()}, {})
 
 
 def megatron(rank: int, described: bool) -> Rank:
-    """A rank of tp 2 × dp 2 × pp 2: activations over tp, gradients over dp from autograd, messages over pp."""
+    """A rank of tp 2 × dp 2 × pp 2: activations over tp, half of them and gradients over dp from autograd, messages over pp."""
     job = Rank(rank, {"rank": rank, "world_size": 8})
     tp, dp, pp = rank % 2, rank // 2 % 2, rank // 4
     group = {
@@ -90,7 +100,10 @@ def megatron(rank: int, described: bool) -> Rank:
         }
 
     for layer in range(10):
-        job.call(ALL_REDUCE, 100 * layer, (100 * layer + 20, 100 * layer + 50), **args("tp", 64))
+        at, thread = 100 * layer, AUTOGRAD_THREAD if layer >= 5 else MAIN_THREAD
+        if thread == AUTOGRAD_THREAD:
+            job.add(Category.CPU_OP, ENGINE, at - 5, at + 15, thread=thread)
+        job.call(ALL_REDUCE, at, (at + 20, at + 50), thread, **args("tp", 64))
     peer = group["pp"][2][1 - pp]
     job.call(
         SEND if pp == 0 else RECV, 1200, (1220, 1240), **args("pp", 32), src=peer if pp else -1, dst=-1 if pp else peer
@@ -131,6 +144,7 @@ def test_an_all_to_all_group_is_taken_for_experts_and_two_shapes_of_rank_lists_f
     job = Rank(0, {"world_size": 8})
     job.call(ALL_TO_ALL, 0, (20, 30), group_id="9", ranks=(0, 1, 2, 3))
     job.call(ALL_TO_ALL, 50, (70, 80), group_id="9", ranks=(0, 1, 2, 3))
+    job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
     job.call(ALL_GATHER, 100, (120, 130), group_id="5", ranks=(0, 4))
     found = groups_of([job])
     assert {group.id: axis for group, axis in found.axes.items()} == {"9": "ep", "5": "dp"}
@@ -196,6 +210,116 @@ def test_descriptions_of_megatron_tell_the_framework_where_no_label_does() -> No
     named, meshed = recognise([megatron(0, described=True).trace()]), recognise([ringed(0, 4, True).trace()])
     assert (named.framework, meshed.framework) == ("megatron-lm", "unlabelled")
     assert any("names of process groups (DATA_PARALLEL_GROUP)" in line for line in named.warnings)
+
+
+def deepspeed(rank: int) -> Rank:
+    """A rank of pp 4 × dp 2: groups without descriptions, one all-reduce of gradients a step, messages in the default group."""
+    dp, pp = tuple(rank - rank % 2 + place for place in range(2)), tuple(range(rank % 2, 8, 2))
+    groups = {"0": tuple(range(8)), "1": dp, "2": pp}
+    config = [{"pg_name": name, "pg_desc": "undefined", "pg_size": len(r), "ranks": r} for name, r in groups.items()]
+    config[0]["pg_desc"] = "default_pg"
+    job = Rank(
+        rank, {"world_size": 8, "pg_config": [entry | {"ranks": [*groups[entry["pg_name"]]]} for entry in config]}
+    )
+    job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
+    for step in range(9):
+        for way in (-2, 2):
+            peer, at = rank + way, 1000 * step + 50 * (way + 2)
+            if peer in pp:
+                default = {"group_id": "0", "group_description": "default_pg", "ranks": range(8)}
+                job.call(SEND, at, (at + 20, at + 30), **default, dst=peer)
+                job.call(RECV, at + 40, (at + 60, at + 70), **default, src=peer)
+        at = 1000 * step + 500
+        job.call(ALL_REDUCE, at, (at + 20, at + 90), group_id="1", ranks=dp, in_bytes=4096)
+    return job
+
+
+@pytest.mark.parametrize("present", [range(8), (5,), (1, 4)])
+def test_messages_of_the_default_group_go_along_the_pipelines_own_group_though_few_ranks_have_a_trace(
+    present: Sequence[int],
+) -> None:
+    found = groups_of([deepspeed(rank) for rank in present])
+    assert dict(found.sizes) == {"pp": 4, "dp": 2, "tp": 1, "cp": 1}
+    assert set(found.pipelines) == {tuple(range(rank % 2, 8, 2)) for rank in present}
+
+
+def test_who_talks_to_whom_tells_no_pipeline_where_ranks_without_a_trace_may_talk_to_more() -> None:
+    ranks = []
+    for rank in (0, 1):
+        job = Rank(rank, {"world_size": 8})
+        default = {"group_id": "0", "group_description": "default_pg", "ranks": range(8)}
+        job.call(SEND, 0, (20, 30), **default, dst=rank + 1)
+        job.call(RECV, 40, (60, 70), **default, src=rank + 1)
+        ranks.append(job)
+    found = groups_of(ranks)
+    assert (found.pipelines, "pp" in found.sizes) == ((), False)
+
+
+def test_axes_whose_sizes_do_not_multiply_up_to_the_ranks_are_not_told_but_by_descriptions() -> None:
+    job = Rank(0, {"world_size": 8, "pg_config": [
+        {"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 4, "ranks": [0, 2, 4, 6]},
+    ]})  # fmt: skip
+    for at in (0, 50):
+        job.call(ALL_TO_ALL, at, (at + 20, at + 30), group_id="9", ranks=(0, 1))
+    job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
+    job.call(ALL_REDUCE, 100, (120, 130), group_id="5", ranks=(0, 2, 4), in_bytes=4096)
+    found = groups_of([job])
+    assert {group.id: axis for group, axis in found.axes.items()} == {"1": "pp", "9": "ep", "5": "unknown"}
+    assert found.sizes["pp"] == 4
+    assert found.sizes.get("dp") != 3
+    assert any("do not multiply up to 8 ranks" in line for line in found.evidence)
+
+
+def reducing(kernel: str, count: int, trains: bool) -> Rank:
+    job = Rank(0, {"world_size": 2})
+    if trains:
+        job.add(Category.CPU_OP, ENGINE, 0, 5, thread=AUTOGRAD_THREAD)
+    for place in range(count):
+        at = 100 * place + 50
+        job.call((*ALL_REDUCE[:3], kernel), at, (at + 20, at + 30), group_id="3", ranks=(0, 1))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("kernel", "trains", "axis"),
+    [
+        (ALL_REDUCE[3], False, "world"),
+        (ALL_REDUCE[3], True, "dp"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(x)", False, "tp"),
+    ],
+)
+def test_all_reduces_are_of_gradients_only_with_a_backward_and_of_tp_by_kernels_that_only_tp_uses(
+    kernel: str, trains: bool, axis: str
+) -> None:
+    assert list(groups_of([reducing(kernel, 3, trains)]).axes.values()) == [axis]
+
+
+def exchanging(rank: int, size: int, first: bool) -> Rank:
+    """Sends to the next rank while it receives from the one before; with ``first`` a message of its own comes before that."""
+    job = Rank(rank, {"world_size": size})
+    args = {"group_id": "6", "group_description": "undefined", "ranks": tuple(range(size))}
+    if first:
+        job.call(SEND if rank == 0 else RECV, 0, (20, 30), **args, src=0 if rank else -1, dst=-1 if rank else 1)
+    for at in (100, 200):
+        job.call(SEND, at, None, **args, dst=(rank + 1) % size)
+        job.call(RECV, at + 12, None, **args, src=(rank - 1) % size)
+        job.kernel(SEND[3], at + 25, at + 30, at + 40)
+    return job
+
+
+@pytest.mark.parametrize(("first", "pipelines"), [(False, ()), (True, ((0, 1),))])
+def test_two_ranks_that_only_ever_send_while_they_receive_are_no_pipeline_for_sure(
+    first: bool, pipelines: tuple[tuple[int, ...], ...]
+) -> None:
+    ranks = [exchanging(rank, 2, first) for rank in range(2)]
+    found = recognise([rank.trace() for rank in ranks])
+    assert groups_of(ranks).pipelines == pipelines
+    assert set(found.comms["axis"]) == ({"pp"} if first else {"unknown"})
+
+
+def test_one_rank_of_a_ring_that_never_sends_back_is_of_no_pipeline_for_sure() -> None:
+    assert list(groups_of([exchanging(0, 4, first=False)]).axes.values()) == ["world"]
+    assert groups_of([exchanging(0, 4, first=False)]).pipelines == ()
 
 
 def call_comms(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
@@ -271,12 +395,17 @@ def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_t
         ),
     ],
 )
-def test_places_in_a_group_that_is_not_named_become_global_ranks(config: list[object], pipelines: object) -> None:
-    sender = Rank(0, {"rank": 0, "world_size": 4, "pg_config": config})
-    event = sender.add(Category.CPU_OP, "c10d::send", 0, 10, thread=1)
-    sender.args.append((event, ARGS | {"collective": "send", "dst": 1}))
-    sender.add(Category.ANNOTATION, "gloo:send", 2, 40, thread=1)
-    found = groups_of([sender])
+def test_places_in_a_group_that_is_not_named_become_global_ranks(
+    config: list[object], pipelines: tuple[tuple[int, ...], ...]
+) -> None:
+    jobs = []
+    for place, (rank, what) in enumerate(zip(pipelines[0], ("send", "recv"), strict=True)):
+        job = Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config})
+        event = job.add(Category.CPU_OP, f"c10d::{what}", 0, 10, thread=1)
+        job.args.append((event, ARGS | {"collective": what, "src" if place else "dst": 1 - place}))
+        job.add(Category.ANNOTATION, f"gloo:{what}", 2, 40, thread=1)
+        jobs.append(job)
+    found = groups_of(jobs)
     assert found.pipelines == pipelines
 
 

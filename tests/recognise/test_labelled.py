@@ -27,7 +27,12 @@ def test_messages_before_the_first_step_are_no_ops_that_are_left_out() -> None:
 
 
 def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
-    twice = [("ProfilerStep#0", 0, 20), ("ProfilerStep#0", 1, 19), ("ProfilerStep#1", 20, 40), ("ProfilerStep#1", 20, 40)]
+    twice = [
+        ("ProfilerStep#0", 0, 20),
+        ("ProfilerStep#0", 1, 19),
+        ("ProfilerStep#1", 20, 40),
+        ("ProfilerStep#1", 20, 40),
+    ]
     found = resolved(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
     assert [(op.step, str(op.action)) for op in found if op.label.is_op] == [(0, "0F0"), (1, "0F0")]
 

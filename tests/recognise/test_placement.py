@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from pptrace.recognise.catalogues import Label, read_label
 from pptrace.recognise.fit import fit
+from pptrace.recognise.groups import Groups
 from pptrace.recognise.labelled import Range, resolved
+from pptrace.recognise.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.placement import loop, zigzag
 from pptrace.recognise.recognise import Recognised, recognise
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.registry import build
+from pptrace.tables import OPS, empty_table
 from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, ZeroBubble
+from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
 from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
@@ -200,3 +204,23 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:
     assert actions(resolved(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
+
+
+@pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])
+def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_order_does(
+    name: str, pp: int | None
+) -> None:
+    found = found_in(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
+    assert (found.mesh.pp, found.schedule.name) == (pp, "unknown" if pp is None else name)
+    if pp is None:
+        assert (found.mesh.pipelines, found.mesh.dp) == ((), None)
+        assert any("2 of 4 ranks show messages, not the pipeline" in line for line in found.warnings)
+        assert not any("are taken for them" in line for line in found.warnings)
+
+
+def test_groups_that_do_not_multiply_up_with_the_stages_that_labels_tell_give_no_size() -> None:
+    stages = mesh_from_stages({rank: frozenset({rank}) for rank in range(3)}, 3)
+    groups = Groups({}, {}, 8, {"tp": 2, "dp": 2}, ())
+    ops = empty_table(OPS)
+    assert mesh_with_groups(stages, ops, groups).tp is None
+    assert mesh_with_groups(stages, ops, replace(groups, world_size=12)).tp == 2
