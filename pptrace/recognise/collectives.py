@@ -91,6 +91,7 @@ class _Call:
     args: Mapping[str, Any] = field(default_factory=dict)
     kernels: list[int] = field(default_factory=list)
     hint: str = ""
+    of_library: bool = False  # told by NCCL's own range alone, which does not say what it is part of
 
 
 def find_calls(events: Events) -> pd.DataFrame:
@@ -98,6 +99,7 @@ def find_calls(events: Events) -> pd.DataFrame:
     args = _arguments(events)
     calls = _host_calls(events, args)
     _give_kernels(events, calls, args)
+    calls = [call for call in calls if call.kind]
     backward = Backward(events)
     if (events.category == Category.KERNEL).any():
         for call in calls:
@@ -204,6 +206,8 @@ class _Gatherer:
 
     def _add_range(self, name: _Name, start_ns: int, end_ns: int) -> None:
         call = self._record if self._inside(self._record, start_ns) else None
+        if call is not None and {call.kind, name.kind} == _P2P:
+            call = None  # posted in the same instant
         if call is None and self._inside(self._operator, start_ns):
             call = self._operator
         if call is None:
@@ -212,6 +216,7 @@ class _Gatherer:
             call = _Call(name.kind, self._thread, start_ns, until, work_end, name.local_peer)
             self._calls.append(call)
             if name.role is _Role.LIBRARY:
+                call.of_library = True
                 self._record = call
             return
         call.kind = call.kind or name.kind
@@ -244,10 +249,27 @@ def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping
             kind = kind_of(own.get("collective", "")) or kernel_kind
             found = [_Call(kind, -1, start, start, args=own, hint=hint_of_kernel(kernel))]
             calls += found
+        if _may_be_all_to_all(found):
+            found = [_merged(found)]
+            calls += found
         for call in found:
             call.kernels.append(row)
             call.hint = call.hint or hint_of_kernel(kernel)
             call.args = call.args or args.get(row, {})
+
+
+def _may_be_all_to_all(batch: Sequence[_Call]) -> bool:
+    """Whether a kernel carries so many of the library's sends and receives that they may be an exchange between all ranks."""
+    kinds = [call.kind for call in batch if call.of_library]
+    return kinds.count("send") > 1 and kinds.count("recv") > 1
+
+
+def _merged(batch: Sequence[_Call]) -> _Call:
+    """The calls of a batch as one of unknown kind, as their kernel is where nothing else was recorded."""
+    whole = _Call("send_recv", batch[0].thread, batch[0].start_ns, max(call.until_ns for call in batch))
+    for call in batch:
+        call.kind = ""
+    return whole
 
 
 class _Owners:
