@@ -6,7 +6,8 @@ of them: which of its messages there were, the plan says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -66,3 +67,58 @@ def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.Dat
     inside = (place >= 0) & (place < len(ops))
     own = ops.iloc[place[inside]]
     return ordered[inside].assign(stage=own["stage"].to_numpy(), microbatch=own["microbatch"].to_numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
+
+    op: Action
+    direction: str
+    other: int
+
+
+def _planned(plan: Plan, rank: int, sends: bool) -> Iterator[_Planned]:
+    """The messages of a rank in the order of their ops."""
+    for action in plan.compute_actions(rank):
+        for half in action.halves:
+            direction = next((name for name, kinds in PRODUCERS.items() if half.kind in kinds), "")
+            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
+            other = away(half.stage) if direction else None
+            if other is not None and plan.placement[other] != rank:
+                yield _Planned(half, direction, plan.placement[other])
+
+
+def by_plan(calls: pd.DataFrame, ops: pd.DataFrame, plan: Plan, pipeline: Sequence[int], rank: int) -> pd.DataFrame:
+    """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
+
+    A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
+    as planned, or one would be sent before it was made or read before it was there, none of that step is named.
+    """
+    times = {
+        (kind, stage, microbatch): (start, end)
+        for kind, stage, microbatch, start, end in ops[
+            ["kind", "stage", "microbatch", "start_ns", "end_ns"]
+        ].itertuples(index=False)
+    }
+    named = calls.copy()
+    for kind in ("send", "recv"):
+        wanted = list(_planned(plan, pipeline.index(rank), sends=kind == "send"))
+        rows = calls[(calls["kind"] == kind) & (calls["axis"] == "pp")].sort_values("start_ns", kind="stable")
+        if not wanted or len(rows) % len(wanted) or (rows["microbatch"] >= 0).any():
+            continue
+        each = [message for message in wanted for _ in range(len(rows) // len(wanted))]
+        spans = [times.get((m.op.kind.value, m.op.stage, m.op.microbatch), (-1, _NEVER)) for m in each]
+        if kind == "send":
+            possible = (rows["start_ns"].to_numpy() >= [end for _, end in spans]).all()
+        else:
+            possible = (rows["end_ns"].to_numpy() <= [start for start, _ in spans]).all()
+        if possible:
+            named.loc[rows.index, "direction"] = [message.direction for message in each]
+            named.loc[rows.index, "stage"] = [message.op.stage for message in each]
+            named.loc[rows.index, "microbatch"] = [message.op.microbatch for message in each]
+            named.loc[rows.index, "peer"] = [pipeline[message.other] for message in each]
+    return named
+
+
+_NEVER = np.iinfo(np.int64).max

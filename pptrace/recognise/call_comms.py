@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 
 from pptrace.intervals import Int64, union
+from pptrace.recognise.beside import by_plan
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
 from pptrace.recognise.groups import Groups
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.plan import Plan
 from pptrace.tables import COMMS, Schema, empty_table, make_table
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
@@ -21,7 +23,12 @@ _P2P = ("send", "recv")
 
 
 def comms_of_calls(
-    calls: Mapping[int, pd.DataFrame], groups: Groups, ops: pd.DataFrame, known: pd.DataFrame, mesh: MeshInfo
+    calls: Mapping[int, pd.DataFrame],
+    groups: Groups,
+    ops: pd.DataFrame,
+    known: pd.DataFrame,
+    mesh: MeshInfo,
+    plan: Plan | None,
 ) -> pd.DataFrame:
     """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched.
 
@@ -30,14 +37,23 @@ def comms_of_calls(
         groups: the groups of all calls.
         ops, known: what labels tell; ranks whose labels tell the pipeline's messages have no other messages of the pipeline.
         mesh: the pipelines, for the direction of messages.
+        plan: of the ops, where it is known: for messages that do not tell their directions.
     """
-    tables = [_of_rank(rank, table, groups, ops, known, mesh) for rank, table in sorted(calls.items()) if len(table)]
+    tables = [
+        _of_rank(rank, table, groups, ops, known, mesh, plan) for rank, table in sorted(calls.items()) if len(table)
+    ]
     tables = [table for table in tables if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
 
 
 def _of_rank(
-    rank: int, calls: pd.DataFrame, groups: Groups, ops: pd.DataFrame, known: pd.DataFrame, mesh: MeshInfo
+    rank: int,
+    calls: pd.DataFrame,
+    groups: Groups,
+    ops: pd.DataFrame,
+    known: pd.DataFrame,
+    mesh: MeshInfo,
+    plan: Plan | None,
 ) -> pd.DataFrame:
     own_ops = ops[ops["rank"] == rank]
     found = [groups.of_call[key_of(rank, key)] for key in zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)]
@@ -75,7 +91,13 @@ def _of_rank(
     labelled = known[(known["rank"] == rank) & known["kind"].isin(_P2P) & (known["axis"] == "pp")]
     if len(labelled):
         table = table[~_is_told(table, labelled)]
-    return table
+    pipeline = mesh.pipeline_of(rank)
+    if plan is None or len(pipeline) != plan.pp:
+        return table
+    steps = [
+        by_plan(part, own_ops[own_ops["step"] == step], plan, pipeline, rank) for step, part in table.groupby("step")
+    ]
+    return pd.concat(steps).sort_index() if steps else table
 
 
 def _is_told(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:

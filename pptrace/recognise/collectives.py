@@ -237,6 +237,7 @@ def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping
         ((int(events.start_ns[launcher]) if launcher >= 0 else -1), row, launcher)
         for row, launcher in zip(rows.tolist(), launchers.tolist(), strict=True)
     )
+    batches: dict[int, list[list[_Call]]] = {}
     for launch_ns, row, launcher in launched:
         kernel = events.names[events.name_id[row]]
         kernel_kind = kind_of_kernel(kernel) if events.category[row] == Category.KERNEL else ""
@@ -249,24 +250,26 @@ def _give_kernels(events: Events, calls: list[_Call], args: Mapping[int, Mapping
             kind = kind_of(own.get("collective", "")) or kernel_kind
             found = [_Call(kind, -1, start, start, args=own, hint=hint_of_kernel(kernel))]
             calls += found
-        if _may_be_all_to_all(found):
-            found = [_merged(found)]
-            calls += found
+        batches.setdefault(int(events.stream[row]), []).append(found)
         for call in found:
             call.kernels.append(row)
             call.hint = call.hint or hint_of_kernel(kernel)
             call.args = call.args or args.get(row, {})
+    calls += [_merged(batch) for own in batches.values() if all(map(_may_be_all_to_all, own)) for batch in own]
 
 
 def _may_be_all_to_all(batch: Sequence[_Call]) -> bool:
-    """Whether a kernel carries so many of the library's sends and receives that they may be an exchange between all ranks."""
+    """Whether a kernel carries so many of the library's sends and receives that they may be an exchange between all ranks: those
+    of a pipeline begin and end with fewer on the same stream.
+    """
     kinds = [call.kind for call in batch if call.of_library]
     return kinds.count("send") > 1 and kinds.count("recv") > 1
 
 
 def _merged(batch: Sequence[_Call]) -> _Call:
     """The calls of a batch as one of unknown kind, as their kernel is where nothing else was recorded."""
-    whole = _Call("send_recv", batch[0].thread, batch[0].start_ns, max(call.until_ns for call in batch))
+    first = batch[0]
+    whole = _Call("send_recv", first.thread, first.start_ns, max(call.until_ns for call in batch), kernels=first.kernels)
     for call in batch:
         call.kind = ""
     return whole

@@ -145,7 +145,10 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     is_p2p = ordered["kind"].isin(("send", "recv"))
     numbers: dict[int, int] = {}
     count = itertools.count(first)
-    for rows in _messages_between(ordered[is_p2p & (ordered["peer"] >= 0)]):
+    messages = ordered[is_p2p & (ordered["peer"] >= 0)]
+    named = messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)]
+    _number_by_name(named, numbers, count)
+    for rows in _messages_between(messages[~messages.index.isin(list(numbers))]):
         _number(rows, numbers, count, exact=True)
     rest = ordered[~is_p2p & (ordered["group"] != "") & (ordered["group_size"] > 1)]
     for _, same in rest.groupby(["group", "kind"], sort=False):

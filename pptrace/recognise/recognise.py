@@ -19,6 +19,7 @@ from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stage
 from pptrace.recognise.placement import place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
+from pptrace.schedule.plan import Plan
 from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"
@@ -78,9 +79,9 @@ def recognise_ranks(
     placed = place(ops, comms, mesh, calls)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
-    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh)
-    warnings += [f"process groups: {line}" for line in groups.evidence]
     plan = recognise_schedule(ops, mesh, metadata, schedule)
+    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, plan.plan)
+    warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(
         framework=framework,
@@ -109,10 +110,15 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
 
 
 def _with_calls(
-    comms: pd.DataFrame, by_rank: Mapping[int, pd.DataFrame], groups: Groups, ops: pd.DataFrame, mesh: MeshInfo
+    comms: pd.DataFrame,
+    by_rank: Mapping[int, pd.DataFrame],
+    groups: Groups,
+    ops: pd.DataFrame,
+    mesh: MeshInfo,
+    plan: Plan | None,
 ) -> pd.DataFrame:
     """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls = comms_of_calls(by_rank, groups, ops, comms, mesh)
+    calls = comms_of_calls(by_rank, groups, ops, comms, mesh, plan)
     if calls.empty:
         return comms
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]

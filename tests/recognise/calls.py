@@ -28,10 +28,23 @@ class Rank:
         self.events.append(event)
         return event
 
-    def kernel(self, name: str, launch: int, start: int, end: int, thread: int = MAIN_THREAD) -> Event:
+    def kernel(
+        self, name: str, launch: int, start: int, end: int, thread: int = MAIN_THREAD, stream: int = NCCL_STREAM
+    ) -> Event:
         self.correlation += 1
         self.add(Category.RUNTIME, "cudaLaunchKernel", launch, launch + 1, thread=thread, correlation=self.correlation)
-        return self.add(Category.KERNEL, name, start, end, device=0, stream=NCCL_STREAM, correlation=self.correlation)
+        return self.add(Category.KERNEL, name, start, end, device=0, stream=stream, correlation=self.correlation)
+
+    def group(self, at: int, sends: int, recvs: int, stream: int = NCCL_STREAM) -> None:
+        """NCCL's own ranges of a group of messages, and the kernel that carries them; they may begin in the same instant."""
+        for place in range(max(sends, recvs)):
+            begin = at + 3 * place
+            if place < sends:
+                self.add(Category.ANNOTATION, "ncclSend", begin, begin + 1, thread=MAIN_THREAD)
+            if place < recvs:
+                self.add(Category.ANNOTATION, "ncclRecv", begin, begin + 1, thread=MAIN_THREAD)
+        self.add(Category.ANNOTATION, "ncclGroupEnd", at + 40, at + 50, thread=MAIN_THREAD)
+        self.kernel("ncclDevKernel_SendRecv(x)", at + 45, at + 100, at + 200, stream=stream)
 
     def record(self, start: int, end: int, thread: int = MAIN_THREAD, **args: Any) -> None:
         """A ``record_param_comms``."""

@@ -112,6 +112,25 @@ def copy(rank: Rank, name: str, launch: int, start: int) -> None:
     rank.add(Category.MEMCPY, name, start, start + 10, device=0, stream=9, correlation=number)
 
 
+def test_a_group_of_nccls_own_messages_is_all_of_them() -> None:
+    rank = Rank(0)
+    for at, (sends, recvs) in enumerate([(1, 0), (1, 1), (2, 2), (0, 1)]):
+        rank.group(1000 * at, sends, recvs)
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].value_counts().to_dict() == {"send": 4, "recv": 4}
+    assert set(calls["clock"]) == {"device"}
+
+
+def test_groups_that_always_send_and_receive_several_may_be_exchanges_between_all_ranks() -> None:
+    rank = Rank(0)
+    for at in range(4):
+        rank.group(2000 * at, 1, 1)
+        rank.group(2000 * at + 1000, 4, 4, stream=NCCL_STREAM + 1)
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].value_counts().to_dict() == {"send": 4, "recv": 4, "send_recv": 4}
+    assert set(calls.loc[calls["kind"] == "send_recv", "stream"]) == {NCCL_STREAM + 1}
+
+
 @pytest.mark.parametrize("name", ["Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"])
 def test_copies_launched_by_a_collective_are_communication_and_others_are_memory(name: str) -> None:
     rank = Rank(0)

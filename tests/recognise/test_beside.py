@@ -1,0 +1,73 @@
+"""Messages that say only that they are sent or received, and the plan of the ops beside them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from pptrace.recognise.beside import by_plan
+from pptrace.schedule.registry import build
+from tests.synthetic import run_on_paper
+
+RUN = run_on_paper(build("interleaved-1f1b", 2, 4, 2), lambda action: 500, latency=130)
+
+
+def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The messages of a rank, whose kernels end as they do on paper, without their names; and its ops."""
+    calls = [
+        {
+            "kind": "send" if d.action.kind.is_send else "recv",
+            "start_ns": d.start,
+            "end_ns": d.end,
+            "told": str(d.action),
+        }
+        for d in RUN.transfers(rank)
+    ]
+    ops = [
+        {
+            "kind": d.action.kind.value,
+            "stage": d.action.stage,
+            "microbatch": d.action.microbatch,
+            "start_ns": d.start,
+            "end_ns": d.end,
+        }
+        for d in RUN.computes(rank)
+    ]
+    unnamed = {"axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
+    return pd.DataFrame(calls).assign(**unnamed), pd.DataFrame(
+        ops, columns=["kind", "stage", "microbatch", "start_ns", "end_ns"]
+    )
+
+
+def names(found: pd.DataFrame) -> list[str]:
+    kinds = found["kind"].str.upper() + "_" + found["direction"]
+    return (found["stage"].astype(str) + kinds + found["microbatch"].astype(str)).tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
+    calls, ops = tables(rank)
+    found = by_plan(calls, ops, RUN.plan, (4, 9), (4, 9)[rank])
+    assert names(found) == calls["told"].tolist()
+    assert set(found["peer"]) == {(9, 4)[rank]}
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_each_message_may_have_several_tensors(times: int) -> None:
+    calls, ops = tables(0)
+    several = calls.loc[calls.index.repeat(times)].reset_index(drop=True)
+    assert names(by_plan(several, ops, RUN.plan, (0, 1), 0)) == several["told"].tolist()
+
+
+def test_other_messages_than_planned_are_not_named() -> None:
+    calls, ops = tables(0)
+    sends = calls["kind"] == "send"
+    late_op = ops.assign(end_ns=ops["end_ns"].where(ops.index != 0, calls.loc[sends, "start_ns"].min() + 1))
+    for kind, changed, of in (
+        ("send", calls.drop(index=calls.index[sends][0]), ops),
+        ("send", calls, late_op),
+        ("recv", calls.assign(end_ns=calls["end_ns"].where(sends, calls["end_ns"] + 10_000)), ops),
+    ):
+        found = by_plan(changed, of, RUN.plan, (0, 1), 0)
+        assert (found.loc[found["kind"] == kind, "microbatch"] == -1).all()
+        assert (found.loc[found["kind"] != kind, "microbatch"] >= 0).all()
