@@ -155,21 +155,31 @@ _DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 
 def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]) -> list[int]:
-    """The processes that are ranks, in order: those with device work or marks of pptrace; if there are none, all."""
+    """The processes that are ranks: those with kernels or marks of pptrace, else with other device work; if there are none, all.
+
+    In the order of their devices where each has one of its own, as a launcher gives them out; else of their pids.
+    """
     marks = np.array([is_mark(name) for name in names], dtype=np.bool_)
     working: set[int] = set(facts)
+    copying: set[int] = set()
+    devices: dict[int, set[int]] = {}
     present: set[int] = set()
     for block in blocks:
         pids = set(np.unique(block.process).tolist())
         present |= pids
         if block.category[0] in _DEVICE_WORK:
-            working |= pids
+            (working if block.category[0] == Category.KERNEL else copying).update(pids)
+            for pid in pids:
+                devices.setdefault(pid, set()).update(np.unique(block.device[block.process == pid]).tolist())
         elif marks.any() and block.category[0] in (Category.ANNOTATION, Category.CPU_OP):
             working |= set(np.unique(block.process[marks[block.name_id]]).tolist())
-    ranks = sorted(working & present) or sorted(present)
+    ranks = sorted(working & present or copying or present)
+    own = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
+    if len(set(own)) == len(ranks):
+        ranks = [pid for _, pid in sorted(zip(own, ranks, strict=True))]
     if others := len(present) - len(ranks):
         processes = "1 process" if others == 1 else f"{others} processes"
-        warnings.append(f"left out {processes} without device work")
+        warnings.append(f"left out {processes} without {'kernels' if copying - set(ranks) else 'device work'}")
     return ranks
 
 

@@ -156,6 +156,26 @@ def test_processes_beside_the_ranks_are_left_out_and_counted(tmp_path: Path) -> 
     assert trace.warnings == ("left out 2 processes without device work",)
 
 
+def test_processes_come_in_the_order_of_their_devices_where_each_has_one(tmp_path: Path) -> None:
+    def working(device: int) -> list[Event]:
+        return [kernel(f"on {device}", 5, 9, correlation=1, device=device)]
+
+    def order(*devices: int) -> list[int]:
+        processes = [Process(20 + place, working(device)) for place, device in enumerate(devices)]
+        traces = read_nsight(write_report(Report(processes), tmp_path / f"{devices}.sqlite"))
+        return [int(trace.events.device[0]) for trace in traces]
+
+    assert order(2, 0, 1) == [0, 1, 2]
+    assert order(1, 0, 1) == [1, 0, 1]  # two share one: by their pids
+
+
+def test_a_process_that_only_copies_is_no_rank_beside_those_that_compute(tmp_path: Path) -> None:
+    helper = [Event(Category.MEMSET, "Memset (Device)", 5, 6, device=0, stream=7)]
+    path = write_report(Report([Process(10, helper), Process(11, MIXED)]), tmp_path / "a.sqlite")
+    assert only(path).warnings == ("left out 1 process without kernels",)
+    assert len(read_nsight(write_report(Report([Process(10, helper)]), tmp_path / "b.sqlite"))) == 1
+
+
 def ranks(path: Path) -> list[int | None]:
     return [trace.rank for trace in read_nsight(path)]
 
