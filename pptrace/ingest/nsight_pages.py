@@ -183,7 +183,8 @@ class PageReader:
 
     def _varint2(self, at: Int64) -> tuple[Int64 | None, Int64]:
         """A varint of at most two bytes, and the place after it; None where one is longer."""
-        first, second = self._bytes[at].astype(np.int64), self._bytes[at + 1].astype(np.int64)
+        following = np.minimum(at + 1, len(self._bytes) - 1)  # a record of one NULL may end with the file
+        first, second = self._bytes[at].astype(np.int64), self._bytes[following].astype(np.int64)
         long = first > 127
         if (second[long] > 127).any():
             return None, at

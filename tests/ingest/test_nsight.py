@@ -518,6 +518,21 @@ def test_pages_give_the_columns_that_sqlite_gives(
         assert column.tolist() == [row[place] if type(row[place]) is int else NONE for row in wanted]
 
 
+def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "a.db")
+    connection.execute("PRAGMA page_size = 512")
+    connection.execute("CREATE TABLE t (a, b, c)")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(None, None, None), ("x" * 137, 0.5, "y" * 157)])
+    connection.commit()
+    connection.close()
+    reader = PageReader(tmp_path / "a.db", fewest_rows=1)
+    found = reader.integers(2, [0, 1], text=2)
+    reader.close()
+    assert found is not None
+    assert [column.tolist() for column in found[:2]] == [[NONE, NONE]] * 2
+    assert (found[3] - found[2]).tolist() == [0, 157]
+
+
 def test_large_tables_are_read_from_their_pages_and_small_ones_by_sqlite(tmp_path: Path) -> None:
     with Database(large_report(tmp_path / "a.sqlite", 60_000)) as db:
         pages = db._pages.integers(db._roots["CUPTI_ACTIVITY_KIND_KERNEL"], [0, 1])
