@@ -511,7 +511,8 @@ def test_pages_give_the_columns_that_sqlite_gives(
     )
     reader.close()
     if found is None:
-        assert not wanted
+        longest = max((sum(len(str(value).encode()) for value in row) for row in wanted), default=0)
+        assert not wanted or longest > page_bytes - 100, "a record that goes on in another page is left to SQLite"
         return
     assert texts == [row[2].encode() if type(row[2]) is str else None for row in wanted]
     for column, place in zip(found[:2], range(2), strict=True):
