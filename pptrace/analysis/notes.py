@@ -124,6 +124,12 @@ def _unseen_devices(found: Recognised) -> Iterator[str]:
 
 def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     yield from _unseen_devices(found)
+    if not steps and found.ops["kind"].isin(COMPUTE_KINDS).any():
+        yield (
+            "pipeline steps, phases and bubbles are null: the forwards and backwards found are of a pipeline that these traces "
+            "do not tell; give the traces of all of its ranks"
+        )
+        return
     if not steps:
         marked = (
             "the marks in these traces are of steps alone" if len(found.ops) else "no marks of pptrace, no known labels"

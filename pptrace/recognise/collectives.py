@@ -269,7 +269,9 @@ def _may_be_all_to_all(batch: Sequence[_Call]) -> bool:
 def _merged(batch: Sequence[_Call]) -> _Call:
     """The calls of a batch as one of unknown kind, as their kernel is where nothing else was recorded."""
     first = batch[0]
-    whole = _Call("send_recv", first.thread, first.start_ns, max(call.until_ns for call in batch), kernels=first.kernels)
+    whole = _Call(
+        "send_recv", first.thread, first.start_ns, max(call.until_ns for call in batch), kernels=first.kernels
+    )
     for call in batch:
         call.kind = ""
     return whole

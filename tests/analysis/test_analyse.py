@@ -18,7 +18,22 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
 from pptrace.simulate import Costs, simulate
 from pptrace.tables import MEMORY, Category, Trace, make_table
-from tests.synthetic import BYTES, START, Done, Event, PaperRun, Recording, make_trace, marked, record, renamed, without
+from tests.roundtrip.files import events_of
+from tests.roundtrip.styles import Unlabelled
+from tests.synthetic import (
+    BYTES,
+    START,
+    Done,
+    Event,
+    PaperRun,
+    Recording,
+    make_trace,
+    marked,
+    record,
+    renamed,
+    run_on_paper,
+    without,
+)
 
 
 def uneven(action: Action) -> int:
@@ -458,3 +473,11 @@ def test_peak_memory_is_the_most_within_the_ranks_step() -> None:
     first, second = analyse(traces).report.steps
     assert [rank.peak_memory_bytes for rank in second.ranks] == [None, 80]
     assert [rank.peak_memory_bytes for rank in first.ranks] == [None, None]
+
+
+def test_ops_of_a_pipeline_that_nothing_tells_are_not_said_to_be_missing() -> None:
+    run = run_on_paper(build("1f1b", 4, 8), lambda _: 500, latency=130)
+    report = analyse([make_trace(events_of(Unlabelled(), run, 1, 2), 0)]).report
+    assert report.steps == ()
+    assert any(line.startswith("pipeline steps, phases and bubbles are null: the forwards") for line in report.warnings)
+    assert not any("no forward or backward" in line for line in report.warnings)

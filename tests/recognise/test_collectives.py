@@ -11,6 +11,7 @@ from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.comm_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.devices import device_work
 from pptrace.recognise.recognise import recognise
+from pptrace.schedule.registry import build
 from pptrace.tables import Category
 from tests.recognise.calls import (
     ALL_GATHER,
@@ -22,7 +23,9 @@ from tests.recognise.calls import (
     SEND,
     Rank,
 )
-from tests.synthetic import NCCL_STREAM, START
+from tests.roundtrip.files import events_of, step_begins
+from tests.roundtrip.styles import TorchLabels
+from tests.synthetic import NCCL_STREAM, START, Event, make_trace, run_on_paper
 
 
 def test_all_events_of_a_call_are_one_communication_with_its_kernels_times() -> None:
@@ -359,3 +362,22 @@ def test_kernels_alone_leave_a_labelled_steps_bubble_known_and_the_report_says_h
     told = [line for line in report.warnings if "whose group was not recorded" in line]
     assert len(told) == 1
     assert "14 messages, which count as waiting (bubble) and 4 collectives" in told[0]
+
+
+def test_a_ring_exchange_of_user_buffers_is_one_kind_inside_ops_and_between_them() -> None:
+    run = run_on_paper(build("1f1b", 2, 3), lambda _: 500, latency=130)
+    traces = []
+    for rank in range(2):
+        events = events_of(TorchLabels(), run, rank, 1)
+        ops = list(run.computes(rank))
+        begin = step_begins(run, 0)
+        for at in (begin + ops[0].start + 20, begin + ops[-1].end + 5):
+            events.append(
+                Event(Category.KERNEL, "void kuserbuffers_pushsendrecv<1>(int)", at, at + 9, 0, NCCL_STREAM + 9)
+            )
+        traces.append(make_trace(events, rank))
+    comms = recognise(traces).comms
+    rings = comms[comms["kind"] == "ring_exchange"]
+    assert len(rings) == 4
+    assert set(rings["axis"]) == {"tp"}
+    assert set(comms["kind"]) == {"send", "recv", "ring_exchange"}
