@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ _CHUNK_ROWS = 1 << 16
 _LARGE_ROWS = 100_000  # from here on reading pages is faster than stepping through rows, whatever it costs to begin
 _LEAST_ROW_BYTES = 4
 _MANY_STRINGS = 1000
+_HEAD_BYTES = 100  # https://www.sqlite.org/fileformat.html#the_database_header
 
 Rows = tuple[Sequence[Any], ...]
 
@@ -52,7 +54,10 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: list[str] = []
-        self._most_rows = _checked_size(path) // _LEAST_ROW_BYTES + 1
+        size, whole = _checked_size(path)
+        self._most_rows = size // _LEAST_ROW_BYTES + 1
+        if size < whole:
+            self.damage.append(f"the file was cut: it has {size:,} of {whole:,} bytes")
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         if not path.with_name(f"{path.name}-wal").exists():
             uri += "&immutable=1"
@@ -60,6 +65,7 @@ class Database:
             self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
             self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             self._connection.execute("PRAGMA trusted_schema = OFF")
+            self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a file that was cut
             self._roots = self._list_tables()
             self.tables = {name: self._list_columns(name) for name in self._roots}
         except DATABASE_ERRORS as err:
@@ -125,16 +131,28 @@ class Database:
     def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[Rows]:
         """The columns of a table, a chunk of rows at a time, as Python values; ends early where the table is damaged."""
         listed = ", ".join(f'"{column}"' for column in columns)
+        query = f'SELECT {listed} FROM "{table}" {where}'
         num_rows = 0
         try:
-            cursor = self._connection.execute(f'SELECT {listed} FROM "{table}" {where}')
+            cursor = self._connection.execute(query)
             while chunk := cursor.fetchmany(_CHUNK_ROWS):
                 num_rows += len(chunk)
                 yield tuple(zip(*chunk, strict=True))
                 if num_rows > self._most_rows:  # its pages go in circles
                     raise sqlite3.DatabaseError("more rows than the file has room for")
         except DATABASE_ERRORS as err:
-            self.damage.append(f"table {table} is damaged ({_reason(err)}); kept the {num_rows} rows before that")
+            if last := self._before_damage(query, num_rows):
+                yield tuple(zip(*last, strict=True))
+            told = f"table {table} is damaged"
+            if not any(line.startswith(told) for line in self.damage):
+                self.damage.append(f"{told} ({_reason(err)}); kept the {num_rows + len(last)} rows before that")
+
+    def _before_damage(self, query: str, num_rows: int) -> list[tuple[Any, ...]]:
+        """The rows that come after the first ``num_rows``, of a chunk that could not be fetched as a whole."""
+        found: list[tuple[Any, ...]] = []
+        with suppress(*DATABASE_ERRORS):
+            found.extend(islice(self._connection.execute(query), num_rows, num_rows + _CHUNK_ROWS))
+        return found
 
     def all_rows(self, table: str, columns: Sequence[str], where: str = "") -> list[tuple[Any, ...]]:
         """As :meth:`rows`, whole; for small tables. [] where the table or one of the columns is absent."""
@@ -180,11 +198,12 @@ def as_integers(values: Sequence[Any]) -> Int64:
     return np.array([value if type(value) is int else NONE for value in values], dtype=np.int64)
 
 
-def _checked_size(path: Path) -> int:
-    """The size of a file that begins like a database."""
+def _checked_size(path: Path) -> tuple[int, int]:
+    """The size of a file that begins like a database, and the size that it says it has; 0 where it does not say."""
     try:
         with path.open("rb") as file:
-            start = file.read(len(SQLITE_MAGIC))
+            head = file.read(_HEAD_BYTES)
+        start = head[: len(SQLITE_MAGIC)]
         size = path.stat().st_size
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err
@@ -193,7 +212,9 @@ def _checked_size(path: Path) -> int:
     if start != SQLITE_MAGIC:
         shown = start.decode("latin-1")
         raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {WHAT_TO_GIVE}")
-    return size
+    page_bytes = int.from_bytes(head[16:18])
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    return size, page_bytes * int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else 0
 
 
 def _reason(err: Exception) -> str:

@@ -414,13 +414,13 @@ def test_a_truncated_export_keeps_what_is_whole_and_counts_it(tmp_path: Path) ->
     kept = []
     for share in (0.9, 0.7, 0.5, 0.3):
         path.write_bytes(content[: int(len(content) * share)])
-        found = outcome(path)
-        if isinstance(found, str):
-            assert "damaged" in found
-            continue
-        kept.append(len(found[0].events))
-        assert any("is damaged" in line and "kept the" in line for line in found[0].warnings)
-    assert all(0 < number < 4000 for number in kept)
+        (trace,) = read_nsight(path)
+        kept.append(len(trace.events))
+        size = f"{path.stat().st_size:,} of {len(content):,} bytes"
+        assert any("the file was cut" in line and size in line for line in trace.warnings)
+        assert any("is damaged" in line and "kept the" in line for line in trace.warnings)
+    assert kept == sorted(kept, reverse=True)
+    assert 0 < kept[-1] < kept[1] < 4000
 
 
 def test_a_damaged_page_costs_the_rows_behind_it_in_its_table_only(tmp_path: Path) -> None:
