@@ -99,6 +99,10 @@ def _open_one(path: Path) -> OpenedInputs:
         raise TraceError(
             f"{path}: not found; expected a trace file, a directory of traces or a run directory; check the path"
         )
+    if not path.is_file():
+        raise TraceError(
+            f"{path}: a pipe or a device, which can be read once only; expected a file; save the trace and give that"
+        )
     if path.name == RUN_FILE and (run := _read_run(path)) is not None:
         return _open_run(path.parent, run)
     return OpenedInputs((_input_file(path, None),))

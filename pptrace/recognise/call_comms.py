@@ -152,9 +152,7 @@ def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
 def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> list[str]:
     """The kinds; a kernel that may be any of send, receive and all-to-all exchanges tokens if it lies inside a single op."""
     kinds = [
-        "ring_exchange"
-        if kind == "send_recv" and hint == "tp"
-        else kind  # beside a GEMM, in parts
+        "ring_exchange" if kind == "send_recv" and hint == "tp" else kind  # beside a GEMM, in parts
         for kind, hint in zip(calls["kind"].tolist(), calls["hint"].tolist(), strict=True)
     ]
     unclear = [place for place, kind in enumerate(kinds) if kind == "send_recv"]

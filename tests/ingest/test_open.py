@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -246,3 +247,9 @@ def test_a_named_file_that_is_no_trace_says_so_when_read(write: Write) -> None:
     assert inputs.files[0].format is None
     with pytest.raises(TraceError, match="begins with 'hello'"):
         read_traces(inputs, 1)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.json")
+    with pytest.raises(TraceError, match=r"trace\.json: a pipe or a device"):
+        open_inputs([tmp_path / "trace.json"])
