@@ -119,7 +119,7 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
 def _align(found: Recognised, clock: Clock) -> Aligned:
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan)
     comms = with_transfers(shift(found.comms, clock))
-    lanes = {rank: lane_of(rank, ops, comms, found.work, clock.offsets_ns.get(rank, 0)) for rank in found.facts}
+    lanes = {rank: lane_of(rank, ops, comms, found.work, clock) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
     return Aligned(ops, comms, memory, lanes, found.work, clock, volume)

@@ -123,7 +123,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     spans = data.ops[in_step & ~is_compute]
     comms = data.comms[(data.comms["rank"] == rank) & (data.comms["step"] == window.step)]
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
-    work, offset = data.work[rank], data.clock.offsets_ns.get(rank, 0)
+    work = data.work[rank]
     comparable = data.compares(window)
     if not comparable:
         window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
@@ -141,7 +141,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
         comms=_comms(comms if comparable else comms.assign(match=-1), rank, window.step, data),
         spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
-        device=breakdown(work, window.start_ns - offset, window.end_ns - offset),
+        device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
         peak_memory_bytes=_peak_memory(data.memory, rank, spans),
         ops=tuple(_op(row) for row in ops.itertuples()),
     )

@@ -1,4 +1,4 @@
-"""Clocks that drift: how fast, and what that makes of the offset from end to end of a trace."""
+"""Clocks that drift against each other: how fast, by the traffic in several stretches of time; taken for straight lines."""
 
 from __future__ import annotations
 
@@ -37,9 +37,15 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
         straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
     whole, corrected = (offset_ranges(np.where(same, 0, lower_bounds(rows, ranks))) for rows in (matched, straight))
     likely = common_ends(straight, ranks)
+    parts = [
+        offset_ranges(np.where(same, 0, lower_bounds(stretch, ranks)))
+        for stretch in _stretches(straight, times, len(ranks))
+    ]
+    corrected_by: dict[int, float] = {}
     offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
     is_possible = bool(np.abs(rates).max() <= _MAX_RATE)
-    for rank, rate, (lower, upper), (low, high) in list(zip(ranks, rates, whole, corrected, strict=True))[1:]:
+    for row, rank in list(enumerate(ranks))[1:]:
+        rate, (lower, upper), (low, high) = float(rates[row]), whole[row], corrected[row]
         far, drift = within(offsets[rank], lower, upper)[1], round(abs(rate) * (end - begin))
         if lower > upper and not (is_possible and 2 * (low - high) <= lower - upper):
             if lower - upper > READING_NS:
@@ -51,14 +57,18 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
                 )
         elif is_possible and (2 * drift > abs(upper - lower) or lower > upper):  # else the offset is right all the time
             offsets[rank], far = within(likely.get(rank), low, high)
-            far += (drift + 1) // 2
             if lower > upper and 2 * drift > abs(high - low):
+                corrected_by[rank] = rate
+                far = max(within(offsets[rank], *part[row])[1] for part in parts if is_bounded(*part[row]))
                 warnings.append(
-                    f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {microseconds(drift)} over the trace; its "
-                    "offset is that of the middle, and the uncertainty covers the ends"
+                    f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {microseconds(drift)} over the trace, which is "
+                    "taken for a straight line and corrected; its offset is that of the middle"
                 )
+            else:
+                far += (drift + 1) // 2
         uncertainty = max(uncertainty, far)
-    return Clock(clock.method, offsets, uncertainty, tuple(warnings))
+    middle = (begin + end) // 2
+    return Clock(clock.method, offsets, uncertainty, tuple(warnings), rates=corrected_by, middle_ns=middle)
 
 
 def _rates(

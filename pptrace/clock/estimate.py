@@ -4,7 +4,8 @@ A message cannot be received before it is sent, and a collective ends on no rank
 pair bounds the difference of two ranks' clocks from one side; messages both ways bound it from both.
 
 An offset is one number per rank. For clocks that drift apart it is that of the middle of the trace: how fast they drift is taken
-from the traffic in several stretches of time, and the uncertainty covers what that makes of the offset from end to end.
+from the traffic in several stretches of time. Where messages contradict each other without that, times are corrected by it;
+else the uncertainty covers what it makes of the offset from end to end.
 
 Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
 of that microbatch begins, and its backward begins after the next stage's has ended.

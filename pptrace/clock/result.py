@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
 import pandas as pd
+
+from pptrace.tables import Int64
 
 
 class ClockMethod(StrEnum):
@@ -23,7 +26,8 @@ class ClockMethod(StrEnum):
 class Clock:
     """What was added to each rank's times, ns, and how far off that may be; None where nothing bounds it.
 
-    ``unrelated`` are the ranks whose times nothing relates to the first one's.
+    ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more
+    is added for each ns after ``middle_ns``, which is on the common clock.
     """
 
     method: ClockMethod
@@ -31,6 +35,19 @@ class Clock:
     uncertainty_ns: int | None
     warnings: tuple[str, ...] = field(default=())
     unrelated: frozenset[int] = frozenset()
+    rates: Mapping[int, float] = field(default_factory=dict)
+    middle_ns: int = 0
+
+    def common(self, rank: int, times: Int64) -> Int64:
+        """Times of a rank's own clock, on the common one."""
+        moved: Int64 = times + self.offsets_ns.get(rank, 0)
+        rate = self.rates.get(rank, 0.0)
+        return moved + np.rint(rate * (moved - self.middle_ns)).astype(np.int64) if rate else moved
+
+    def own(self, rank: int, time_ns: int) -> int:
+        """A time on the common clock, on a rank's own one."""
+        rate = self.rates.get(rank, 0.0)
+        return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
 
     def relates(self, ranks: Sequence[int]) -> bool:
         """Whether these ranks' times may be compared with each other."""
@@ -41,8 +58,12 @@ class Clock:
 
 def shift(table: pd.DataFrame, clock: Clock) -> pd.DataFrame:
     """The table with every ``*_ns`` column on the common clock."""
-    offset = table["rank"].map(clock.offsets_ns).fillna(0).astype("int64")
-    return table.assign(**{name: table[name] + offset for name in table.columns if name.endswith("_ns")})
+    places = table.groupby("rank").indices
+    moved = {name: table[name].to_numpy(dtype=np.int64, copy=True) for name in table.columns if name.endswith("_ns")}
+    for times in moved.values():
+        for rank, own in places.items():
+            times[own] = clock.common(int(str(rank)), times[own])
+    return table.assign(**moved)
 
 
 READING_NS = 50_000

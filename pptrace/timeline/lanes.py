@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pptrace.clock import Clock
 from pptrace.intervals import EMPTY, Int64, clip, length, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.matching import MESSAGES, is_anonymous
@@ -46,8 +47,8 @@ class Lane:
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
 
-def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], offset_ns: int) -> Lane:
-    """The lane of a rank, from aligned ops and comms and from its device work, which is still ``offset_ns`` early."""
+def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock) -> Lane:
+    """The lane of a rank, from aligned ops and comms and from its device work, which is still on its own clock."""
     mine = comms[comms["rank"] == rank]
     anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
     told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
@@ -57,7 +58,7 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     unmatched = union(mine.loc[unclear, "start_ns"], mine.loc[unclear, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
-        compute = device.compute + offset_ns
+        compute = clock.common(rank, device.compute)
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
