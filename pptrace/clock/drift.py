@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,58 +22,124 @@ _MAX_RATE = 1e-3
 """Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
 
 
-def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: npt.NDArray[np.bool_]) -> Clock:
-    """The clock with an uncertainty that holds at all times, also where clocks drift."""
+Same = npt.NDArray[np.bool_]
+"""Shape (n, n): which ranks are on one clock already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Straight lines through the differences of clocks, and what messages allow with and without them.
+
+    ``rates`` are per ns, ``span_ns`` is how long the trace lasts and ``middle_ns`` its middle. Each range is (lowest, highest)
+    offset, of all ranks in order: of the whole trace, and of each stretch of it, as recorded and straightened.
+    """
+
+    rates: npt.NDArray[np.float64]
+    span_ns: int
+    middle_ns: int
+    whole: list[tuple[int, int]]
+    straight: list[tuple[int, int]]
+    parts: list[list[tuple[int, int]]]
+    straight_parts: list[list[tuple[int, int]]]
+    likely: dict[int, int]
+
+    @property
+    def is_possible(self) -> bool:
+        return bool(np.abs(self.rates).max() <= _MAX_RATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offset:
+    """A rank's offset, how far off it may be, the rate by which its times are corrected, and a line about it."""
+
+    offset_ns: int
+    far_ns: int
+    rate: float = 0.0
+    warning: str = ""
+
+
+def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> Clock:
+    """The clock with an uncertainty that holds at all times, and with rates where clocks drift."""
+    fit = _fitted(clock, matched, ranks, same)
+    if fit is None:
+        return clock
+    found = {rank: _offset_of(place, rank, ranks[0], clock.offsets_ns[rank], fit) for place, rank in enumerate(ranks)}
+    return Clock(
+        clock.method,
+        {rank: own.offset_ns for rank, own in found.items()},
+        max(own.far_ns for own in found.values()),
+        (*clock.warnings, *(own.warning for own in found.values() if own.warning)),
+        rates={rank: own.rate for rank, own in found.items() if own.rate},
+        middle_ns=fit.middle_ns,
+    )
+
+
+def _fitted(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> _Fit | None:
+    """None where the traffic is too little to tell."""
     times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
     begin, end = int(times.min()), int(times.max())
+    middle = (begin + end) // 2
     place = np.searchsorted(np.asarray(ranks), matched["rank"].to_numpy())
     rates = np.zeros(len(ranks))
-    straight = matched
+    recorded = _stretches(matched, times, len(ranks))
+    if len(recorded) < 2:
+        return None
+    straight, stretches = matched, recorded
     for _ in range(_FITS):
-        stretches = _stretches(straight, times, len(ranks))
-        if len(stretches) < 2:
-            return clock
         rates += _rates(stretches, times, ranks, same)
-        gained = np.rint(rates[place] * (times - (begin + end) // 2)).astype("int64")
+        gained = np.rint(rates[place] * (times - middle)).astype("int64")
         straight = matched.assign(start_ns=matched["start_ns"] + gained, end_ns=matched["end_ns"] + gained)
-    whole, corrected = (offset_ranges(np.where(same, 0, lower_bounds(rows, ranks))) for rows in (matched, straight))
-    likely = common_ends(straight, ranks)
-    parts = [
-        offset_ranges(np.where(same, 0, lower_bounds(stretch, ranks)))
-        for stretch in _stretches(straight, times, len(ranks))
-    ]
-    corrected_by: dict[int, float] = {}
-    offsets, uncertainty, warnings = dict(clock.offsets_ns), 0, list(clock.warnings)
-    is_possible = bool(np.abs(rates).max() <= _MAX_RATE)
-    for row, rank in list(enumerate(ranks))[1:]:
-        rate, (lower, upper), (low, high) = float(rates[row]), whole[row], corrected[row]
-        far, drift = within(offsets[rank], lower, upper)[1], round(abs(rate) * (end - begin))
-        if lower > upper and not (is_possible and 2 * (low - high) <= lower - upper):
-            if lower - upper > READING_NS:
-                offsets[rank] = 0 if upper <= 0 <= lower else offsets[rank]
-                far = max(lower - offsets[rank], offsets[rank] - upper)
-                warnings.append(
-                    f"rank {rank}: messages contradict each other by {microseconds(lower - upper)} about its clock against "
-                    f"rank {ranks[0]}'s, and no drift explains it: the uncertainty covers that"
-                )
-        elif is_possible and (2 * drift > abs(upper - lower) or lower > upper):  # else the offset is right all the time
-            offsets[rank], far = within(likely.get(rank), low, high)
-            if lower > upper and 2 * drift > abs(high - low):
-                corrected_by[rank] = rate
-                far = max(within(offsets[rank], *part[row])[1] for part in parts if is_bounded(*part[row]))
-                warnings.append(
-                    f"rank {rank}: its clock drifts against rank {ranks[0]}'s, by {microseconds(drift)} over the trace, which is "
-                    "taken for a straight line and corrected; its offset is that of the middle"
-                )
-            else:
-                far += (drift + 1) // 2
-        uncertainty = max(uncertainty, far)
-    middle = (begin + end) // 2
-    return Clock(clock.method, offsets, uncertainty, tuple(warnings), rates=corrected_by, middle_ns=middle)
+        stretches = _stretches(straight, times, len(ranks))
+
+    def allowed(rows: pd.DataFrame) -> list[tuple[int, int]]:
+        return offset_ranges(np.where(same, 0, lower_bounds(rows, ranks)))
+
+    return _Fit(
+        rates=rates,
+        span_ns=end - begin,
+        middle_ns=middle,
+        whole=allowed(matched),
+        straight=allowed(straight),
+        parts=list(map(allowed, recorded)),
+        straight_parts=list(map(allowed, stretches)),
+        likely=common_ends(straight, ranks),
+    )
+
+
+def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> _Offset:
+    """What the fit makes of a rank's offset against the first one's."""
+    (lower, upper), (low, high) = fit.whole[place], fit.straight[place]
+    rate = float(fit.rates[place])
+    drift = round(abs(rate) * fit.span_ns)
+    if lower <= upper:  # one offset does; what drift there may be widens what is known of it
+        far = within(offset_ns, lower, upper)[1]
+        if fit.is_possible and 2 * drift > upper - lower:
+            far = max(far, _farthest(offset_ns, place, fit.parts))
+        return _Offset(offset_ns, far)
+    if not (fit.is_possible and 2 * (low - high) <= lower - upper):
+        if lower - upper <= READING_NS:
+            return _Offset(offset_ns, within(offset_ns, lower, upper)[1])
+        chosen = 0 if upper <= 0 <= lower else offset_ns
+        told = f"messages contradict each other by {microseconds(lower - upper)} about its clock against rank {first}'s"
+        warning = f"rank {rank}: {told}, and no drift explains it: the uncertainty covers that"
+        return _Offset(chosen, max(lower - chosen, chosen - upper), 0.0, warning)
+    chosen, far = within(fit.likely.get(rank), low, high)
+    if 2 * drift <= abs(high - low):
+        return _Offset(chosen, far + (drift + 1) // 2)
+    warning = (
+        f"rank {rank}: its clock drifts against rank {first}'s, by {microseconds(drift)} over the trace, which is taken for a "
+        "straight line and corrected; its offset is that of the middle"
+    )
+    return _Offset(chosen, max(far, _farthest(chosen, place, fit.straight_parts)), rate, warning)
+
+
+def _farthest(offset_ns: int, place: int, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
+    """How far the offset may be from the truth in any stretch of time."""
+    return max((within(offset_ns, *part[place])[1] for part in parts if is_bounded(*part[place])), default=0)
 
 
 def _rates(
-    stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: npt.NDArray[np.bool_]
+    stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: Same
 ) -> npt.NDArray[np.float64]:
     """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
     middles = np.array([times[stretch.index].mean() for stretch in stretches])

@@ -115,7 +115,7 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     ready, first_done = sides["start_ns"].transform("max"), sides["end_ns"].transform("min")
     on_device = (own["clock"] == "device").groupby(own["match"]).transform("all")
     bounded = (own["kind"] == "send") | ((own["kind"] == "recv") & on_device)
-    buffered = own["kind"].isin(_EARLY) & (own["end_ns"] < ready)
+    buffered = own["kind"].isin(_EARLY) & (own["end_ns"] < ready) & (own["clock"] != "device")
     end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
     filled.loc[matched, "transfer_end_ns"] = end
     filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))

@@ -19,7 +19,8 @@ AXES = ("tp", "cp", "dp", "pp")
 class MeshInfo:
     """The report's ``mesh``: sizes of the axes, None where nothing tells; and the pipelines of global ranks.
 
-    ``in_order``: nothing tells the pipeline, so that all ranks with ops are taken for it, in their order.
+    ``in_order``: nothing tells the pipeline, so that all ranks with ops are taken for it, in their order. ``is_guess``: nothing
+    tells how many ranks there were either; at least as many as the highest number says.
     """
 
     num_ranks: int
@@ -32,6 +33,7 @@ class MeshInfo:
     pipelines: tuple[tuple[int, ...], ...] = ()
     order: tuple[str, ...] = AXES
     in_order: bool = False
+    is_guess: bool = False
 
     @property
     def is_open(self) -> bool:

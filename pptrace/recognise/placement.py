@@ -16,7 +16,7 @@ import pandas as pd
 from pptrace.errors import ScheduleError
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.numbered import numbered
-from pptrace.recognise.regrouped import regrouped
+from pptrace.recognise.regrouped import goes_on, regrouped
 from pptrace.recognise.schedule import COMPUTE_KINDS, identify
 from pptrace.recognise.step_rows import Op, steps_of
 from pptrace.schedule import registry
@@ -87,9 +87,10 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
-    if not sends or not (mesh.is_open or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
+    if not sends or not (mesh.is_open or goes_on(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""
-    who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{len(ranks)} of {mesh.num_ranks} ranks show"
+    some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
+    who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
     return f"{who} messages, not the pipeline they go through: its length and stages are not known"
 
 

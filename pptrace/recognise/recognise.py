@@ -74,7 +74,9 @@ def recognise_ranks(
         {found.number: found.info.distributed for found in ranks},
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
     )
+    is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
+    mesh = replace(mesh, is_guess=is_guess)
     warnings += _inferences(ops, mesh, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     placed = place(ops, comms, mesh, calls)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]

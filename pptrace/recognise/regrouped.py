@@ -32,6 +32,8 @@ def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, .
     fewest = [reading for reading in found if reading.chunks == min(other.chunks for other in found)]
     if not fewest or (is_partial and len({reading.pp for reading in fewest}) > 1):
         return mesh, ()
+    if is_partial and mesh.is_guess and fewest[0].chunks > 1:
+        return mesh, ()  # more ranks with fewer chunks would do as well
     chosen = fewest[0]
     share = mesh.num_ranks // chosen.pp
     alone = 1 if share == 1 else None
@@ -42,6 +44,20 @@ def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, .
     )
     own = replace(mesh, pp=chosen.pp, pipelines=pipelines, in_order=False)
     return replace(own, tp=alone, cp=alone, dp=alone, ep=alone), (note,)
+
+
+def goes_on(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
+    """Whether a pipeline of which nothing tells the length seems to go on behind its last rank, which runs several forwards, but
+    not all, before its first backward, in an order that is that of no schedule of this length.
+    """
+    if not mesh.in_order or not mesh.is_guess:
+        return False
+    by_place = kinds_by_place(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
+    if not by_place:
+        return False
+    last = by_place[max(by_place)]
+    leading = next((place for place, kind in enumerate(last) if kind != "F"), len(last))
+    return 1 < leading < last.count("F") and fit(len(mesh.pipelines[0]), by_place) is None
 
 
 @dataclass(frozen=True, slots=True)
