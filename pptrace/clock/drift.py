@@ -114,7 +114,7 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
     if lower <= upper:  # one offset does; what drift there may be widens what is known of it
         far = within(offset_ns, lower, upper)[1]
         if fit.is_possible and 2 * drift > upper - lower:
-            far = max(far, _farthest(offset_ns, place, fit.parts))
+            far = min(far + (drift + 1) // 2, max(far, _farthest(offset_ns, place, fit.parts)))
         return _Offset(offset_ns, far)
     if not (fit.is_possible and 2 * (low - high) <= lower - upper):
         if lower - upper <= READING_NS:
