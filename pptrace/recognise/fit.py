@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule import registry
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
+from pptrace.schedule.text import from_rows
 
 
 def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
@@ -55,9 +57,18 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
             if entry.searches or (group is not None and "interleaved" not in entry.name):
                 continue
             try:
-                yield registry.build(entry.name, pp, total // chunks, chunks, group, lean)
+                plan = registry.build(entry.name, pp, total // chunks, chunks, group, lean)
             except ScheduleError:
                 continue
+            yield plan
+            if entry.name == "interleaved-1f1b" and plan.num_microbatches == pp and not lean:
+                yield _forwards_first(plan)
+
+
+def _forwards_first(plan: Plan) -> Plan:
+    """As Megatron-LM had it for years: with as many microbatches as ranks, all forwards come before all backwards."""
+    rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(plan.pp)]
+    return from_rows([[str(action) for action in row] for row in rows], plan.name)
 
 
 def _group_sizes(pp: int, microbatches: int, chunks: int, leading: int) -> range:

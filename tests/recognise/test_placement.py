@@ -15,7 +15,9 @@ from pptrace.recognise.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.placement import loop, zigzag
 from pptrace.recognise.recognise import Recognised, recognise
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
 from pptrace.tables import OPS, empty_table
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
@@ -144,6 +146,20 @@ def test_forwards_that_all_come_first_are_interleaved_where_the_first_rank_recei
     assert found.schedule.name == schedule
     for rank in range(3):
         assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+
+
+def test_interleaved_with_all_forwards_first_is_that_and_no_breadth_first_schedule() -> None:
+    plan = build("interleaved-1f1b", 4, 4, 2)
+    rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(4)]
+    run = run_on_paper(from_rows([[str(a) for a in row] for row in rows], "custom"), lambda _: 500, latency=130)
+    found = found_in(TorchBatched(), run, range(4))
+    for rank in range(4):
+        assert cells(found, rank) == [str(action) for action in rows[rank]]
+    assert (found.schedule.name, found.mesh.vpp) == ("interleaved-1f1b", 2)
+    assert found.schedule.mismatches == (
+        "rank 2: op 8 is 6F3 where interleaved-1f1b has 6B0",
+        "rank 3: op 6 is 7F1 where interleaved-1f1b has 7B0",
+    )
 
 
 def test_an_order_of_no_schedule_fits_nothing() -> None:
