@@ -164,6 +164,11 @@ def test_on_the_host_a_receive_may_outlast_its_buffered_send() -> None:
     assert transfers(pair(send=(30, 31), recv=(10, 60))) == [(30, 31), (30, 60)]
 
 
+def test_the_kernel_of_a_send_waits_for_its_peer_even_when_clocks_are_a_little_off() -> None:
+    """It seems to end before its receive began: kernels spin until both are there."""
+    assert transfers(pair(send=(10, 99), recv=(100, 103), clock="device")) == [(99, 99), (100, 103)]
+
+
 def test_what_is_not_matched_keeps_its_own_times() -> None:
     assert transfers(comms_of({"rank": 0, "kind": "recv", "start_ns": 5, "end_ns": 9})) == [(5, 9)]
 

@@ -162,6 +162,36 @@ def test_interleaved_with_all_forwards_first_is_that_and_no_breadth_first_schedu
     )
 
 
+@pytest.mark.parametrize(
+    ("schedule", "given", "pp"),
+    [
+        (("1f1b", 4, 8), [0, 1, 2, 3], 4),
+        (("1f1b", 4, 8), [0, 1, 3], 4),
+        (("1f1b", 4, 8), [1, 2, 3], 4),
+        (("1f1b", 4, 8), [0, 3], 4),
+        (("1f1b", 4, 8), [0, 1, 2], None),
+        (("1f1b", 4, 8), [1], None),
+        (("interleaved-1f1b", 4, 8, 2), [0, 1, 2], None),
+        (("interleaved-1f1b", 4, 8, 2), [1], None),
+        (("gpipe", 4, 8), [0, 1, 2, 3], 4),
+    ],
+)
+def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
+    schedule: tuple[str, int, int], given: list[int], pp: int | None
+) -> None:
+    """Nothing tells how many ranks there were, as with Nsight reports of some of them."""
+    run = paper(*schedule)
+    found = found_in(Unlabelled(), run, given)
+    assert found.mesh.pp == pp
+    if pp is None:
+        assert found.mesh.pipelines == ()
+        assert any("its length and stages are not known" in line for line in found.warnings)
+    else:
+        assert found.schedule.name == schedule[0]
+        for rank in given:
+            assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+
+
 def test_an_order_of_no_schedule_fits_nothing() -> None:
     assert fit(2, {0: ["F", "B", "F", "F", "B", "B"], 1: ["F", "F", "B", "B", "F", "B"]}) is None
     assert fit(2, {0: ["F", "B"], 1: ["F", "F", "B", "B"]}) is None
