@@ -29,7 +29,7 @@ from pptrace.recognise.matching import with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
-from pptrace.recognise.schedule import ScheduleInfo
+from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.tables import Trace, TraceInfo
@@ -137,11 +137,21 @@ def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recogni
     plan = found.schedule.plan if is_plan_of_all(found) else None
     num_ranks = sum(map(len, found.mesh.pipelines))
     ideal = ideal_of(plan) if plan is not None and windows else None
-    numbers = sorted({window.step for window in windows})
-    return tuple(
-        report_step(tuple(window for window in windows if window.step == number), data, plan, ideal, num_ranks)
-        for number in numbers
-    )
+    reports = []
+    for number in sorted({window.step for window in windows}):
+        chosen = tuple(window for window in windows if window.step == number)
+        own = ideal if plan is not None and all(_is_of(plan, window, data.ops) for window in chosen) else None
+        reports.append(report_step(chosen, data, plan, own, num_ranks))
+    return tuple(reports)
+
+
+def _is_of(plan: Plan, window: StepWindow, ops: pd.DataFrame) -> bool:
+    """Whether a step has as many ops on each rank as the plan, unless ranks have no trace: not one with fewer microbatches."""
+    if len(window.ranks) != plan.pp:
+        return True
+    own = ops[(ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
+    counts = own.groupby("rank").size().to_dict()
+    return all(counts.get(rank, 0) == len(plan.compute_actions(place)) for place, rank in enumerate(window.ranks))
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

@@ -140,12 +140,15 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
         )
         return
     plan = found.schedule.plan
-    if plan is not None and not is_plan_of_all(found):
+    is_partial = plan is not None and not is_plan_of_all(found)
+    if is_partial and plan is not None:
         yield (
             f"ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of {plan.pp} of the {found.mesh.pp} ranks of "
             "a pipeline"
         )
-    elif any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
+    elif plan is not None and (other := [step.step for step in steps if step.bubble.ideal_ratio is None]):
+        yield f"ideal_ratio and ideal_share of step {_listed(other)} are null: the step has other ops than the plan"
+    if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
         yield "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan"
     nulls = ["waterfall_ns.host (launching is not told apart)"]
     if found.memory.empty:

@@ -18,8 +18,8 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
 from pptrace.simulate import Costs, simulate
 from pptrace.tables import MEMORY, Category, Trace, make_table
-from tests.roundtrip.files import events_of
-from tests.roundtrip.styles import Unlabelled
+from tests.roundtrip.files import events_of, step_begins
+from tests.roundtrip.styles import TorchLabels, Unlabelled
 from tests.synthetic import (
     BYTES,
     START,
@@ -481,3 +481,19 @@ def test_ops_of_a_pipeline_that_nothing_tells_are_not_said_to_be_missing() -> No
     assert report.steps == ()
     assert any(line.startswith("pipeline steps, phases and bubbles are null: the forwards") for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)
+
+
+def test_the_ideal_of_a_step_with_fewer_microbatches_is_not_that_of_the_longest() -> None:
+    short, long = (run_on_paper(build("1f1b", 2, m), lambda _: 500, latency=130) for m in (3, 6))
+    traces = []
+    for rank in range(2):
+        begin = step_begins(short, 0)
+        events = [
+            *TorchLabels().step(short, rank, 0, begin),
+            *TorchLabels().step(long, rank, 1, begin + short.end + 900),
+        ]
+        traces.append(make_trace(events, rank))
+    report = analyse(traces).report
+    assert report.schedule.num_microbatches == 6
+    assert [step.bubble.ideal_ratio for step in report.steps] == [None, pytest.approx(1 / 6)]
+    assert any(line.startswith("ideal_ratio and ideal_share of step 0 are null") for line in report.warnings)
