@@ -98,8 +98,7 @@ def make_gpt_runtime(
     posting = Posting(wiring.ahead, wiring.mode is Mode.BLOCKING, tagged)
     transport = make_transport(mesh, wiring.mode, wiring.route)
     communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
-    tied = tied_weight(made) if config.tied else None
-    gradients = _gradient_sync(mesh, stages, tied, parallel, wiring, recorder)
+    gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
     return PipelineRuntime(
@@ -132,7 +131,7 @@ def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:
 def _gradient_sync(
     mesh: Mesh,
     stages: dict[int, GptStage],
-    tied: nn.Parameter | None,
+    is_tied: bool,
     parallel: Parallel,
     wiring: Wiring,
     recorder: Recorder,
@@ -147,6 +146,7 @@ def _gradient_sync(
     else:
         for module in stages.values():
             accumulate_in(module.parameters(), torch.float32)
+    tied = tied_weight(stages) if is_tied else None  # after the sharding, which puts other parameters in their places
     group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
     return GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
 
