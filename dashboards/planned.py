@@ -28,9 +28,10 @@ class PlannedStep:
 def plan_step(analysis: Analysis, step: int) -> PlannedStep | None:
     """The plan of a step on paper; None where the run has no plan or no such step."""
     measured = [window for window in analysis.windows if window.step == step]
-    if analysis.plan is None or not measured:
+    own = analysis.schedule.plan_of(step)
+    if own is None or not measured:
         return None
-    plan = analysis.plan.compute_only()
+    plan = own.compute_only()
     tables, windows = [], []
     for window in measured:
         simulation = simulate(plan, _mean_costs(analysis.data.ops, window))

@@ -129,7 +129,7 @@ def measure(pool: Pool, nap: Nap, folder: Path) -> Measured:
     """Run a plan on the pool and compare what its traces say with the simulator."""
     peaks = pool.run(sleep_through, nap, str(folder), world=nap.pp, timeout_s=300)
     analysis = load([folder])
-    plan = analysis.plan
+    plan = analysis.schedule.plan
     assert plan is not None
     assert not analysis.report.schedule.mismatches
     simulated, measured, errors = [], [], []

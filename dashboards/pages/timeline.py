@@ -24,7 +24,7 @@ _HELP = (
 
 
 def layout(loaded: Loaded) -> Node:
-    has_plan = loaded.analysis is not None and loaded.analysis.plan is not None
+    has_plan = loaded.analysis is not None and loaded.analysis.schedule.plan is not None
     choice = dcc.RadioItems(
         id="timeline-source",
         options=[

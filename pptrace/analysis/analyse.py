@@ -21,11 +21,11 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_volume import volume_of_run
-from pptrace.analysis.steps import Aligned, ideal_of, marked_steps, report_step
+from pptrace.analysis.steps import Aligned, Ideal, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import DeviceWork, breakdown
-from pptrace.recognise.matching import with_transfers
+from pptrace.recognise.matching import only_posted, with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
@@ -44,7 +44,7 @@ class Analysis:
 
     report: Report
     data: Aligned
-    plan: Plan | None
+    schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
 
@@ -99,15 +99,15 @@ def analyse_ranks(
         findings=find(steps, summary),
         warnings=(*warnings, *found.warnings, *notes(found, clock, steps)),
     )
-    return Analysis(report, data, found.schedule.plan, found.mesh, windows)
+    return Analysis(report, data, found.schedule, found.mesh, windows)
 
 
 def _causal(found: Recognised) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The communication and the ops that run when their times say: not the host's launching of what a device does later."""
+    """The communication and the ops that run when their times say, not the launching or posting of what a device does later."""
     unseen = [rank for rank, work in found.work.items() if work.unseen]
     launching = [rank for rank, work in found.work.items() if len(work) or work.unseen]
     ops = found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(launching)]
-    return found.comms[~found.comms["rank"].isin(unseen)], ops
+    return found.comms[~found.comms["rank"].isin(unseen) & ~only_posted(found.comms)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
@@ -117,7 +117,7 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
 
 
 def _align(found: Recognised, clock: Clock) -> Aligned:
-    ops = tag_ops(shift(found.ops, clock), found.schedule.plan)
+    ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of)
     comms = with_transfers(shift(found.comms, clock))
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
@@ -134,14 +134,17 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
 
 
 def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
-    plan = found.schedule.plan if is_plan_of_all(found) else None
     num_ranks = sum(map(len, found.mesh.pipelines))
-    ideal = ideal_of(plan) if plan is not None and windows else None
+    ideals: dict[int, Ideal] = {}
     reports = []
     for number in sorted({window.step for window in windows}):
         chosen = tuple(window for window in windows if window.step == number)
-        own = ideal if plan is not None and all(_is_of(plan, window, data.ops) for window in chosen) else None
-        reports.append(report_step(chosen, data, plan, own, num_ranks))
+        plan = found.schedule.plan_of(number) if is_plan_of_all(found) else None
+        ideal = None
+        if plan is not None and all(_is_of(plan, window, data.ops) for window in chosen):
+            ideal = ideals.get(plan.num_microbatches) or ideal_of(plan)
+            ideals[plan.num_microbatches] = ideal
+        reports.append(report_step(chosen, data, plan, ideal, num_ranks))
     return tuple(reports)
 
 

@@ -75,7 +75,7 @@ def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iter
     Forwards and backwards are counted, of which every rank of a pipeline has the same number: a pair run as one op is two,
     and a weight gradient of its own is none.
     """
-    compute = found.ops[found.ops["kind"].isin(_HALVES)]
+    compute = found.ops[found.ops["kind"].isin(_HALVES) & (found.ops["microbatch"] >= 0)]
     halves = compute["kind"].map(_HALVES)
     counts = halves.groupby([compute["step"], compute["rank"]]).sum().to_dict()
     short: dict[str, list[int]] = {}

@@ -107,9 +107,9 @@ class CommSummary:
 @dataclass(frozen=True, slots=True)
 class OpSummary:
     kind: str
-    stage: int
-    chunk: int
-    microbatch: int
+    stage: int | None
+    chunk: int | None
+    microbatch: int | None
     phase: str
     start_ns: int
     end_ns: int

@@ -130,7 +130,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None
     phases = _phases(ops, window, lane)
-    stages = sorted(set(ops["stage"]))
+    stages = sorted(stage for stage in set(ops["stage"]) if stage >= 0)
     return RankStep(
         rank=rank,
         stage=int(stages[0]) if stages else None,
@@ -176,7 +176,8 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
 
 
 def _op(row: object) -> OpSummary:
-    return OpSummary(**{name: getattr(row, name) for name in OpSummary.__slots__})
+    values = {name: getattr(row, name) for name in OpSummary.__slots__}
+    return OpSummary(**values | {name: None for name in ("stage", "chunk", "microbatch") if values[name] < 0})
 
 
 def _phases(ops: pd.DataFrame, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:

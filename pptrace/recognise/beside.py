@@ -6,7 +6,7 @@ of them: which of its messages there were, the plan says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ import pandas as pd
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
+
+PlanOf = Callable[[int], Plan]
+"""The plan of a step."""
 
 PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}
 """By direction: the kinds of ops whose output moves that way."""
@@ -32,12 +35,13 @@ def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Actio
                 yield half
 
 
-def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> pd.DataFrame | None:
+def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame | None:
     """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
 
     Args:
         comms: with messages by order alone (their stage is below 0).
         ops: with the stages and microbatches of the plan.
+        plan_of: the plan of each step.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     parts = [comms.drop(lacking.index)]
@@ -47,7 +51,10 @@ def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan: Plan, mesh: MeshInf
             return None
         kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
         mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
-        wanted = {(a.stage, a.microbatch) for a in moving(plan, place, str(direction), sends=kind == "send")}
+        wanted = {
+            (a.stage, a.microbatch)
+            for a in moving(plan_of(int(str(step))), place, str(direction), sends=kind == "send")
+        }
         taken = _of_neighbours(rows, mine.sort_values("start_ns", kind="stable"), sends=kind == "send")
         taken = taken[[key in wanted for key in zip(taken["stage"], taken["microbatch"], strict=True)]]
         taken = taken.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")

@@ -12,8 +12,7 @@ from pptrace.recognise.beside import by_plan
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
 from pptrace.recognise.groups import Groups
 from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.schedule.plan import Plan
+from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
 from pptrace.tables import COMMS, Schema, empty_table, make_table
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
@@ -28,7 +27,7 @@ def comms_of_calls(
     ops: pd.DataFrame,
     known: pd.DataFrame,
     mesh: MeshInfo,
-    plan: Plan | None,
+    schedule: ScheduleInfo,
 ) -> pd.DataFrame:
     """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched.
 
@@ -37,10 +36,10 @@ def comms_of_calls(
         groups: the groups of all calls.
         ops, known: what labels tell; ranks whose labels tell the pipeline's messages have no other messages of the pipeline.
         mesh: the pipelines, for the direction of messages.
-        plan: of the ops, where it is known: for messages that do not tell their directions.
+        schedule: of the ops: where its plan is known, for messages that do not tell their directions.
     """
     tables = [
-        _of_rank(rank, table, groups, ops, known, mesh, plan) for rank, table in sorted(calls.items()) if len(table)
+        _of_rank(rank, table, groups, ops, known, mesh, schedule) for rank, table in sorted(calls.items()) if len(table)
     ]
     tables = [table for table in tables if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
@@ -53,7 +52,7 @@ def _of_rank(
     ops: pd.DataFrame,
     known: pd.DataFrame,
     mesh: MeshInfo,
-    plan: Plan | None,
+    schedule: ScheduleInfo,
 ) -> pd.DataFrame:
     own_ops = ops[ops["rank"] == rank]
     found = [groups.of_call[key_of(rank, key)] for key in zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)]
@@ -92,11 +91,12 @@ def _of_rank(
     if len(labelled):
         table = table[~_is_told(table, labelled)]
     pipeline = mesh.pipeline_of(rank)
-    if plan is None or len(pipeline) != plan.pp:
-        return table
-    steps = [
-        by_plan(part, own_ops[own_ops["step"] == step], plan, pipeline, rank) for step, part in table.groupby("step")
-    ]
+    steps = []
+    for step, part in table.groupby("step"):
+        plan = schedule.plan_of(int(str(step)))
+        if plan is not None and len(pipeline) == plan.pp:
+            part = by_plan(part, own_ops[own_ops["step"] == step], plan, pipeline, rank)
+        steps.append(part)
     return pd.concat(steps).sort_index() if steps else table
 
 

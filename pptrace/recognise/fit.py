@@ -25,9 +25,24 @@ def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None
     if len(forwards) != 1 or not (total := forwards.pop()):
         return None
     for plan in _candidates(pp, total, _chunk_counts(total, received), _num_leading(kinds[min(kinds)])):
-        if all([a.kind for a in plan.compute_actions(rank)] == list(row) for rank, row in kinds.items()):
+        if _runs(plan, kinds):
             return plan
     return None
+
+
+def with_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> Plan | None:
+    """The plan of the same schedule, with as many chunks, whose ranks run these kinds of ops in this order."""
+    forwards = {list(row).count("F") for row in kinds.values()}
+    if len(forwards) != 1 or not (total := forwards.pop()) or total % plan.num_chunks:
+        return None
+    for other in _candidates(plan.pp, total, [plan.num_chunks], _num_leading(kinds[min(kinds)])):
+        if other.name == plan.name and _runs(other, kinds):
+            return other
+    return None
+
+
+def _runs(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> bool:
+    return all([a.kind for a in plan.compute_actions(rank)] == list(row) for rank, row in kinds.items())
 
 
 _ALWAYS_LABELLED = ("looped-bfs",)

@@ -119,12 +119,12 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
     filled.loc[matched, "transfer_end_ns"] = end
     filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
-    untimed = _only_posted(filled)
+    untimed = only_posted(filled)
     filled.loc[untimed, "transfer_start_ns"] = filled.loc[untimed, "transfer_end_ns"]
     return filled
 
 
-def _only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
+def only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
     """Which messages have the host's posting call alone, on ranks whose other communication ran on their devices."""
     on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
     call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
@@ -244,8 +244,13 @@ _SHOWN = 3
 
 
 def unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
-    """A line for each kind of communication that lacks its other side although that rank's trace is there."""
+    """A line for each kind of communication that lacks its other side although that rank's trace is there.
+
+    Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.
+    """
     ranks = set(present)
+    of_steps = comms[comms["step"] >= 0]
+    comms = of_steps if len(of_steps) else comms
     lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
     messages = lacking[lacking["kind"].isin(("send", "recv")) & lacking["peer"].isin(ranks)]
     lines = []

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from pptrace.recognise.beside import PRODUCERS, beside_ops, moving
-from pptrace.recognise.fit import fit
+from pptrace.recognise.beside import PRODUCERS, PlanOf, beside_ops, moving
+from pptrace.recognise.fit import fit, with_kinds
 from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.step_rows import Op, steps_of
+from pptrace.recognise.step_rows import Op, StepRows, steps_of
+from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
 
@@ -29,34 +30,26 @@ def numbered(
 ) -> Numbered | None:
     """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
-    whole = [(pipeline, rows) for pipeline, rows in steps if len(pipeline) > 1]
+    whole = [step for step in steps if len(step.pipeline) > 1]
     if not whole:
         return None
-    pipeline, rows = max(whole, key=lambda step: sum(map(len, step[1].values())))
-    kinds = {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
-    received = _num_received(comms, pipeline[0])
-    if received is None and pipeline[0] in rows and pipeline[0] in calls:
-        received = _num_received_before_backwards(rows[pipeline[0]], ops, calls[pipeline[0]])
-    plan = fit(len(pipeline), kinds, received)
+    fullest = max(whole, key=StepRows.num_ops)
+    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, calls))
     if plan is None or plan.num_chunks == 1:
         return None
-    filled = ops.copy()
-    for own, rows in steps:
-        for rank, row in rows.items():
-            actions = plan.compute_actions(own.index(rank))
-            if [op.kind for op in row] != [action.kind for action in actions[: len(row)]]:
-                continue
-            where = [op.index for op in row]
-            filled.loc[where, "stage"] = [action.stage for action in actions[: len(row)]]
-            filled.loc[where, "chunk"] = [action.chunk for action in actions[: len(row)]]
-            filled.loc[where, "microbatch"] = [action.microbatch for action in actions[: len(row)]]
+    plans = {step.step: other for step in steps if (other := with_kinds(plan, step.kinds())) is not None}
+    filled = _filled(ops, steps, plan, plans)
+
+    def plan_of(step: int) -> Plan:
+        return plans.get(step, plan)
+
     note = (
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
-    if _is_possible(comms, plan, mesh):
-        return Numbered(filled, _with_plan(comms, plan, mesh), plan, (note,))
-    chosen = beside_ops(comms, filled, plan, mesh)
+    if _is_possible(comms, plan_of, mesh):
+        return Numbered(filled, _with_plan(comms, plan_of, mesh), plan, (note,))
+    chosen = beside_ops(comms, filled, plan_of, mesh)
     if chosen is not None:
         told = f"labels tell more messages than {plan.name} has: those are taken that the ops beside them send or receive in it"
         return Numbered(filled, chosen, plan, (note, told))
@@ -64,27 +57,60 @@ def numbered(
     return Numbered(filled, comms[comms["axis"] != "pp"], plan, (note, told))
 
 
-def _is_possible(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> bool:
+def _filled(ops: pd.DataFrame, steps: Sequence[StepRows], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
+    """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
+    filled = ops.copy()
+    first = min(step.step for step in steps)
+    for step in steps:
+        for rank, row in step.rows.items():
+            planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
+            actions = _part([op.kind for op in row], planned, is_first=step.step == first)
+            where = [op.index for op in row]
+            for name in ("stage", "chunk", "microbatch"):
+                filled.loc[where, name] = [getattr(action, name) for action in actions] or -1
+    return filled
+
+
+def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
+    """As many actions as there are ops of these kinds: from the beginning on, or those before the end in a trace's first step;
+    () where neither has these kinds.
+    """
+    count = len(kinds)
+    parts = [actions[:count], actions[len(actions) - count :]]
+    return next((part for part in (parts[::-1] if is_first else parts) if [a.kind for a in part] == list(kinds)), ())
+
+
+def _received_in(
+    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, calls: Mapping[int, pd.DataFrame]
+) -> int | None:
+    """How many activations the first rank of a pipeline receives in this step; None where nothing tells."""
+    first = step.pipeline[0]
+    received = _num_received(comms, step.step, first)
+    if received is None and first in step.rows and first in calls:
+        return _num_received_before_backwards(step.rows[first], ops, calls[first])
+    return received
+
+
+def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
     """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
     called on all stages, and does not move what has no other side.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
-    for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
         place = mesh.pp_rank(int(str(rank)))
         if place is not None and direction in PRODUCERS:
-            planned = sum(1 for _ in moving(plan, place, direction, sends=kind == "send"))
+            planned = sum(1 for _ in moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))
             if len(rows) > planned:
                 return False
     return True
 
 
-def _num_received(comms: pd.DataFrame, first: int) -> int | None:
+def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
     """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
     forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F")]
     if forward.empty:
         return None
-    mine = forward[(forward["rank"] == first) & (forward["kind"] == "recv")]
-    return int(mine.groupby("step").size().max()) if len(mine) else 0
+    return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())
 
 
 def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
@@ -101,15 +127,15 @@ def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: 
     return int(before.sum())
 
 
-def _with_plan(comms: pd.DataFrame, plan: Plan, mesh: MeshInfo) -> pd.DataFrame:
-    """Messages numbered by order, taken for those of the plan's ops that send or receive, in the order of these ops."""
+def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame:
+    """Messages numbered by order, taken for those of their step's plan, in the order of the ops that send or receive them."""
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
-    for (rank, _, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
         place = mesh.pp_rank(int(str(rank)))
         if place is None or direction not in PRODUCERS:
             continue
-        wanted = list(moving(plan, place, direction, sends=kind == "send"))[: len(rows)]
+        wanted = list(moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
         where = rows.index[: len(wanted)]
         filled.loc[where, "stage"] = [action.stage for action in wanted]
         filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]

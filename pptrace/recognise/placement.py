@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from pptrace.errors import ScheduleError
+from pptrace.recognise.identify import identify
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.numbered import numbered
 from pptrace.recognise.regrouped import goes_on, regrouped
-from pptrace.recognise.schedule import COMPUTE_KINDS, identify
-from pptrace.recognise.step_rows import Op, steps_of
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.recognise.step_rows import Op, StepRows, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -63,6 +64,10 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
         return Placed(ops, comms, _without_pipeline(mesh), (*notes, shown))
     if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
         return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
+    if chunks == 1 and (why := _cannot_run(ops[lacking & (ops["source"] == "inferred")], mesh)):
+        filled = ops.copy()
+        filled.loc[lacking, "microbatch"] = -1
+        return Placed(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
@@ -92,6 +97,22 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
     some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
     who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
     return f"{who} messages, not the pipeline they go through: its length and stages are not known"
+
+
+def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
+    """A line where ops in this order, with one stage on each rank, cannot be what ran; "" where they can."""
+    steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
+    if not steps:
+        return ""
+    kinds = max(steps, key=StepRows.num_ops).kinds().values()
+    plan = _plan_of(ops, mesh, loop)
+    if any(row.count("B") > row.count("F") for row in kinds):
+        why = "more backwards than forwards, as where weight gradients are ops of their own"
+    elif plan is not None and (blocked := replay(plan).blocked):
+        why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would wait for ever"
+    else:
+        return ""
+    return f"with one stage on each rank, {why}: stages, chunks and microbatches are null"
 
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
@@ -161,7 +182,7 @@ def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     steps = steps_of(placed, mesh)
     if not steps:
         return None
-    _, rows = max(steps, key=lambda step: sum(map(len, step[1].values())))
+    rows = max(steps, key=StepRows.num_ops).rows
     cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=places.__getitem__)]
     try:
         return identify(from_rows(cells, "custom"))

@@ -16,10 +16,9 @@ from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.matching import anonymous, match_calls, match_comms, unmatched
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
-from pptrace.recognise.placement import place
+from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
-from pptrace.schedule.plan import Plan
 from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"
@@ -77,12 +76,12 @@ def recognise_ranks(
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess)
-    warnings += _inferences(ops, mesh, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     placed = place(ops, comms, mesh, calls)
+    warnings += _inferences(ops, placed, mesh, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
-    plan = recognise_schedule(ops, mesh, metadata, schedule)
-    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, plan.plan)
+    found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, found_schedule)
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(
@@ -92,9 +91,9 @@ def recognise_ranks(
         memory=memory,
         work={found.number: found.work for found in ranks},
         mesh=mesh,
-        schedule=plan,
+        schedule=found_schedule,
         facts=facts,
-        warnings=(*warnings, *evidence, *plan.warnings, *unmatched(comms, facts), *anonymous(comms)),
+        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts), *anonymous(comms)),
     )
 
 
@@ -117,10 +116,10 @@ def _with_calls(
     groups: Groups,
     ops: pd.DataFrame,
     mesh: MeshInfo,
-    plan: Plan | None,
+    schedule: ScheduleInfo,
 ) -> pd.DataFrame:
     """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls = comms_of_calls(by_rank, groups, ops, comms, mesh, plan)
+    calls = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
     if calls.empty:
         return comms
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
@@ -144,8 +143,14 @@ def _of_ranks(ranks: Sequence[RankFound]) -> list[str]:
     return told
 
 
-def _inferences(ops: pd.DataFrame, mesh: MeshInfo, grouped: bool) -> list[str]:
-    """What no label says and order had to, with what it was taken from."""
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, grouped: bool) -> list[str]:
+    """What no label says and order had to, with what it was taken from.
+
+    Args:
+        ops, mesh: as labels and groups tell them.
+        placed: with what order told besides.
+        grouped: whether process groups tell the pipelines.
+    """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
@@ -154,7 +159,8 @@ def _inferences(ops: pd.DataFrame, mesh: MeshInfo, grouped: bool) -> list[str]:
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"
         )
-    if compute["rank"].nunique() > 1 and (compute["stage"] < 0).all() and not (is_inferred and mesh.is_open):
+    is_told = (compute["stage"] >= 0).any() or (placed.ops["stage"] < 0).all()
+    if compute["rank"].nunique() > 1 and not is_told and not (is_inferred and mesh.is_open):
         order = "each rank's place in its pipeline's process group is" if grouped else "the ranks in their order are"
         told.append(f"no label tells the stages: {order} taken for them")
     return told

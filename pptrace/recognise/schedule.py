@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import pandas as pd
 
 from pptrace.errors import ScheduleError
+from pptrace.recognise.identify import identify
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.nearest import ENOUGH, Nearest, nearest
+from pptrace.recognise.step_plans import MeasuredStep, other_plans
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind, parse_action
 from pptrace.schedule.plan import Plan
@@ -27,13 +29,22 @@ class PlanSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """The plan of a run: its name, where it came from, and each place where the run differs from it, in words."""
+    """The plan of a run: its name, where it came from, and each place where the run differs from it, in words.
+
+    ``others`` are the plans of steps with another number of microbatches, as while the batch grows: the same schedule with so
+    many; None where there is none.
+    """
 
     plan: Plan | None
     name: str
     source: PlanSource
     mismatches: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    others: Mapping[int, Plan | None] = field(default_factory=dict)
+
+    def plan_of(self, step: int) -> Plan | None:
+        """The plan of one step."""
+        return self.others.get(step, self.plan)
 
 
 COMPUTE_KINDS = ("F", "B", "I", "W", "OVERLAP_F_B")
@@ -54,14 +65,13 @@ def recognise_schedule(
     if wanted is not None:
         entry = registry.get(wanted)
         pp, m, v = _shape(rows, measured)
-        plan = registry.build(entry.name, pp, m, v)
-        return ScheduleInfo(plan, entry.name, PlanSource.OPTION, differences(plan, measured))
+        return _compared(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
     if rows is not None:
         try:
             plan = identify(from_rows(rows, name, where="the trace's metadata"))
         except ScheduleError as err:
             return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"the plan in the metadata: {err}",))
-        return ScheduleInfo(plan, plan.name, PlanSource.METADATA, differences(plan, measured))
+        return _compared(plan, PlanSource.METADATA, measured)
     if not measured:
         return _NOTHING
     training = [step for step in measured if not _only_forwards(step)]
@@ -85,19 +95,34 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     best = _most_complete(measured)
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
-        return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured))
+        return _compared(plan, PlanSource.RECOGNISED, measured)
     near = _nearest(best, ops, mesh)
     if near is not None and near.share >= ENOUGH:
         line = f"the run follows {near.plan.name} in {near.share:.0%} of its ops: see the schedule's mismatches"
         told = () if near.share == 1 else (line,)
-        return ScheduleInfo(
-            near.plan, near.plan.name, PlanSource.RECOGNISED, differences(near.plan, measured), warnings=told
-        )
+        return _compared(near.plan, PlanSource.RECOGNISED, measured, told)
     closest = f"; the nearest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
     if plan is None:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
     line = f"the order of ops is that of no known schedule{closest}"
-    return ScheduleInfo(plan, plan.name, PlanSource.RECOGNISED, differences(plan, measured), warnings=(line,))
+    return _compared(plan, PlanSource.RECOGNISED, measured, (line,))
+
+
+def _compared(
+    plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep], warnings: tuple[str, ...] = ()
+) -> ScheduleInfo:
+    """The plan, with what the steps have of it and where they leave it."""
+    others = other_plans(plan, measured)
+    found = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, others), warnings, others)
+    alike = [step for step, own in others.items() if own is not None]
+    other = [step for step, own in others.items() if own is None]
+    if alike:
+        line = f"step {_listed(alike)} has another number of microbatches: compared with {plan.name} of so many"
+        found = replace(found, warnings=(*found.warnings, line))
+    if other:
+        line = f"step {_listed(other)} has another number of microbatches, and {plan.name} no plan for so many: not compared"
+        found = replace(found, warnings=(*found.warnings, line))
+    return found
 
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
@@ -122,54 +147,16 @@ def _nearest(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Nearest |
     return nearest(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
 
 
-def identify(plan: Plan) -> Plan:
-    """The registry's plan with the same actions in the same order, which has a name and exact phases; else the plan itself.
-
-    One microbatch makes the same plan of several schedules; then the plan's own name decides.
-    """
-    wanted = [[action.key for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
-    variants: list[tuple[int | None, bool]]
-    variants = [(None, False)]
-    if plan.num_chunks > 1:
-        variants += [(_first_group(plan), False), (None, True)]
-    for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name != plan.name):
-        for group_size, lean in variants:
-            try:
-                built = registry.build(entry.name, plan.pp, plan.num_microbatches, plan.num_chunks, group_size, lean)
-            except ScheduleError:
-                continue
-            if [[action.key for action in row] for row in built.ranks] == wanted:
-                return built
-    return plan
-
-
-def _first_group(plan: Plan) -> int:
-    """How many actions the first rank runs on its first stage before it turns to another."""
-    first = plan.compute_actions(0)
-    return next((place for place, action in enumerate(first) if action.stage != first[0].stage), len(first))
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """The order of compute actions of one pipeline in one step: for each rank that is in the trace its cells, in time order.
-
-    ``pp_ranks`` and ``ranks`` are the pipeline ranks and global ranks of the rows.
-    """
-
-    step: int
-    pp_ranks: tuple[int, ...]
-    ranks: tuple[int, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def differences(plan: Plan, measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
+def _differences(plan: Plan, measured: Sequence[MeasuredStep], others: Mapping[int, Plan | None]) -> tuple[str, ...]:
     """For each rank the first place where its order leaves the plan, with the steps in which it does; () when none does.
 
-    An order that only stops early does not leave the plan: the trace was cut off.
+    An order that only stops early does not leave the plan: the trace was cut off. ``others`` are the plans of steps that have
+    another than ``plan``.
     """
     found: dict[str, list[int]] = {}
     for step in measured:
-        for line in _differences_of_step(plan, step):
+        own = others.get(step.step, plan)
+        for line in _differences_of_step(own, step) if own is not None else ():
             found.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
     return tuple(line if set(steps) == every else f"{line} (in step {_listed(steps)})" for line, steps in found.items())
@@ -195,8 +182,9 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def _measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
-    """Every step of every pipeline."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    """Every step of every pipeline, without ops of which neither labels nor order told the stage."""
+    known = ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)
+    compute = ops[known].sort_values("start_ns", kind="stable")
     simple = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
     cells = compute["pair"].where(compute["pair"] != "", simple)
     rows: dict[tuple[int, int], list[str]] = {}

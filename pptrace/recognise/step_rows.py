@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,8 +20,24 @@ class Op:
     pair: str
 
 
-def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[tuple[tuple[int, ...], dict[int, list[Op]]]]:
-    """For each pipeline and step its ranks' ops in time order."""
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One step of one pipeline: by global rank the ops in time order."""
+
+    pipeline: tuple[int, ...]
+    step: int
+    rows: Mapping[int, list[Op]]
+
+    def num_ops(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+    def kinds(self) -> dict[int, list[str]]:
+        """The kinds of ops of each rank, by its place in the pipeline."""
+        return {self.pipeline.index(rank): [op.kind for op in row] for rank, row in self.rows.items()}
+
+
+def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[StepRows]:
+    """Every step of every pipeline."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     columns = (compute[name].tolist() for name in ("step", "rank", "kind", "stage", "microbatch", "pair"))
     found: dict[tuple[tuple[int, ...], int], dict[int, list[Op]]] = {}
@@ -28,13 +45,10 @@ def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[tuple[tuple[int, ...], d
     for index, step, rank, *rest in zip(compute.index.tolist(), *columns, strict=True):
         if rank in pipelines:
             found.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(Op(index, *rest))
-    return [(pipeline, rows) for (pipeline, _), rows in found.items()]
+    return [StepRows(pipeline, step, rows) for (pipeline, step), rows in found.items()]
 
 
 def kinds_by_place(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
     """The kinds of ops of each rank of a pipeline in its most complete step, by the rank's place."""
     steps = steps_of(ops, mesh)
-    if not steps:
-        return {}
-    pipeline, rows = max(steps, key=lambda step: sum(map(len, step[1].values())))
-    return {pipeline.index(rank): [op.kind for op in row] for rank, row in rows.items()}
+    return max(steps, key=StepRows.num_ops).kinds() if steps else {}

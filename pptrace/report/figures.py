@@ -92,7 +92,10 @@ def timeline(
 def row_labels(ops: pd.DataFrame) -> dict[int, str]:
     """What stands beside each rank's row: the rank and its stages."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
-    stages = {int(str(rank)): sorted(set(own["stage"].tolist())) for rank, own in compute.groupby("rank")}
+    stages = {
+        int(str(rank)): sorted(set(own.loc[own["stage"] >= 0, "stage"].tolist()))
+        for rank, own in compute.groupby("rank")
+    }
     return {rank: rank_label(rank, own) for rank, own in stages.items()}
 
 

@@ -91,7 +91,9 @@ def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) ->
 
 def _rank_name(rank: RankStep) -> str:
     """The rank and its stages."""
-    stages = sorted({op.stage for op in rank.ops}) or ([] if rank.stage is None else [rank.stage])
+    stages = sorted({op.stage for op in rank.ops if op.stage is not None}) or (
+        [] if rank.stage is None else [rank.stage]
+    )
     return rank_label(rank.rank, stages)
 
 

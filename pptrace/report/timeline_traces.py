@@ -196,7 +196,7 @@ def block_traces(blocks: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
 def _legend(kind: str, chunk: int, chunks: Sequence[int]) -> str | None:
     """The legend's words for a kind's ops of one chunk; None for no entry of its own."""
     name = KIND_NAMES.get(kind, kind)
-    if len(chunks) <= 1:
+    if len(chunks) <= 1 or chunk < 0:
         return name
     if len(chunks) <= _MOST_CHUNKS_NAMED:
         return f"{name}, chunk {chunk}"
@@ -208,10 +208,11 @@ def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_tex
     is_compute = kind in COMPUTE_KINDS
     start, end = rows.ms(ops["start_ns"]), rows.ms(ops["end_ns"])
     columns = (ops["rank"], ops["stage"], ops["chunk"], ops["microbatch"], ops["step"], end - start)
-    what = "microbatch %{customdata[3]:d}" if is_compute else "step %{customdata[4]:d}"
-    where = " · stage %{customdata[1]:d} · chunk %{customdata[2]:d}" if is_compute else ""
+    is_placed = is_compute and bool((ops["microbatch"] >= 0).all())
+    what = "microbatch %{customdata[3]:d}" if is_placed else "step %{customdata[4]:d}"
+    where = " · stage %{customdata[1]:d} · chunk %{customdata[2]:d}" if is_placed else ""
     text: dict[str, Any] = {}
-    if with_text and is_compute:
+    if with_text and is_placed:
         text = {
             "texttemplate": "%{customdata[3]:d}",
             "textposition": "inside",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Key, Kind, iter_halves
+from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Plan:
     def by_key(self) -> dict[Key, tuple[int, Action]]:
         """(kind, stage, microbatch) → (rank, action), overlapped pairs taken apart."""
         return {half.key: (rank, half) for rank, actions in enumerate(self.ranks) for half in iter_halves(actions)}
+
+    @cached_property
+    def phase_of(self) -> dict[Key, Phase]:
+        """(kind, stage, microbatch) → the phase of each action that computes."""
+        return {action.key: action.phase for rank in range(self.pp) for action in self.compute_actions(rank)}
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in chunk order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,19 +26,17 @@ class PhaseSpan:
     num_backward: int
 
 
-def tag_ops(ops: pd.DataFrame, plan: Plan | None) -> pd.DataFrame:
-    """The ops with ``phase`` filled: that of the plan's action each op matches, else its own label, else by order."""
+def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None]) -> pd.DataFrame:
+    """The ops with ``phase`` filled: that of the same action in its step's plan, else its own label, else by order."""
     tagged = ops.copy()
     compute = tagged["kind"].isin(COMPUTE_KINDS)
-    if plan is not None:
-        planned = {
-            (str(action.kind), action.stage, action.microbatch): str(action.phase)
-            for row in plan.ranks
-            for action in row
-            if action.kind.is_compute
-        }
-        keys = zip(tagged["kind"], tagged["stage"], tagged["microbatch"], strict=True)
-        tagged["phase"] = [planned.get(key, own) for key, own in zip(keys, tagged["phase"], strict=True)]
+    for step, rows in tagged[compute].groupby("step"):
+        plan = plan_of(int(str(step)))
+        if plan is not None:
+            keys = zip(map(Kind, rows["kind"]), rows["stage"], rows["microbatch"], strict=True)
+            tagged.loc[rows.index, "phase"] = [
+                str(plan.phase_of.get(key, own)) for key, own in zip(keys, rows["phase"], strict=True)
+            ]
     unknown = tagged[compute & (tagged["phase"] == "")]
     for rank, step in set(zip(unknown["rank"], unknown["step"], strict=True)):
         rows = tagged[compute & (tagged["rank"] == rank) & (tagged["step"] == step)].sort_values("start_ns")

@@ -41,13 +41,13 @@ def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops
     assert "With every op at the mean of its kind and free messages, this plan takes" in ended.out
 
     analysis = load([run])
-    assert analysis.plan is not None
+    assert analysis.schedule.plan is not None
     errors = []
     for step in analysis.report.steps:
         ops = analysis.data.ops
         mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
         costs = measured_costs(mine, analysis.data.comms[analysis.data.comms["step"] == step.step])
-        simulated = simulate(analysis.plan, Costs(ops=costs.ops))
+        simulated = simulate(analysis.schedule.plan, Costs(ops=costs.ops))
         measured_bubble = sum(rank.bubble_ns for rank in step.ranks)
         simulated_bubble = sum(rank.bubble_ns for rank in simulated.ranks)
         errors.append(measured_bubble / simulated_bubble - 1)

@@ -55,9 +55,9 @@ def test_a_planned_step_is_the_plan_at_the_mean_cost_of_each_kind(run_p4: Path) 
     analysis = load([run_p4])
     planned = plan_step(analysis, 2)
     assert planned is not None
-    assert analysis.plan is not None
+    assert analysis.schedule.plan is not None
     forward, backward = 4_000_000 * (1 + 0.3 / 4), 8_000_000 * (1 + 0.3 / 4)
-    expected = simulate(analysis.plan, uniform(round(forward), round(backward)))
+    expected = simulate(analysis.schedule.plan, uniform(round(forward), round(backward)))
     assert planned.span_ns == expected.makespan_ns == (8 + 4 - 1) * round(forward + backward)
     assert planned.windows[0].ranks == (0, 1, 2, 3)
     assert set(planned.ops["source"]) == {"simulated"}

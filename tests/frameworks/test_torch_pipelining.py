@@ -24,7 +24,7 @@ def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: 
     run = TorchRun(name, pp, 2 * pp)
     record(torch_pool, run, tmp_path)
     analysis = load([tmp_path])
-    plan = analysis.plan
+    plan = analysis.schedule.plan
     assert plan is not None
     assert [list(map(str, plan.compute_actions(rank))) for rank in range(pp)] == [
         list(map(str, run.plan.compute_actions(rank))) for rank in range(pp)

@@ -98,6 +98,22 @@ def test_an_order_of_ones_own_is_custom_and_says_what_is_nearest() -> None:
     assert "no known schedule" in found.warnings[0]
 
 
+def test_an_order_of_ones_own_has_no_plan_for_another_number_of_microbatches() -> None:
+    long = [[f"{rank}{kind}{b}" for kind in "FB" for b in (3, 1, 0, 2)] for rank in range(2)]
+    short = [[f"{rank}{kind}{b}" for kind in "FB" for b in (1, 0)] for rank in range(2)]
+    found = recognised([long, short], num_ranks=2)
+    assert (found.name, found.mismatches, found.plan_of(1)) == ("custom", (), None)
+    assert found.plan_of(0) == found.plan
+    assert any("step 1 has another number of microbatches, and custom no plan" in line for line in found.warnings)
+
+
+def test_a_rank_that_leaves_a_step_with_another_number_of_microbatches_is_named() -> None:
+    long, short = (to_rows(build("1f1b", 4, m)) for m in (8, 5))
+    found = recognised([long, swapped(short, 1, 5)])
+    assert found.mismatches == ("rank 1: op 6 is 1F4 where 1f1b has 1B1 (in step 1)",)
+    assert found.plan_of(1) == build("1f1b", 4, 5)
+
+
 def test_a_rank_in_an_order_of_its_own_without_the_others_makes_no_schedule_and_says_why() -> None:
     found = recognised([[["1F1", "1F0", "1B0", "1B1"]]], [1])
     assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)

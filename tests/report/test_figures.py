@@ -164,7 +164,7 @@ def test_without_an_ideal_none_is_marked() -> None:
     assert len(figure.data) == 3
 
 
-parts = st.integers(-40 * MS, 90 * MS)
+parts = st.integers(-40_000, 90_000).map(lambda us: us * MS // 1000)
 
 
 @given(parts, parts, parts, parts, st.one_of(st.none(), parts))

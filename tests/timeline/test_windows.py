@@ -130,7 +130,7 @@ def test_an_empty_lane_is_all_bubble() -> None:
 
 def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, int, int, int]]]:
     plan = build(name, p, m, v)
-    ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), plan)
+    ops = tag_ops(simulate(plan, uniform(10, 20)).ops(), lambda step: plan)
     (window,) = step_windows(ops, MeshInfo(p, p, v, 1, 1, 1, 1, (tuple(range(p)),)))
     return [
         [
@@ -182,18 +182,18 @@ def test_an_op_takes_the_phase_of_the_plan_then_its_own_then_that_of_the_order()
     plan = build("1f1b", 2, 3)
     ops = simulate(plan, uniform(1, 2)).ops()
     expected = ops["phase"].tolist()
-    assert tag_ops(ops.assign(phase="steady"), plan)["phase"].tolist() == expected
-    assert tag_ops(ops.assign(phase="cooldown"), None)["phase"].tolist() == ["cooldown"] * len(ops)
-    assert tag_ops(ops.assign(phase=""), None)["phase"].tolist() == expected
+    assert tag_ops(ops.assign(phase="steady"), lambda step: plan)["phase"].tolist() == expected
+    assert tag_ops(ops.assign(phase="cooldown"), lambda step: None)["phase"].tolist() == ["cooldown"] * len(ops)
+    assert tag_ops(ops.assign(phase=""), lambda step: None)["phase"].tolist() == expected
     shuffled = ops.assign(phase="").sample(frac=1, random_state=3)
-    assert tag_ops(shuffled, None)["phase"].sort_index().tolist() == expected
+    assert tag_ops(shuffled, lambda step: None)["phase"].sort_index().tolist() == expected
     assert ops["phase"].tolist() == expected, "the table that came in is as it was"
 
 
 def test_an_op_that_the_plan_does_not_have_keeps_its_label() -> None:
     plan = build("1f1b", 2, 2)
     foreign = simulate(build("1f1b", 2, 3), uniform(1, 2)).ops()
-    tagged = tag_ops(foreign, plan)
+    tagged = tag_ops(foreign, lambda step: plan)
     extra = foreign["microbatch"] == 2
     assert tagged.loc[extra, "phase"].tolist() == foreign.loc[extra, "phase"].tolist()
 

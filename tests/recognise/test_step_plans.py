@@ -1,0 +1,157 @@
+"""Steps with other numbers of microbatches than the longest, and steps of which a trace has a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pptrace.analysis.analyse import analyse
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.registry import build
+from pptrace.tables import Trace
+from tests.roundtrip.files import step_begins
+from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
+from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
+
+
+class Numbered(TorchBatched):
+    """With the profiler's own range around each step."""
+
+    def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
+        super().finish(host, run, rank, number)
+        host.range(f"ProfilerStep#{number + 4}", -90, run.end + 60)
+
+
+def runs_of(schedule: str, counts: Sequence[int], chunks: int = 1, pp: int = 3) -> list[PaperRun]:
+    return [
+        run_on_paper(build(schedule, pp, m, chunks), lambda action: 500 + 10 * action.stage, latency=130)
+        for m in counts
+    ]
+
+
+def events_of(style: Style, runs: Sequence[PaperRun], rank: int) -> list[Event]:
+    at, events = step_begins(runs[0], 0), []
+    for number, run in enumerate(runs):
+        events += style.step(run, rank, number, at)
+        at += run.end + 1000
+    return events
+
+
+def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
+    return [make_trace(events_of(style, runs, rank), rank) for rank in range(runs[0].plan.pp)]
+
+
+def cells(found: Recognised, rank: int, step: int) -> list[str]:
+    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+    ops = ops.sort_values("start_ns")
+    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("style", "schedule", "counts", "chunks"),
+    [
+        (TorchLabels(), "1f1b", [3, 6, 5], 1),
+        (TorchLabels(), "interleaved-1f1b", [3, 9, 6], 2),
+        (TorchLabels(), "zb-h1", [4, 8], 1),
+        (Numbered(), "1f1b", [3, 6, 5], 1),
+        (Numbered(), "interleaved-1f1b", [6, 12, 9], 2),
+    ],
+)
+def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
+    style: Style, schedule: str, counts: list[int], chunks: int
+) -> None:
+    runs = runs_of(schedule, counts, chunks)
+    analysis = analyse(traces_of(style, runs))
+    report = analysis.report
+    assert (report.schedule.name, report.schedule.num_microbatches) == (schedule, max(counts))
+    assert report.schedule.mismatches == ()
+    for run, step in zip(runs, report.steps, strict=True):
+        assert analysis.schedule.plan_of(step.step) == build(schedule, 3, run.plan.num_microbatches, chunks)
+        ideal = analyse(traces_of(TorchLabels(), [run])).report.steps[0]
+        assert step.bubble.ideal_ratio == ideal.bubble.ideal_ratio is not None
+        for rank, alone in zip(step.ranks, ideal.ranks, strict=True):
+            told = [(op.stage, op.kind, op.microbatch, op.phase) for op in rank.ops]
+            assert told == [(op.stage, op.kind, op.microbatch, op.phase) for op in alone.ops]
+            edges = [(phase.num_forward, phase.num_backward) for phase in rank.phases.values()]
+            assert edges == [(phase.num_forward, phase.num_backward) for phase in alone.phases.values()]
+    assert any("has another number of microbatches: compared with" in line for line in report.warnings)
+
+
+def test_a_step_that_has_part_of_its_ops_is_of_the_longer_plan() -> None:
+    """Cut off at another op on each rank, it has no number of microbatches of its own."""
+    whole = run_on_paper(build("1f1b", 3, 6), lambda _: 500, latency=130)
+    traces = []
+    for rank in range(3):
+        events = events_of(TorchLabels(), [whole, whole], rank)
+        end = step_begins(whole, 1) + whole.end // 2
+        traces.append(make_trace([event for event in events if event.end <= end], rank))
+    found = recognise(traces)
+    assert (found.schedule.name, found.schedule.mismatches, found.schedule.others) == ("1f1b", (), {})
+
+
+@pytest.mark.parametrize("share", [0.4, 0.8])
+def test_a_step_cut_off_at_its_end_keeps_its_stages_and_hides_nothing_of_the_others(share: float) -> None:
+    runs = runs_of("interleaved-1f1b", [9, 9], 2)
+    whole = analyse(traces_of(Numbered(), runs[:1])).report.steps[0]
+    end = step_begins(runs[0], 1) + int(share * runs[1].end)
+    traces = []
+    for rank in range(3):
+        events = [event for event in events_of(Numbered(), runs, rank) if event.start < end]
+        kept = [event for event in events if event.end <= end or event.name.startswith("Profiler")]
+        traces.append(make_trace(kept, rank))
+    report = analyse(traces).report
+    assert report.steps[0].bubble == whole.bubble
+    for rank in report.steps[1].ranks:
+        planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
+        told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+        assert 0 < len(told) < len(planned)
+        assert told == planned[: len(told)]
+
+
+def test_a_step_cut_off_at_its_beginning_is_the_end_of_its_plan() -> None:
+    """Where a range of the step is there nevertheless, as marked by a profiler that began within it."""
+    runs = runs_of("interleaved-1f1b", [9, 9], 2)
+    begin = step_begins(runs[0], 0) + int(0.4 * runs[0].end)
+    traces = []
+    for rank in range(3):
+        events = events_of(Numbered(), runs, rank)
+        kept = [event for event in events if event.start >= begin or event.name.startswith("Profiler")]
+        traces.append(make_trace(kept, rank))
+    report = analyse(traces).report
+    assert report.schedule.name == "interleaved-1f1b"
+    for rank in report.steps[0].ranks:
+        planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
+        told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+        assert 0 < len(told) < len(planned)
+        assert told in (planned[-len(told) :], [(None, kind, None) for _, kind, _ in told])
+    assert any(rank.ops[0].stage is not None for rank in report.steps[0].ranks)
+
+
+def test_messages_whose_kernels_were_cut_off_say_nothing_of_the_clocks() -> None:
+    """The posting call of a kernel that is not in the trace ends long before the message does."""
+    runs = runs_of("1f1b", [6, 6])
+    whole = analyse(traces_of(Numbered(), runs)).report
+    end = step_begins(runs[0], 1) + 3 * runs[1].end // 4
+    traces = []
+    for rank in range(3):
+        kept = [event for event in events_of(Numbered(), runs, rank) if event.end <= end]
+        traces.append(make_trace(kept, rank))
+    report = analyse(traces).report
+    assert [step.step for step in report.steps] == [4]
+    assert report.steps[0].bubble == whole.steps[0].bubble
+    assert not any("contradict" in line or "no matching" in line for line in report.warnings)
+
+
+def test_what_cannot_have_run_with_one_stage_on_each_rank_gets_no_names() -> None:
+    """Weight gradients of their own look like backwards where nothing is labelled."""
+    run = run_on_paper(build("zb-h1", 3, 6), lambda _: 500, latency=130)
+    report = analyse(traces_of(Numbered(), [run, run])).report
+    assert (report.schedule.name, report.mesh.vpp) == ("unknown", None)
+    for step in report.steps:
+        for rank in step.ranks:
+            assert rank.stage is None
+            assert {(op.stage, op.chunk, op.microbatch) for op in rank.ops} == {(None, None, None)}
+    assert any("stages, chunks and microbatches are null" in line for line in report.warnings)
+    assert not any("taken for them" in line or "its trace has" in line for line in report.warnings)
