@@ -122,7 +122,7 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
         chosen = 0 if upper <= 0 <= lower else offset_ns
         told = f"messages contradict each other by {microseconds(lower - upper)} about its clock against rank {first}'s"
         warning = f"rank {rank}: {told}, and no drift explains it: the uncertainty covers that"
-        return _Offset(chosen, max(lower - chosen, chosen - upper), 0.0, warning)
+        return _Offset(chosen, max(lower - chosen, chosen - upper), 0.0, warning if place else "")
     chosen, far = within(fit.likely.get(rank), low, high)
     if 2 * drift <= abs(high - low):
         return _Offset(chosen, far + (drift + 1) // 2)

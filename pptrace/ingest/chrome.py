@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pptrace.ingest.categories import CategoryCodes
-from pptrace.ingest.chrome_ops import ChromeOps, ops_of
-from pptrace.ingest.chrome_ranges import ChromeRanges, Id, Range, read_ranges
-from pptrace.ingest.identity import rank_of_file_name, rank_of_labels, rank_of_value
+from pptrace.ingest.chrome_ops import ChromeOps, mesh_of, ops_of
+from pptrace.ingest.chrome_ranges import ChromeRanges, Id, Range, read_ranges, said_rank
+from pptrace.ingest.identity import rank_of_file_name, rank_of_labels
+from pptrace.ingest.oplog_mesh import Facts
 from pptrace.ingest.oplog_trace import ONE_CLOCK
 from pptrace.ingest.source import ByteSource
 from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table, no_events
@@ -28,13 +30,16 @@ _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|d
 _DIGITS = re.compile(r"(\d+)")
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
 _MOST_RANKS = 100_000
+VESCALE = "vescale"
 
 
-_IDS = re.compile(rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id|seq_id)"\s*:')
+_IDS = re.compile(
+    rb'"(?:rel_ts|mb_id|microbatch|micro_batch_index|microbatch_id|seq_id)"\s*:|"rank"\s*:\s*\d+\s*,\s*"step"\s*:'
+)
 
 
 def sniff_chrome(start: bytes) -> bool:
-    """Whether a file that begins with these bytes has what Kineto's never have: begin/end events, or ids of microbatches."""
+    """Whether a file that begins so has what Kineto's never have: begin/end events, ids of microbatches or of steps."""
     opens = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and b'"ph"' in start
     return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
 
@@ -68,11 +73,21 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
     ranks = _ranks(path, found)
     numbers = [ranks[entry.pid] for entry in found.ranges]
     ready = ops_of(found.ranges, numbers, _pipeline_ranks(path))
+    facts = mesh_of(found.ranges, numbers) if ready is None else ready.facts
     clock: Mapping[str, Any] = {ONE_CLOCK: str(path)} if len(set(numbers)) > 1 else {}
     order = sorted(set(numbers))
     named = set(range(len(order))) != set(order) or len(order) > 1 or rank_of_file_name(path.name) is not None
     return tuple(
-        _trace(path, rank if named or _says_rank(found) else None, rank, found, numbers, ready, clock, rank == order[0])
+        _trace(
+            path,
+            rank if named or _says_rank(found) else None,
+            rank,
+            found,
+            numbers,
+            ready,
+            {**clock, **_facts(found, facts, rank)},
+            rank == order[0],
+        )
         for rank in order
     )
 
@@ -84,7 +99,7 @@ def _trace(
     found: ChromeRanges,
     numbers: Sequence[int],
     ready: ChromeOps | None,
-    clock: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     is_first: bool,
 ) -> Trace:
     own = [entry for entry, number in zip(found.ranges, numbers, strict=True) if number == rank]
@@ -93,23 +108,32 @@ def _trace(
         format=InputFormat.CHROME,
         rank=claimed,
         producer="chrome trace" if ready is None or ready.framework == "chrome" else ready.framework,
-        events=_events(own) if ready is None else no_events(),
+        events=_events([*own, *_steps(own)]) if ready is None else no_events(),
         memory=empty_table(MEMORY),
-        metadata=clock if ready is None else {**clock, **_facts(found, ready, rank)},
+        metadata=metadata,
         warnings=tuple(found.warnings) if is_first else (),
         ops=None if ready is None else ready.ops[ready.ops["rank"] == rank].reset_index(drop=True),
         comms=None if ready is None else ready.comms[ready.comms["rank"] == rank].reset_index(drop=True),
-        framework="" if ready is None else ready.framework,
+        framework=_framework(own) if ready is None else ready.framework,
     )
 
 
-def _facts(found: ChromeRanges, ready: ChromeOps, rank: int) -> Mapping[str, Any]:
+def _framework(ranges: Sequence[Range]) -> str:
+    """veScale's timeline (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py) has Megatron's names; "" for others."""
+    own = any(
+        entry.category == entry.name and {"rank", "step", "tp", "pp"} <= entry.args.keys() for entry in ranges[:100]
+    )
+    return VESCALE if own else ""
+
+
+def _facts(found: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
     """What the arguments tell of the mesh; and whether the ranks' numbers are ours."""
-    if not ready.facts:
+    of_all, of_rank = facts
+    if not of_all:
         return {}
     counted = " PP " in str(found.ranges[0].pid) and not _says_rank(found)
     notes = {"notes": ["the trace does not tell global ranks: they are counted replica by replica"]} if counted else {}
-    return {**ready.facts, **ready.facts_of.get(rank, {}), **notes}
+    return {**of_all, **of_rank.get(rank, {}), **notes}
 
 
 def _pipeline_ranks(path: Path) -> int | None:
@@ -121,9 +145,7 @@ def _pipeline_ranks(path: Path) -> int | None:
 
 
 def _says_rank(found: ChromeRanges) -> bool:
-    return any(
-        rank_of_value(entry.args.get("g_rk", entry.args.get("rank"))) is not None for entry in found.ranges[:100]
-    )
+    return any(said_rank(entry) is not None for entry in found.ranges[:100])
 
 
 def _ranks(path: Path, found: ChromeRanges) -> dict[Id, int]:
@@ -132,7 +154,7 @@ def _ranks(path: Path, found: ChromeRanges) -> dict[Id, int]:
     said: dict[Id, int | None] = dict.fromkeys(pids)
     for entry in found.ranges:
         if said[entry.pid] is None:
-            said[entry.pid] = rank_of_value(entry.args.get("g_rk", entry.args.get("rank")))
+            said[entry.pid] = said_rank(entry)
     names = {pid: rank_of_labels([found.process_names.get(pid, "")]) for pid in pids}
     numbers = {pid: rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids}
     for candidate in (said, names, numbers):
@@ -149,6 +171,21 @@ def _in_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
     """By the numbers in it: "0 PP 2" before "0 PP 10"."""
     parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(str(pid))]
     return isinstance(pid, str), parts
+
+
+def _steps(ranges: Sequence[Range]) -> list[Range]:
+    """A range around the ranges of each step that their arguments number, named as a profiler's; () where these share time."""
+    spans: dict[int, list[int]] = {}
+    for entry in ranges:
+        number = entry.args.get("step", entry.args.get("iteration"))
+        if isinstance(number, int) and number >= 0:
+            start, end = spans.get(number, (entry.start_ns, entry.end_ns))
+            spans[number] = [min(start, entry.start_ns), max(end, entry.end_ns)]
+    ordered = sorted((start, end, number) for number, (start, end) in spans.items())
+    if not ordered or any(before[1] > after[0] for before, after in pairwise(ordered)):
+        return []
+    own = ranges[0]
+    return [Range(f"ProfilerStep#{number}", "", own.pid, own.tid, start, end, {}) for start, end, number in ordered]
 
 
 def _events(ranges: Sequence[Range]) -> Events:

@@ -57,10 +57,10 @@ _CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
 _STEP = ("iteration", "step", "iter")
 _PP = ("pp_rank", "pp_rk", "pipeline_rank")
 _AXES = {
-    "tp_rank": ("tp_rank", "tp_rk"),
-    "cp_rank": ("cp_rank", "cp_rk"),
-    "dp_rank": ("dp_rank", "dp_rk"),
-    "pp_rank": _PP,
+    "tp_rank": ("tp_rank", "tp_rk", "tp"),
+    "cp_rank": ("cp_rank", "cp_rk", "cp"),
+    "dp_rank": ("dp_rank", "dp_rk", "dp"),
+    "pp_rank": (*_PP, "pp"),
 }
 _FRAMEWORKS = {
     "bytedance": {"mb_id"},  # the timeline of github.com/ByteDance-Seed/StragglerAnalysis
@@ -77,8 +77,7 @@ class ChromeOps:
     framework: str
     ops: pd.DataFrame
     comms: pd.DataFrame
-    facts: Mapping[str, Any]
-    facts_of: Mapping[int, Mapping[str, Any]]
+    facts: Facts
 
 
 def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None) -> ChromeOps | None:
@@ -110,7 +109,12 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     framework = next((name for name, own in _FRAMEWORKS.items() if own & words), "chrome")
     messages = _messages(table[is_message], ops)
     made = ops_table({name: ops[name] for name in keep}, len(ops))
-    return ChromeOps(framework, made, messages, *_mesh(ops, ranges, ranks))
+    return ChromeOps(framework, made, messages, _mesh(ops, ranges, ranks))
+
+
+def mesh_of(ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
+    """The mesh that the arguments of ranges tell which are no ready ops; ({}, {}) where they tell none."""
+    return _mesh(pd.DataFrame({"rank": sorted(set(ranks)), "kind": "", "stage": -1, "pp_rank": -1}), ranges, ranks)
 
 
 def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:

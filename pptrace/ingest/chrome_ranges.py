@@ -17,7 +17,7 @@ import msgspec
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome_document import RawEvent, decode, on_timeline
 from pptrace.ingest.exact import LIMIT_NS, exact_nanoseconds
-from pptrace.ingest.identity import coordinates_of_label
+from pptrace.ingest.identity import coordinates_of_label, rank_of_value
 from pptrace.ingest.source import ByteSource
 
 Id = str | int
@@ -100,6 +100,7 @@ def pair(events: Sequence[RawEvent]) -> ChromeRanges:
         place = places.get((pid, tid))
         found.ranges += ranges if place is None else [_on_rank(entry, place) for entry in ranges]
         unclosed, orphans = unclosed + num_unclosed, orphans + num_orphans
+    found.ranges = _by_rank(found.ranges, found.process_names)
     found.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
     found.warnings += _pairing_warnings(untimed, unclosed, orphans)
     return found
@@ -117,6 +118,37 @@ def _places(events: Sequence[RawEvent], process_names: Mapping[Id, str]) -> dict
         for (pid, tid), places in named.items()
         if "pp" in places
     }
+
+
+def said_rank(entry: Range) -> int | None:
+    """The rank that a range's arguments name."""
+    return rank_of_value(entry.args.get("g_rk", entry.args.get("rank")))
+
+
+def _by_rank(ranges: list[Range], process_names: Mapping[Id, str]) -> list[Range]:
+    """Where the ranges of one process name several ranks (a replica, as veScale has it), each of those is a process of its own.
+
+    What names none is its thread's, or the process's own. The process's name may tell coordinates ("dp rank[1]").
+    """
+    of_thread: dict[tuple[Id, Id], int] = {}
+    of_process: dict[Id, set[int]] = {}
+    for entry in ranges:
+        if (rank := said_rank(entry)) is not None:
+            of_thread.setdefault((entry.pid, entry.tid), rank)
+            of_process.setdefault(entry.pid, set()).add(rank)
+    shared = {pid for pid, ranks in of_process.items() if len(ranks) > 1}
+    if not shared:
+        return ranges
+    found = []
+    for entry in ranges:
+        rank = said_rank(entry)
+        rank = of_thread.get((entry.pid, entry.tid)) if rank is None else rank
+        if entry.pid in shared and rank is not None:
+            places = coordinates_of_label(process_names.get(entry.pid, ""))
+            told = {f"{axis}_rank": place for axis, place in places.items()}
+            entry = replace(entry, pid=f"{entry.pid} rank {rank}", args={**told, **entry.args})
+        found.append(entry)
+    return found
 
 
 def _on_rank(entry: Range, places: Mapping[str, int]) -> Range:

@@ -41,7 +41,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     tells are below 0 and wait for :func:`pptrace.recognise.placement.place`.
     """
     labelled = labelled_ranges(trace.events)
-    framework = framework_of(labelled) or "unlabelled"
+    framework = trace.framework or framework_of(labelled) or "unlabelled"
     told = told_ops(labelled)
     owner = Owner(work)
     rest = _that_moved([entry for entry in labelled if not entry.label.is_op], owner)

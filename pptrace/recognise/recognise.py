@@ -77,7 +77,7 @@ def recognise_ranks(
     mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess)
     placed = place(ops, comms, mesh, calls)
-    warnings += _inferences(ops, placed, mesh, bool(groups.pipelines) and mesh.pipelines == groups.pipelines)
+    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
@@ -143,13 +143,22 @@ def _of_ranks(ranks: Sequence[RankFound]) -> list[str]:
     return told
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, grouped: bool) -> list[str]:
+def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: Groups) -> str:
+    """What tells the stages where no label does; "" where the facts of a run do."""
+    if any("pp_ranks" in own for own in metadata):
+        return ""
+    if groups.pipelines and mesh.pipelines == groups.pipelines:
+        return "each rank's place in its pipeline's process group is"
+    return "the ranks in their order are"
+
+
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
-        grouped: whether process groups tell the pipelines.
+        order: what was taken for the stages; "" where they are told.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
@@ -159,9 +168,8 @@ def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, grouped: bool
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"
         )
-    is_told = (compute["stage"] >= 0).any() or (placed.ops["stage"] < 0).all()
-    if compute["rank"].nunique() > 1 and not is_told and not (is_inferred and mesh.is_open):
-        order = "each rank's place in its pipeline's process group is" if grouped else "the ranks in their order are"
+    is_taken = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
+    if compute["rank"].nunique() > 1 and is_taken and not (is_inferred and mesh.is_open):
         told.append(f"no label tells the stages: {order} taken for them")
     return told
 

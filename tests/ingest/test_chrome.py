@@ -335,3 +335,46 @@ def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:
     traces = read_chrome(path)
     assert len(traces) == 3
     assert all("mesh" not in trace.metadata for trace in traces)
+
+
+def vescale(name: str, pp: int, m: int, v: int, replicas: int = 1) -> list[dict[str, Any]]:
+    """As veScale's ndtimeline writes it: a process for each replica, tid = 10·rank + k, no ids but rank, step, tp and pp."""
+    plan = registry.build(name, pp, m, v)
+    done = simulate(plan, uniform(500_000, 1_000_000)).ops()
+    names = {"F": "forward-compute", "B": "backward-compute"}
+    events: list[dict[str, Any]] = []
+    for step in (5, 6):
+        begin = (step - 5) * (int(done["end_ns"].max()) // 1000 + 900)
+        for op in done.itertuples():
+            for replica in range(replicas):
+                rank = int(op.rank) * replicas + replica
+                at = {"ts": 1.7e9 + begin + op.start_ns / 1e3, "dur": (op.end_ns - op.start_ns) / 1e3}
+                args = {"rank": rank, "step": step, "tp": 0, "pp": int(op.rank)}
+                kind = names[str(op.kind)]
+                events.append(
+                    {"name": kind, "cat": kind, "ph": "X", "pid": replica, "tid": 10 * rank, "args": args} | at
+                )
+    named = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"dp rank[{pid}]"}} for pid in range(replicas)
+    ]
+    return events + named
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "m", "v", "dp"), [("1f1b", 3, 5, 1, 1), ("1f1b", 2, 6, 1, 2), ("interleaved-1f1b", 4, 8, 2, 1)]
+)
+def test_ranges_that_name_their_rank_and_step_are_a_run_of_several_ranks(
+    tmp_path: Path, name: str, pp: int, m: int, v: int, dp: int
+) -> None:
+    path = tmp_path / "trace_step5_7"
+    path.write_text(json.dumps(vescale(name, pp, m, v, dp)))
+    for given in (path, tmp_path):
+        report = load([given]).report
+        assert (report.framework, report.schedule.name, report.schedule.mismatches) == ("vescale", name, ())
+        assert (report.mesh.pp, report.mesh.dp or 1, report.mesh.num_ranks) == (pp, dp, pp * dp)
+        assert [step.step for step in report.steps] == [5, 6]
+        planned = registry.build(name, pp, m, v)
+        for rank in report.steps[1].ranks:
+            told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+            assert told == [(a.stage, str(a.kind), a.microbatch) for a in planned.compute_actions(rank.rank // dp)]
+        assert not any("taken for them" in line for line in report.warnings)
