@@ -166,8 +166,10 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
         return f"{collected.num_begin} begin/end {pairs} and no complete event; {expected}"
     if collected.num_events:
         return f"{_events(collected.num_events)} and no complete one; {expected}"
-    if stream.damage.early_end or stream.damage.lost_events:
+    if stream.damage.early_end:
         return f"damaged or cut before the first event; {expected}"
+    if lost := stream.damage.lost_events:
+        return f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"
     return f"an empty list of trace events; {expected}"
 
 
