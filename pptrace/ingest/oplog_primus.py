@@ -5,7 +5,8 @@
     config.json    = { "pp_size", "vp_size" | "vpp_size", "num_mbs" | "micro_batches", "world_size", "dp_size", … }
 
 (github.com/AMD-AGI/Primus, primus/modules/trainer/megatron/utils.py and core/pipeline_parallel/scheduler.) Times are
-milliseconds since that rank began the iteration; ``memory`` is GiB, torch's ``max_memory_reserved``. Iterations are laid one
+milliseconds since that rank began the iteration; where Megatron's own schedules run there
+are no ids: the plan whose order the ops follow tells them (:mod:`pptrace.recognise.placement`); ``memory`` is GiB, torch's ``max_memory_reserved``. Iterations are laid one
 after another, each as long as the longest rank's ``total``: for that, the files beside the one that is read are looked at.
 """
 
@@ -31,6 +32,7 @@ from pptrace.tables import MEMORY, Int64, make_table
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
 _MODES = {"fwd": "F", "bwd": "B", "wgrad": "W"}
 _GIB = 2**30
+_UNKNOWN = -1
 _MOST_RANKS = 1_000_000
 
 
@@ -44,21 +46,21 @@ def read_primus(path: Path) -> Tables:
     Raises:
         TraceError: the file is damaged, or its lists do not fit together.
     """
-    match = _FILE.fullmatch(path.name)
-    pp_rank = int(match[1]) if match else -1
+    pp_rank = _rank(path)
     siblings = sorted(other for other in path.parent.glob("pp_rank_*.json") if _FILE.fullmatch(other.name))
     files = siblings if path in siblings else [path]
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     totals, is_v = _layout(stamps) if len(files) > 1 else ({}, False)
     own = _iterations(path)
     config = _config(path.parent / "config.json")
-    pp = _size(config, "pp_size") or max(len(files), pp_rank + 1)
+    pp = _size(config, "pp_size") or max(map(_rank, files)) + 1
     begins = _begins({step: max(totals.get(step, 0), _total_ns(path, step, it)) for step, it in own.items()})
     parts = [_ops(path, step, iteration, begins[step]) for step, iteration in own.items()]
     ops = pd.concat(parts, ignore_index=True).assign(rank=pp_rank)
     ops["stage"] = _stages(ops, pp_rank, pp, is_v)
     memory = _memory(own, begins, pp_rank) if "activation_memory_usage" not in next(iter(own.values())) else None
-    facts = {**_facts(config, pp, max(int(ops["chunk"].max()) + 1, 1)), "notes": _notes(config, pp, memory is not None)}
+    chunks = int(ops["chunk"].max()) + 1 or _size(config, "vp_size") or _size(config, "vpp_size")
+    facts = {**_facts(config, pp, chunks), "notes": _notes(config, pp, memory is not None)}
     empty = make_table(MEMORY, {name: [] for name in MEMORY})
     table = ops_table({str(name): ops[name] for name in ops}, len(ops))
     return Tables(
@@ -68,6 +70,12 @@ def read_primus(path: Path) -> Tables:
         memory=empty if memory is None else memory,
         facts=facts,
     )
+
+
+def _rank(path: Path) -> int:
+    """The pipeline rank in a file's name; -1 without one."""
+    match = _FILE.fullmatch(path.name)
+    return int(match[1]) if match else _UNKNOWN
 
 
 def _iterations(path: Path) -> dict[int, Mapping[str, Any]]:
@@ -126,20 +134,19 @@ def _layout(stamps: tuple[tuple[str, int, int], ...]) -> tuple[dict[int, int], b
     parts = []
     for name, _, _ in stamps:
         path = Path(name)
-        match = _FILE.fullmatch(path.name)
         try:
             iterations = _iterations(path)
             for step, iteration in iterations.items():
                 totals[step] = max(totals.get(step, 0), _total_ns(path, step, iteration))
             step, iteration = next(reversed(iterations.items()))
-            parts.append(_ops(path, step, iteration, 0).assign(rank=int(match[1]) if match else 0))
+            parts.append(_ops(path, step, iteration, 0).assign(rank=max(_rank(path), 0)))
         except TraceError:
             continue  # its own reading says what is wrong with it
     if not parts:
         return totals, False
     ops = pd.concat(parts, ignore_index=True)
     ranks = {int(rank): int(rank) for rank in ops["rank"].unique()}
-    interleaved = ops["chunk"] * (max(ranks) + 1) + ops["rank"]
+    interleaved = (ops["chunk"] * (max(ranks) + 1) + ops["rank"]).where(ops["chunk"] >= 0, _UNKNOWN)
     return totals, bool((placed_stages(ops, ranks) != interleaved).any())
 
 
@@ -155,7 +162,7 @@ def _ops(path: Path, step: int, iteration: Mapping[str, Any], begin_ns: int) -> 
         chunk = _ids(iteration, f"{mode}_chunk", len(start))
         microbatch = _ids(iteration, f"{mode}_minibatch", len(start))
         part = pd.DataFrame({"step": step, "kind": kind, "start_ns": start + begin_ns, "end_ns": end + begin_ns})
-        part["chunk"] = 0 if chunk is None else chunk
+        part["chunk"] = _UNKNOWN if chunk is None else chunk
         part["microbatch"] = part.groupby("chunk").cumcount() if microbatch is None else microbatch
         parts.append(part)
     ops = pd.concat([part for part in parts if len(part)], ignore_index=True)
@@ -174,10 +181,9 @@ def _ids(iteration: Mapping[str, Any], name: str, num: int) -> Sequence[int] | N
 
 
 def _stages(ops: pd.DataFrame, pp_rank: int, pp: int, is_v: bool) -> Int64:
-    if pp_rank < 0:
-        return np.full(len(ops), -1, dtype=np.int64)
     chunk = ops["chunk"].to_numpy(dtype=np.int64)
-    return np.where(is_v & (chunk == 1), 2 * pp - 1 - pp_rank, chunk * pp + pp_rank)
+    stage = np.where(is_v & (chunk == 1), 2 * pp - 1 - pp_rank, chunk * pp + pp_rank)
+    return np.where((chunk >= 0) & (pp_rank >= 0), stage, _UNKNOWN)
 
 
 def _memory(own: Mapping[int, Mapping[str, Any]], begins: Mapping[int, int], pp_rank: int) -> pd.DataFrame | None:
@@ -204,7 +210,7 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and 0 < value <= _MOST_RANKS else None
 
 
-def _facts(config: Mapping[str, Any], pp: int, chunks: int) -> dict[str, Any]:
+def _facts(config: Mapping[str, Any], pp: int, chunks: int | None) -> dict[str, Any]:
     sizes = {axis: _size(config, f"{axis}_size") for axis in ("tp", "dp", "ep")}
     return {"mesh": {"pp": pp, "vpp": chunks, "cp": None, **sizes}, "world_size": pp, "pp_ranks": list(range(pp))}
 

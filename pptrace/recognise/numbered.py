@@ -34,7 +34,7 @@ def numbered(
     if not whole:
         return None
     fullest = max(whole, key=StepRows.num_ops)
-    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, calls))
+    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
     if plan is None or plan.num_chunks == 1:
         return None
     plans = {step.step: other for step in steps if (other := with_kinds(plan, step.kinds())) is not None}
@@ -81,9 +81,15 @@ def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Se
 
 
 def _received_in(
-    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, calls: Mapping[int, pd.DataFrame]
+    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> int | None:
-    """How many activations the first rank of a pipeline receives in this step; None where nothing tells."""
+    """How many activations the first rank of a pipeline receives in this step; None where nothing tells.
+
+    It receives those of all its chunks but the first, of which a mesh may tell the number.
+    """
+    if mesh.vpp is not None and mesh.vpp > 1:
+        forwards = max(row.count("F") for row in step.kinds().values())
+        return forwards - forwards // mesh.vpp
     first = step.pipeline[0]
     received = _num_received(comms, step.step, first)
     if received is None and first in step.rows and first in calls:

@@ -64,7 +64,7 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
         return Placed(ops, comms, _without_pipeline(mesh), (*notes, shown))
     if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
         return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
-    if chunks == 1 and (why := _cannot_run(ops[lacking & (ops["source"] == "inferred")], mesh)):
+    if chunks == 1 and (why := _cannot_run(ops[lacking], mesh)):
         filled = ops.copy()
         filled.loc[lacking, "microbatch"] = -1
         return Placed(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
@@ -101,6 +101,10 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
 
 def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     """A line where ops in this order, with one stage on each rank, cannot be what ran; "" where they can."""
+    unnamed = "stages, chunks and microbatches are null"
+    if mesh.vpp is not None and mesh.vpp > 1:
+        return f"the order of ops is that of no known schedule with {mesh.vpp} chunks on each rank: {unnamed}"
+    ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return ""
@@ -112,7 +116,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
         why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would wait for ever"
     else:
         return ""
-    return f"with one stage on each rank, {why}: stages, chunks and microbatches are null"
+    return f"with one stage on each rank, {why}: {unnamed}"
 
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
