@@ -14,7 +14,7 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
-from pptrace.recognise.matching import anonymous, match_calls, match_comms, unmatched
+from pptrace.recognise.matching import match_calls, match_comms, unmatched
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
 from pptrace.recognise.placement import place
 from pptrace.recognise.rank import RankFound, recognise_rank
@@ -94,7 +94,7 @@ def recognise_ranks(
         mesh=mesh,
         schedule=plan,
         facts=facts,
-        warnings=(*warnings, *evidence, *plan.warnings, *unmatched(comms, facts), *anonymous(comms)),
+        warnings=(*warnings, *evidence, *plan.warnings, *unmatched(comms, facts)),
     )
 
 
