@@ -92,6 +92,12 @@ def test_gradients_of_a_stages_replicas_before_it_are_left_alone() -> None:
     assert matches(grads, grads) == [-1, 0, -1, 0, -1, 0, -1, 0, -1, 1, -1, 1, -1, 1, -1, 1]
 
 
+def test_what_lies_outside_the_ranges_of_steps_belongs_to_the_ops_before_it() -> None:
+    comms, ops = tables(NORM, NORM)
+    found = match_together(comms.assign(step=-1), ops, MESH, CLOCK)
+    assert found.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
 def test_calls_among_the_ops_are_left_alone() -> None:
     inside = {rank: [(LAST[rank] // US - 10, LAST[rank] // US + 100)] for rank in range(4)}
     assert set(matches(inside)) == {-1}
@@ -101,6 +107,7 @@ def test_other_kinds_sizes_and_clocks_are_left_alone() -> None:
     assert set(matches(NORM, kind="broadcast")) == {-1}
     assert set(matches(NORM, group_size=2)) == {-1}
     assert set(matches(NORM, group_size=4)) == {0}
-    assert set(matches(NORM, at=replace(CLOCK, uncertainty_ns=None))) == {-1}
+    assert set(matches(NORM, at=replace(CLOCK, method=ClockMethod.NONE, uncertainty_ns=None))) == {-1}
+    assert set(matches(NORM, at=replace(CLOCK, unrelated=frozenset({3}), uncertainty_ns=None))) == {-1}
     assert set(matches(NORM, mesh=replace(MESH, num_ranks=8, pipelines=((0, 1, 2, 3), (4, 5, 6, 7))))) == {0}
     assert set(matches(NORM, axis="dp")) == {-1}

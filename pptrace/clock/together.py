@@ -41,10 +41,8 @@ def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock
     Args:
         comms, ops: all ranks (schemas COMMS, OPS) on the common clock.
     """
-    if clock.uncertainty_ns is None or mesh.num_ranks < 2:
-        return Together(comms)
     left = _after_ops(comms, ops)
-    far_ns = max(clock.uncertainty_ns, READING_NS)
+    far_ns = max(clock.uncertainty_ns or 0, READING_NS)
     numbers: dict[int, int] = {}
     first = int(comms["match"].max()) + 1 if len(comms) else 0
     found: dict[tuple[int, ...], int] = {}
@@ -74,12 +72,20 @@ def _line(found: Mapping[tuple[int, ...], int]) -> str:
 
 
 def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
-    """The kernels of collectives without a group that begin after the last op of their rank and step."""
+    """The kernels of collectives without a group between the ops of two steps of their rank, with the step that they follow."""
     unnamed = comms["kind"].isin(ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
-    rows = comms[unnamed & (comms["clock"] == "device") & (comms["step"] >= 0)]
-    last = ops[ops["kind"].isin(COMPUTE_KINDS)].groupby(["rank", "step"])["end_ns"].max()
-    over = last.reindex(pd.MultiIndex.from_frame(rows[["rank", "step"]])).to_numpy(dtype=np.float64)
-    return rows[rows["start_ns"].to_numpy() >= over].sort_values("end_ns", kind="stable")
+    rows = comms[unnamed & (comms["clock"] == "device")]
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0)]
+    spans = compute.groupby(["rank", "step"]).agg(begin=("start_ns", "min"), over=("end_ns", "max"))
+    parts: list[pd.DataFrame] = [rows.iloc[:0]]
+    for rank, own in rows.groupby("rank"):
+        steps = spans[spans.index.get_level_values("rank") == rank].sort_values("over")
+        place = np.searchsorted(steps["over"].to_numpy(), own["start_ns"].to_numpy(), side="right") - 1
+        following = np.append(steps["begin"].to_numpy()[1:], np.iinfo(np.int64).max)
+        inside = (place >= 0) & (own["start_ns"].to_numpy() < following[place])
+        parts.append(own[inside].assign(step=steps.index.get_level_values("step").to_numpy()[place[inside]]))
+    found: pd.DataFrame = pd.concat(parts)
+    return found.sort_values("end_ns", kind="stable")
 
 
 def _sets(mesh: MeshInfo, rows: pd.DataFrame) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -11,6 +11,7 @@ from pptrace.intervals import Int64, union
 from pptrace.recognise.beside import by_plan
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
 from pptrace.recognise.groups import Groups
+from pptrace.recognise.kernels_by_plan import kernels_by_plan
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
@@ -29,8 +30,8 @@ def comms_of_calls(
     known: pd.DataFrame,
     mesh: MeshInfo,
     plan: Plan | None,
-) -> pd.DataFrame:
-    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched.
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched, and lines about it.
 
     Args:
         calls: by rank (schema ``CALLS``).
@@ -43,7 +44,11 @@ def comms_of_calls(
         _of_rank(rank, table, groups, ops, known, mesh, plan) for rank, table in sorted(calls.items()) if len(table)
     ]
     tables = [table for table in tables if len(table)]
-    return pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
+    found = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
+    if plan is None:
+        return found, ()
+    found, told = kernels_by_plan(found, known, ops, plan, mesh)
+    return found, (told,) if told else ()
 
 
 def _of_rank(

@@ -82,7 +82,8 @@ def recognise_ranks(
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
     plan = recognise_schedule(ops, mesh, metadata, schedule)
-    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, plan.plan)
+    comms, told = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, plan.plan)
+    warnings += told
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(
@@ -118,13 +119,13 @@ def _with_calls(
     ops: pd.DataFrame,
     mesh: MeshInfo,
     plan: Plan | None,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls = comms_of_calls(by_rank, groups, ops, comms, mesh, plan)
+    calls, told = comms_of_calls(by_rank, groups, ops, comms, mesh, plan)
     if calls.empty:
-        return comms
+        return comms, told
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
-    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched
+    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched, told
 
 
 _ALIKE = 1
