@@ -23,9 +23,10 @@ from pptrace.analysis.result import (
 from pptrace.analysis.step_volume import volume_of_run
 from pptrace.analysis.steps import Aligned, Ideal, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
+from pptrace.clock.together import match_together
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import DeviceWork, breakdown
-from pptrace.recognise.matching import only_posted, with_transfers
+from pptrace.recognise.matching import anonymous, only_posted, with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
@@ -78,7 +79,7 @@ def analyse_ranks(
     found = recognise_ranks(ranks, schedule, num_ranks)
     comms, ops = _causal(found)
     clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
-    data = _align(found, clock)
+    data, together = _align(found, clock)
     windows = step_windows(data.ops, found.mesh)
     if step is not None:
         windows = _only(step, windows)
@@ -97,7 +98,7 @@ def analyse_ranks(
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
         device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *notes(found, clock, steps)),
+        warnings=(*warnings, *found.warnings, *together, *anonymous(data.comms), *notes(found, clock, steps)),
     )
     return Analysis(report, data, found.schedule, found.mesh, windows)
 
@@ -116,13 +117,15 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
     return RankDevice(rank, breakdown(work), total_comms(comms[comms["rank"] == rank], compute))
 
 
-def _align(found: Recognised, clock: Clock) -> Aligned:
+def _align(found: Recognised, clock: Clock) -> tuple[Aligned, tuple[str, ...]]:
+    """Everything on one clock, and what that tells of collectives."""
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of)
-    comms = with_transfers(shift(found.comms, clock))
+    together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
+    comms = with_transfers(together.comms)
     lanes = {rank: lane_of(rank, ops, comms, found.work, clock) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return Aligned(ops, comms, memory, lanes, found.work, clock, volume)
+    return Aligned(ops, comms, memory, lanes, found.work, clock, volume), together.told
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

@@ -169,7 +169,9 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
     if stream.damage.early_end:
         return f"damaged or cut before the first event; {expected}"
     if lost := stream.damage.lost_events:
-        return f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"
+        return (
+            f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"
+        )
     return f"an empty list of trace events; {expected}"
 
 

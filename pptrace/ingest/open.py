@@ -5,7 +5,8 @@
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
          | a run directory: run.json says which file is whose
 
-A file of Nsight Systems can hold several ranks.
+A file of Nsight Systems can hold several ranks. Flight-recorder dumps beside traces are no traces of their own: they say more of
+the calls in these (:mod:`pptrace.recognise.dumps`).
 
 No trace is read here: formats are told by the first bytes.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.chrome import has_kineto_members
-from pptrace.ingest.flight import sniff_flight
+from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.folders import copies, directories_below, entries_of
 from pptrace.ingest.formats import detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
@@ -51,12 +52,16 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenedInputs:
-    """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several)."""
+    """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
+
+    ``dumps`` are flight-recorder dumps beside the traces in ``files``.
+    """
 
     files: tuple[InputFile, ...]
     warnings: tuple[str, ...] = ()
     run: Mapping[str, Any] | None = None
     run_dir: Path | None = None
+    dumps: tuple[Path, ...] = ()
 
 
 def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
@@ -85,7 +90,9 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
     copied = copies([file.path for file in files.values() if file.path in chosen and file.rank is None])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
     left = [file for file in files.values() if file.path in chosen and file.path not in copied]
-    return OpenedInputs(tuple(left), tuple(warnings), run, run_dir)
+    dumps = _dumps_beside(left)
+    traces = tuple(file for file in left if file.path not in dumps)
+    return OpenedInputs(traces, tuple(warnings), run, run_dir, dumps)
 
 
 def _open_one(path: Path) -> OpenedInputs:
@@ -216,8 +223,17 @@ def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], 
         return files, skipped
     worth = {file.path: _worth(file) for file in files}
     most = max(worth.values())
-    left = [f"{file.path.name} (the run is read from other files)" for file in files if worth[file.path] < most]
-    return [file for file in files if worth[file.path] == most], [*skipped, *left]
+    kept = {*(path for path, own in worth.items() if own == most), *_dumps_beside(files)}
+    left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
+    return [file for file in files if file.path in kept], [*skipped, *left]
+
+
+def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
+    """The flight-recorder dumps among files that hold a profiler's traces as well."""
+    if not any(file.format in (InputFormat.KINETO, InputFormat.NSYS_SQLITE) for file in files):
+        return ()
+    tables = (file.path for file in files if file.format is InputFormat.OPLOG)
+    return tuple(path for path in tables if sniff_flight(first_bytes(path)))
 
 
 def _worth(file: InputFile) -> int:

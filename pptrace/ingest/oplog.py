@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.flight import read_flight, sniff_flight
+from pptrace.ingest.flight import read_flight
+from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.identity import rank_of_file_name
 from pptrace.ingest.oplog_bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.oplog_bytedance import bytedance_tables

@@ -5,9 +5,9 @@
     config.json    = { "pp_size", "vp_size" | "vpp_size", "num_mbs" | "micro_batches", "world_size", "dp_size", … }
 
 (github.com/AMD-AGI/Primus, primus/modules/trainer/megatron/utils.py and core/pipeline_parallel/scheduler.) Times are
-milliseconds since that rank began the iteration; where Megatron's own schedules run there
-are no ids: the plan whose order the ops follow tells them (:mod:`pptrace.recognise.placement`); ``memory`` is GiB, torch's ``max_memory_reserved``. Iterations are laid one
+milliseconds since that rank began the iteration; ``memory`` is GiB, torch's ``max_memory_reserved``. Iterations are laid one
 after another, each as long as the longest rank's ``total``: for that, the files beside the one that is read are looked at.
+Megatron's own schedules write no ids: the plan whose order the ops follow tells them (:mod:`pptrace.recognise.placement`).
 """
 
 from __future__ import annotations

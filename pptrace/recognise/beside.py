@@ -77,7 +77,7 @@ def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.Dat
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class Planned:
     """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
 
     op: Action
@@ -85,7 +85,7 @@ class _Planned:
     other: int
 
 
-def _planned(plan: Plan, rank: int, sends: bool) -> Iterator[_Planned]:
+def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
     """The messages of a rank in the order of their ops."""
     for action in plan.compute_actions(rank):
         for half in action.halves:
@@ -93,7 +93,7 @@ def _planned(plan: Plan, rank: int, sends: bool) -> Iterator[_Planned]:
             away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
             other = away(half.stage) if direction else None
             if other is not None and plan.placement[other] != rank:
-                yield _Planned(half, direction, plan.placement[other])
+                yield Planned(half, direction, plan.placement[other])
 
 
 def by_plan(calls: pd.DataFrame, ops: pd.DataFrame, plan: Plan, pipeline: Sequence[int], rank: int) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def by_plan(calls: pd.DataFrame, ops: pd.DataFrame, plan: Plan, pipeline: Sequen
     }
     named = calls.copy()
     for kind in ("send", "recv"):
-        wanted = list(_planned(plan, pipeline.index(rank), sends=kind == "send"))
+        wanted = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
         rows = calls[(calls["kind"] == kind) & (calls["axis"] == "pp")].sort_values("start_ns", kind="stable")
         if not wanted or len(rows) % len(wanted) or (rows["microbatch"] >= 0).any():
             continue

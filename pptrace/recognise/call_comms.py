@@ -11,6 +11,7 @@ from pptrace.intervals import Int64, union
 from pptrace.recognise.beside import by_plan
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
 from pptrace.recognise.groups import Groups
+from pptrace.recognise.kernels_by_plan import kernels_by_plan
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
 from pptrace.tables import COMMS, Schema, empty_table, make_table
@@ -28,8 +29,8 @@ def comms_of_calls(
     known: pd.DataFrame,
     mesh: MeshInfo,
     schedule: ScheduleInfo,
-) -> pd.DataFrame:
-    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched.
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched, and lines about it.
 
     Args:
         calls: by rank (schema ``CALLS``).
@@ -42,7 +43,9 @@ def comms_of_calls(
         _of_rank(rank, table, groups, ops, known, mesh, schedule) for rank, table in sorted(calls.items()) if len(table)
     ]
     tables = [table for table in tables if len(table)]
-    return pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
+    found = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
+    found, told = kernels_by_plan(found, known, ops, schedule, mesh)
+    return found, (told,) if told else ()
 
 
 def _of_rank(

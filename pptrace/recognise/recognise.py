@@ -14,7 +14,7 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
-from pptrace.recognise.matching import anonymous, match_calls, match_comms, unmatched
+from pptrace.recognise.matching import match_calls, match_comms, unmatched
 from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, recognise_rank
@@ -81,7 +81,8 @@ def recognise_ranks(
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
-    comms = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, found_schedule)
+    comms, told = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, found_schedule)
+    warnings += told
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(
@@ -93,7 +94,7 @@ def recognise_ranks(
         mesh=mesh,
         schedule=found_schedule,
         facts=facts,
-        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts), *anonymous(comms)),
+        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
     )
 
 
@@ -117,13 +118,13 @@ def _with_calls(
     ops: pd.DataFrame,
     mesh: MeshInfo,
     schedule: ScheduleInfo,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
+    calls, told = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
     if calls.empty:
-        return comms
+        return comms, told
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
-    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched
+    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched, told
 
 
 _ALIKE = 1

@@ -8,6 +8,8 @@ from typing import Any
 
 from pptrace.analysis.analyse import Analysis, analyse_ranks
 from pptrace.ingest import Progress, open_inputs, read_each
+from pptrace.ingest.flight_dump import read_dumps
+from pptrace.recognise.dumps import with_dumps
 from pptrace.report.cached import RankStore, find_in_rank
 
 
@@ -32,12 +34,14 @@ def load(
     result = read_each(inputs, find_in_rank, jobs, progress, RankStore() if cache else None)
     run = inputs.run or {}
     world_size = run.get("world_size")
+    dumps, lost = read_dumps(inputs.dumps)
+    ranks, told = with_dumps(result.traces, dumps)
     return analyse_ranks(
-        result.traces,
+        ranks,
         schedule,
         step,
         num_ranks=world_size if isinstance(world_size, int) else None,
-        warnings=(*result.warnings, *_run_warnings(run)),
+        warnings=(*result.warnings, *lost, *told, *_run_warnings(run)),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.ingest.flight import read_flight
+from pptrace.ingest.flight_dump import read_dump
 from pptrace.ingest.formats import detect, first_bytes, read_file
 from pptrace.report.load import load
 from pptrace.tables import InputFormat
@@ -83,6 +84,33 @@ def test_messages_that_wait_name_their_peer(tmp_path: Path) -> None:
     path = dump(tmp_path / "nccl_trace_rank_3", [entry("nccl:recv 1<-0", 7, "scheduled")])
     (trace,) = read_file(path, InputFormat.OPLOG)
     assert trace.warnings == ("rank 3 has not begun recv with rank 1, seq 7 of group pipeline",)
+
+
+def test_messages_of_a_batch_have_the_state_of_its_end(tmp_path: Path) -> None:
+    def batch(seq: int, state: str) -> list[dict[str, Any]]:
+        members = [entry(name, seq, "scheduled") for name in ("nccl:send 0->1", "nccl:recv 0<-1")]
+        return [*members, entry("nccl:coalesced", seq, state, input_sizes=[], input_dtypes=[])]
+
+    path = dump(tmp_path / "nccl_trace_rank_1", [*batch(1, "completed"), *batch(2, "started")])
+    (trace,) = read_file(path, InputFormat.OPLOG)
+    assert trace.warnings == tuple(
+        f"rank 1 waits in {kind} with rank 3, seq 2 of group pipeline" for kind in ("send", "recv")
+    )
+    assert trace.comms is not None
+    assert trace.comms["kind"].tolist() == ["send", "recv"]
+    assert [call.launch for call in read_dump(path).calls] == [2, 2, 5, 5]
+
+
+def test_what_a_barrier_reduces_is_the_barrier(tmp_path: Path) -> None:
+    path = dump(tmp_path / "nccl_trace_rank_1", [entry("nccl:all_reduce_barrier", 1, "completed")])
+    assert [call.kind for call in read_dump(path).calls] == ["barrier"]
+
+
+def test_groups_of_the_first_versions_are_numbers(tmp_path: Path) -> None:
+    old = {"process_group": None, "pg_id": 0}
+    path = dump(tmp_path / "nccl_trace_rank_1", [entry("nccl:send 1->0", 1, "completed", **old)])
+    (call,) = read_dump(path).calls
+    assert (call.group.name, call.peer) == ("default_pg", 0)
 
 
 class Evil:

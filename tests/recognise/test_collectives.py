@@ -12,7 +12,7 @@ from pptrace.recognise.comm_names import COMMUNICATION_KERNEL, hint_of_kernel, k
 from pptrace.recognise.devices import device_work
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import Category
+from pptrace.tables import Category, Trace
 from tests.recognise.calls import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -345,15 +345,38 @@ def test_labelled_pipelines_gain_their_other_communication_and_no_message_twice(
         assert rank.bubble_ns == 1280 - 320 - 80
 
 
-def test_kernels_alone_leave_a_labelled_steps_bubble_known_and_the_report_says_how_they_count() -> None:
-    ranks = [pipelined(rank, labelled_messages=False) for rank in range(4)]
-    for job in ranks:
-        hosts = ("c10d::", "record_param", "nccl:")
-        job.events = [event for event in job.events if not event.name.startswith(hosts)]
-        job.args.clear()
-        job.distributed = {}
+def kernels_alone(rank: int, one_more: bool = False) -> Trace:
+    """As in a capture without NCCL's ranges; gradients of the two stages do not end together."""
+    job = pipelined(rank, labelled_messages=False)
+    if one_more:
+        job.kernel("ncclDevKernel_SendRecv(x)", 1440, 1450, 1460)
+    hosts = ("c10d::", "record_param", "nccl:")
+    apart = rank // 2 * 10**6
+    job.events = [
+        replace(event, start=event.start + apart, end=event.end + apart) if event.start >= START + 1500 else event
+        for event in job.events
+        if not event.name.startswith(hosts)
+    ]
+    job.args.clear()
+    job.distributed = {}
     shared = {"one_clock": "session 1"}  # nothing else relates ranks without calls
-    report = analyse([replace(job.trace(), metadata=shared) for job in ranks]).report
+    return replace(job.trace(), metadata=shared)
+
+
+def test_kernels_alone_between_labelled_ops_are_the_messages_of_their_plan() -> None:
+    report = analyse([kernels_alone(rank) for rank in range(4)]).report
+    (step,) = report.steps
+    for rank in step.ranks:
+        assert step.span_ns is not None
+        assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 4 * 20)
+        assert rank.bubble_ns == step.span_ns - 4 * 80 - 4 * 20
+    (line,) = (line for line in report.warnings if "taken as the messages" in line)
+    assert line.startswith("16 kernels that may send or receive")
+    assert any("4 collectives, which count as transfer" in line for line in report.warnings)
+
+
+def test_kernels_that_no_plan_explains_leave_the_bubble_known_and_the_report_says_how_they_count() -> None:
+    report = analyse([kernels_alone(rank, one_more=True) for rank in range(4)]).report
     (step,) = report.steps
     for rank in step.ranks:
         assert step.span_ns is not None
@@ -361,7 +384,7 @@ def test_kernels_alone_leave_a_labelled_steps_bubble_known_and_the_report_says_h
         assert rank.bubble_ns == step.span_ns - 4 * 80
     told = [line for line in report.warnings if "whose group was not recorded" in line]
     assert len(told) == 1
-    assert "14 messages, which count as waiting (bubble) and 4 collectives" in told[0]
+    assert "18 messages, which count as waiting (bubble) and 4 collectives" in told[0]
 
 
 def test_a_ring_exchange_of_user_buffers_is_one_kind_inside_ops_and_between_them() -> None:
