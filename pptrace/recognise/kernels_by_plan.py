@@ -63,8 +63,8 @@ def kernels_by_plan(
     if not parts:
         return calls, ""
     line = (
-        f"{len(replaced)} kernels that may send or receive are taken as the messages that {schedule.plan.name} has between the ops "
-        "before and after them"
+        f"{len(replaced)} kernels that may send or receive are taken as the messages that {schedule.plan.name} has between the "
+        "ops before and after them"
     )
     return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line
 

@@ -72,7 +72,8 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
     layout: Layout = loop
     if chunks > 1:
         layout, told = _layout(ops, comms, mesh, chunks)
-        notes, mesh = (*notes, told), replace(mesh, vpp=chunks)
+        notes = (*notes, told)
+    mesh = replace(mesh, vpp=chunks)
     return Placed(_with_stages(ops, places, pp, layout), _with_stages(comms, places, pp, layout), mesh, notes)
 
 
