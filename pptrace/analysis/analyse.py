@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace import __version__
+from pptrace.analysis.aligned import Aligned
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import is_plan_of_all, notes
@@ -21,7 +22,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_volume import volume_of_run
-from pptrace.analysis.steps import Aligned, ideal_of, marked_steps, report_step
+from pptrace.analysis.steps import ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import DeviceWork, breakdown
@@ -29,7 +30,7 @@ from pptrace.recognise.matching import with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
-from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
+from pptrace.recognise.schedule import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.tables import Trace, TraceInfo
@@ -140,18 +141,17 @@ def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recogni
     reports = []
     for number in sorted({window.step for window in windows}):
         chosen = tuple(window for window in windows if window.step == number)
-        own = ideal if plan is not None and all(_is_of(plan, window, data.ops) for window in chosen) else None
+        own = ideal if plan is not None and all(_is_of(plan, window, data) for window in chosen) else None
         reports.append(report_step(chosen, data, plan, own, num_ranks))
     return tuple(reports)
 
 
-def _is_of(plan: Plan, window: StepWindow, ops: pd.DataFrame) -> bool:
+def _is_of(plan: Plan, window: StepWindow, data: Aligned) -> bool:
     """Whether a step has as many ops on each rank as the plan, unless ranks have no trace: not one with fewer microbatches."""
     if len(window.ranks) != plan.pp:
         return True
-    own = ops[(ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
-    counts = own.groupby("rank").size().to_dict()
-    return all(counts.get(rank, 0) == len(plan.compute_actions(place)) for place, rank in enumerate(window.ranks))
+    counts = [len(data.part(rank, window.step).ops) for rank in window.ranks]
+    return counts == [len(plan.compute_actions(place)) for place in range(plan.pp)]
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ _OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
 _DEVICE_BACKEND = re.compile(r"(?:cuda:)?nccl")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceWork:
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
 
@@ -45,15 +46,15 @@ class DeviceWork:
     def intervals(self, chosen: npt.NDArray[np.bool_]) -> Int64:
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
-    @property
+    @cached_property
     def compute(self) -> Int64:
         return self.intervals(self.is_compute)
 
-    @property
+    @cached_property
     def communication(self) -> Int64:
         return self.intervals(self.is_communication)
 
-    @property
+    @cached_property
     def memory(self) -> Int64:
         return self.intervals(~self.is_compute & ~self.is_communication)
 
