@@ -33,10 +33,10 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         }
         for d in RUN.computes(rank)
     ]
-    unnamed = {"axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
+    unnamed = {"step": 0, "axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
     return pd.DataFrame(calls).assign(**unnamed), pd.DataFrame(
         ops, columns=["kind", "stage", "microbatch", "start_ns", "end_ns"]
-    )
+    ).assign(step=0)
 
 
 def names(found: pd.DataFrame) -> list[str]:
