@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,11 @@ class Slice:
 
     def by(self, name: str) -> dict[Any, Slice]:
         """The rows of each value of a column, in the order of the values."""
-        values = self.columns[name]
-        return {value: self.where(values == value) for value in sorted(set(values.tolist()))}
+        return {rows.first(name): rows for rows in _parted(self, self.columns[name])}
+
+    def first(self, name: str) -> Any:
+        """The first value of a column."""
+        return self.columns[name][:1].tolist()[0]
 
 
 def slice_of(table: pd.DataFrame) -> Slice:
@@ -53,19 +57,17 @@ def slice_of(table: pd.DataFrame) -> Slice:
 
 def slices(table: pd.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], Slice]:
     """The rows of each combination of values, in their order; the combinations as they come first."""
-    return dict(_slices(table, by))
+    groups = table.groupby(list(by), sort=False).ngroup().to_numpy()
+    return {tuple(map(rows.first, by)): rows for rows in _parted(slice_of(table), groups)}
 
 
-def _slices(table: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Slice]]:
-    if table.empty:
-        return
-    group = table.groupby(list(by), sort=False).ngroup().to_numpy()
-    order = np.argsort(group, kind="stable")
-    rows = slice_of(table).where(order)
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
-    keys = zip(*(rows[name][starts].tolist() for name in by), strict=True)
-    for key, start, end in zip(keys, starts, [*starts[1:], len(rows)], strict=True):
-        yield key, rows.where(slice(start, end))
+def _parted(rows: Slice, values: Array) -> Iterator[Slice]:
+    """The rows of each value, in the order of the values."""
+    order = np.argsort(values, kind="stable")
+    ordered, values = rows.where(order), values[order]
+    cuts = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
+    for start, end in pairwise((0, *cuts, len(values)) if len(values) else ()):
+        yield ordered.where(slice(start, end))
 
 
 def _plain(column: pd.Series[Any]) -> Array:
