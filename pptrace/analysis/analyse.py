@@ -22,7 +22,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_volume import volume_of_run
-from pptrace.analysis.steps import ideal_of, marked_steps, report_step
+from pptrace.analysis.steps import Ideal, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.recognise.devices import DeviceWork, breakdown
@@ -33,6 +33,7 @@ from pptrace.recognise.recognise import Recognised, recognise_ranks
 from pptrace.recognise.schedule import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulate.course import Course, course_of
 from pptrace.tables import Trace, TraceInfo
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
@@ -137,21 +138,33 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
 def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
     plan = found.schedule.plan if is_plan_of_all(found) else None
     num_ranks = sum(map(len, found.mesh.pipelines))
-    ideal = ideal_of(plan) if plan is not None and windows else None
+    shape = _Shape.of(plan) if plan is not None and windows else None
+    by_step: dict[int, list[StepWindow]] = {}
+    for window in windows:
+        by_step.setdefault(window.step, []).append(window)
     reports = []
-    for number in sorted({window.step for window in windows}):
-        chosen = tuple(window for window in windows if window.step == number)
-        own = ideal if plan is not None and all(_is_of(plan, window, data) for window in chosen) else None
-        reports.append(report_step(chosen, data, plan, own, num_ranks))
+    for _, chosen in sorted(by_step.items()):
+        own = shape.ideal if shape is not None and all(shape.has_ops_of(window, data) for window in chosen) else None
+        reports.append(report_step(tuple(chosen), data, shape.course if shape else None, own, num_ranks))
     return tuple(reports)
 
 
-def _is_of(plan: Plan, window: StepWindow, data: Aligned) -> bool:
-    """Whether a step has as many ops on each rank as the plan, unless ranks have no trace: not one with fewer microbatches."""
-    if len(window.ranks) != plan.pp:
-        return True
-    counts = [len(data.part(rank, window.step).ops) for rank in window.ranks]
-    return counts == [len(plan.compute_actions(place)) for place in range(plan.pp)]
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What all steps of a plan have in common; ``num_ops`` is that of each of its ranks."""
+
+    course: Course
+    ideal: Ideal
+    num_ops: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Shape:
+        return cls(course_of(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp)))
+
+    def has_ops_of(self, window: StepWindow, data: Aligned) -> bool:
+        """Whether a step has as many ops on each rank, unless ranks have no trace: not one with fewer microbatches."""
+        counts = tuple(len(data.part(rank, window.step).ops) for rank in window.ranks)
+        return len(counts) != len(self.num_ops) or counts == self.num_ops
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

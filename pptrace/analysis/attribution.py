@@ -21,9 +21,7 @@ import numpy as np
 
 from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.schedule.plan import Plan
-from pptrace.simulate.costs import Costs
-from pptrace.simulate.simulation import simulate
+from pptrace.simulate.course import Course
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_within
 
@@ -71,26 +69,20 @@ def together(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
     )
 
 
-def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+def waterfall(course: Course, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
-    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
-    if not set(keys) <= set(measured.ops):
+    keys = [stop.key for stop in course.stops]
+    if not set(keys) <= measured.ops.keys():
         return None
     whole = {key: measured.ops[key] for key in keys}
     own = {key: cost - measured.within.get(key, 0) for key, cost in whole.items()}
-    even = sum(own.values()) // plan.pp
+    even = sum(own.values()) // course.plan.pp
     stage_means = _means(own, lambda key: (key[0], key[1]))
     kind_means = _means(own, lambda key: key[0])
-    replays = [
-        simulate(plan, costs).makespan_ns
-        for costs in (
-            Costs(kinds=kind_means),
-            Costs(stages=stage_means),
-            Costs(ops=own),
-            Costs(ops=whole, transfers=measured.transfers),
-        )
-    ]
-    uniform, by_stage, by_op, with_transfers = replays
+    uniform = course.makespan({key: kind_means[key[0]] for key in keys}, {})
+    by_stage = course.makespan({key: stage_means[key[0], key[1]] for key in keys}, {})
+    by_op = course.makespan(own, {})
+    with_transfers = course.makespan(whole, measured.transfers)
     return Waterfall(
         compute=even,
         structural=uniform - even,

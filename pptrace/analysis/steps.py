@@ -26,6 +26,7 @@ from pptrace.recognise.devices import breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import IDEAL, simulate
+from pptrace.simulate.course import Course
 from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
@@ -46,11 +47,12 @@ def ideal_of(plan: Plan) -> Ideal:
 
 
 def report_step(
-    windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None, ideal: Ideal | None, num_ranks: int
+    windows: tuple[StepWindow, ...], data: Aligned, course: Course | None, ideal: Ideal | None, num_ranks: int
 ) -> StepReport:
     """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
 
-    ``num_ranks`` is how many ranks the pipelines have: where some are not in the windows, the step's bubble is not known.
+    ``course`` is that of the plan, where one is known. ``num_ranks`` is how many ranks the pipelines have: where some are not
+    in the windows, the step's bubble is not known.
     """
     ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
     compute = sum(rank.compute_ns or 0 for rank in ranks)
@@ -70,18 +72,18 @@ def report_step(
             share=bubble / whole if complete and whole else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=_waterfall(longest, data, plan) if comparable else None,
+            waterfall_ns=_waterfall(longest, data, course) if comparable else None,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-def _waterfall(window: StepWindow, data: Aligned, plan: Plan | None) -> Waterfall | None:
-    if plan is None:
+def _waterfall(window: StepWindow, data: Aligned, course: Course | None) -> Waterfall | None:
+    if course is None:
         return None
     parts = {rank: data.part(rank, window.step) for rank in window.ranks}
     costs = [measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()]
-    return waterfall(plan, together(costs), window.span_ns)
+    return waterfall(course, together(costs), window.span_ns)
 
 
 def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
