@@ -88,7 +88,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
     communicates = _communicates(events, rows, calls)
     return DeviceWork(
         start_ns=events.start_ns[rows],
-        end_ns=events.end_ns[rows],
+        end_ns=events.start_ns[rows] + events.dur_ns[rows],
         stream=events.stream[rows],
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
@@ -163,17 +163,16 @@ def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
 
 def launch_calls(events: Events, rows: Rows) -> Rows:
     """The runtime call that launched each of these device events, by correlation id; -1 where it was not recorded."""
-    calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
-    launches = np.full(len(rows), -1, dtype=np.intp)
+    is_call = (events.category == Category.RUNTIME) & (events.correlation >= 0)
+    calls = np.flatnonzero(is_call).astype(np.int32 if len(events) <= np.iinfo(np.int32).max else np.int64)
     if not len(calls) or not len(rows):
-        return launches
+        return np.full(len(rows), -1, dtype=np.intp)
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
     wanted = events.correlation[rows]
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found = (known[at] == wanted) & (wanted >= 0)
-    launches[found] = calls[at[found]]
-    return launches
+    at = np.searchsorted(known, wanted)
+    np.minimum(at, len(known) - 1, out=at)
+    return np.where((known[at] == wanted) & (wanted >= 0), calls[at], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:
