@@ -88,7 +88,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
     communicates = _communicates(events, rows, calls)
     return DeviceWork(
         start_ns=events.start_ns[rows],
-        end_ns=events.start_ns[rows] + events.dur_ns[rows],
+        end_ns=events.ends_of(rows),
         stream=events.stream[rows],
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
@@ -150,13 +150,13 @@ def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     ranges = np.flatnonzero(on_host & named[events.name_id])
     inside = np.zeros(len(launches), dtype=np.bool_)
-    times, threads, ends = events.start_ns[launches], events.thread[launches], events.end_ns
+    times, threads = events.start_ns[launches], events.thread[launches]
     for thread in np.unique(threads).tolist():
         own = ranges[events.thread[ranges] == thread]
         mine = np.flatnonzero(threads == thread)
         if len(own):
             place = np.searchsorted(events.start_ns[own], times[mine], side="right") - 1
-            latest = np.maximum.accumulate(ends[own])
+            latest = np.maximum.accumulate(events.ends_of(own))
             inside[mine] = (place >= 0) & (times[mine] < latest[np.maximum(place, 0)])
     return inside
 

@@ -178,7 +178,7 @@ def _mostly_inside_backwards(events: Events) -> bool:
     for thread in np.unique(events.thread[messages]).tolist():
         own = rows[events.thread[rows] == thread]
         at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.end_ns[own])
+        ends = np.maximum.accumulate(events.ends_of(own))
         place = np.searchsorted(events.start_ns[own], at, side="right") - 1
         inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
     return _LEAST_SHARE * inside > len(messages)
@@ -217,9 +217,8 @@ def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) 
     messages = np.flatnonzero(send | recv)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     over = -1
-    ends = events.end_ns
-    for row in chosen.tolist():
-        start, end = int(events.start_ns[row]), int(ends[row])
+    for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
+        start = int(events.start_ns[row])
         if start < over:
             continue  # inside another
         over = end

@@ -51,11 +51,10 @@ def labelled_ranges(events: Events) -> list[Range]:
         code: label for code in np.unique(codes).tolist() if (label := read_label(events.names[code])) is not None
     }
     rows = on_host[np.isin(codes, list(labels))] if labels else on_host[:0]
-    ends = events.end_ns
     found = []
-    for row in rows.tolist():
+    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
-        found.append(Range(label, int(events.start_ns[row]), int(ends[row]), int(events.thread[row])))
+        found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
     return found
 
 
