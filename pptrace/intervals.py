@@ -38,6 +38,7 @@ def merge(*sets: Int64) -> Int64:
 
 def intersect(a: Int64, b: Int64) -> Int64:
     """Where both sets are."""
+    a, b = _beside(a, b), _beside(b, a)
     if not len(a) or not len(b):
         return EMPTY
     starts = np.sort(np.concatenate((a[:, 0], b[:, 0])), kind="stable")
@@ -50,6 +51,7 @@ def intersect(a: Int64, b: Int64) -> Int64:
 
 def subtract(a: Int64, b: Int64) -> Int64:
     """Where ``a`` is and ``b`` is not."""
+    b = _beside(b, a)
     if not len(a) or not len(b):
         return a
     lowest, highest = min(a[0, 0], b[0, 0]) - 1, max(a[-1, 1], b[-1, 1]) + 1
@@ -60,9 +62,33 @@ def subtract(a: Int64, b: Int64) -> Int64:
 
 def clip(a: Int64, start: int, end: int) -> Int64:
     """The part of a set inside [start, end)."""
-    return intersect(a, union([start], [end]))
+    if end <= start:
+        return EMPTY
+    inside: Int64 = a[np.searchsorted(a[:, 1], start, side="right") : np.searchsorted(a[:, 0], end)]
+    return np.clip(inside, start, end)
+
+
+def _beside(a: Int64, b: Int64) -> Int64:
+    """The rows of a set between the first and the last time of another: a step's part of a whole trace is small."""
+    if not len(a) or not len(b):
+        return a
+    first, last = np.searchsorted(a[:, 1], b[0, 0], side="right"), np.searchsorted(a[:, 0], b[-1, 1])
+    return a[first:last]
 
 
 def length(a: Int64) -> int:
     """Total time of a set, ns."""
     return int((a[:, 1] - a[:, 0]).sum())
+
+
+def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
+    """How long the set is in each of several intervals, ns."""
+    past = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
+
+    def before(times: Int64) -> Int64:
+        place = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
+        inside = np.minimum(times, a[place, 1]) - a[place, 0] if len(a) else 0
+        return np.where(place >= 0, past[np.maximum(place, 0)] + inside, 0)
+
+    first, last = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    return np.where(last > first, before(last) - before(first), 0)

@@ -30,6 +30,7 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulate import IDEAL, Costs, simulate, uniform
+from pptrace.slices import slice_of
 from tests.instrument.pool import Pool
 
 WARMUP_STEPS = 1
@@ -136,7 +137,7 @@ def measure(pool: Pool, nap: Nap, folder: Path) -> Measured:
     for step in analysis.report.steps:
         ops = analysis.data.ops
         mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
-        paper = simulate(plan, Costs(ops=measured_costs(mine, analysis.data.comms[:0]).ops))
+        paper = simulate(plan, Costs(ops=measured_costs(slice_of(mine), slice_of(analysis.data.comms[:0])).ops))
         assert step.bubble.ratio is not None
         simulated.append(paper.bubble_ratio)
         measured.append(step.bubble.ratio)

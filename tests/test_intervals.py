@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.intervals import EMPTY, Int64, clip, intersect, length, merge, subtract, union
+from pptrace.intervals import EMPTY, Int64, clip, intersect, length, lengths_within, merge, subtract, union
 
 moments = st.integers(-25, 25)
 pairs = st.lists(st.tuples(moments, moments), max_size=12)
@@ -56,6 +56,12 @@ def test_merge_is_the_union_of_all(sets: list[list[tuple[int, int]]]) -> None:
 @given(pairs, moments, moments)
 def test_clip_keeps_what_is_inside(rows: list[tuple[int, int]], start: int, end: int) -> None:
     check(clip(make(rows), start, end), as_set(rows) & set(range(start, end)))
+
+
+@given(pairs, pairs)
+def test_lengths_within_are_those_of_the_clips(rows: list[tuple[int, int]], each: list[tuple[int, int]]) -> None:
+    found = lengths_within(make(rows), [start for start, _ in each], [end for _, end in each])
+    assert found.tolist() == [len(as_set(rows) & set(range(start, end))) for start, end in each]
 
 
 @given(pairs, pairs)

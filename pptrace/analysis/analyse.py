@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace import __version__
+from pptrace.analysis.aligned import Aligned
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import is_plan_of_all, notes
@@ -21,7 +22,7 @@ from pptrace.analysis.result import (
     StepReport,
 )
 from pptrace.analysis.step_volume import volume_of_run
-from pptrace.analysis.steps import Aligned, Ideal, ideal_of, marked_steps, report_step
+from pptrace.analysis.steps import Ideal, ideal_of, marked_steps, report_step
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.together import match_together
 from pptrace.errors import UsageError
@@ -30,9 +31,10 @@ from pptrace.recognise.matching import anonymous, only_posted, with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
-from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
+from pptrace.recognise.schedule import ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
+from pptrace.simulate.course import Course, course_of
 from pptrace.tables import Trace, TraceInfo
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
@@ -138,26 +140,38 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
 
 def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
     num_ranks = sum(map(len, found.mesh.pipelines))
-    ideals: dict[int, Ideal] = {}
+    is_whole = is_plan_of_all(found)
+    shapes: dict[int, _Shape] = {}
+    by_step: dict[int, list[StepWindow]] = {}
+    for window in windows:
+        by_step.setdefault(window.step, []).append(window)
     reports = []
-    for number in sorted({window.step for window in windows}):
-        chosen = tuple(window for window in windows if window.step == number)
-        plan = found.schedule.plan_of(number) if is_plan_of_all(found) else None
-        ideal = None
-        if plan is not None and all(_is_of(plan, window, data.ops) for window in chosen):
-            ideal = ideals.get(plan.num_microbatches) or ideal_of(plan)
-            ideals[plan.num_microbatches] = ideal
-        reports.append(report_step(chosen, data, plan, ideal, num_ranks))
+    for number, chosen in sorted(by_step.items()):
+        plan = found.schedule.plan_of(number) if is_whole else None
+        if plan is not None and plan.num_microbatches not in shapes:
+            shapes[plan.num_microbatches] = _Shape.of(plan)
+        shape = None if plan is None else shapes[plan.num_microbatches]
+        ideal = shape.ideal if shape is not None and all(shape.has_ops_of(window, data) for window in chosen) else None
+        reports.append(report_step(tuple(chosen), data, shape.course if shape else None, ideal, num_ranks))
     return tuple(reports)
 
 
-def _is_of(plan: Plan, window: StepWindow, ops: pd.DataFrame) -> bool:
-    """Whether a step has as many ops on each rank as the plan, unless ranks have no trace: not one with fewer microbatches."""
-    if len(window.ranks) != plan.pp:
-        return True
-    own = ops[(ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
-    counts = own.groupby("rank").size().to_dict()
-    return all(counts.get(rank, 0) == len(plan.compute_actions(place)) for place, rank in enumerate(window.ranks))
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What all steps of a plan have in common; ``num_ops`` is that of each of its ranks."""
+
+    course: Course
+    ideal: Ideal
+    num_ops: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Shape:
+        return cls(course_of(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp)))
+
+    def has_ops_of(self, window: StepWindow, data: Aligned) -> bool:
+        """Whether a step has as many ops on each rank, unless ranks have no trace: not one with fewer microbatches."""
+        counts = tuple(len(data.part(rank, window.step).ops) for rank in window.ranks)
+        return len(counts) != len(self.num_ops) or counts == self.num_ops
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:

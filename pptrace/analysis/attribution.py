@@ -12,17 +12,17 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
-import pandas as pd
+import numpy as np
 
 from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.schedule.plan import Plan
-from pptrace.simulate.costs import Costs
-from pptrace.simulate.simulation import simulate
+from pptrace.simulate.course import Course
+from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_within
 
 G = TypeVar("G", bound=Hashable)
@@ -40,51 +40,49 @@ class MeasuredCosts:
     within: Mapping[Key, int] = field(default_factory=dict)
 
 
-def measured_costs(ops: pd.DataFrame, comms: pd.DataFrame, lanes: Mapping[int, Lane] | None = None) -> MeasuredCosts:
-    """The costs of one pipeline's step, from its compute ops, its communication and, where given, its ranks' lanes."""
-    named = zip(ops["kind"], ops["stage"], ops["microbatch"], strict=True)
+def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> MeasuredCosts:
+    """The costs of one rank's step, from its compute ops, its communication and, where given, its lane."""
+    named = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
     keys: list[Key] = [(Kind(kind), stage, mb) for kind, stage, mb in named]
-    costs = dict(zip(keys, ops["end_ns"] - ops["start_ns"], strict=True))
-    within: dict[Key, int] = {}
-    for rank, lane in (lanes or {}).items():
-        mine = (ops["rank"] == rank).to_numpy()
-        own = [key for key, is_mine in zip(keys, mine, strict=True) if is_mine]
-        within |= zip(own, communication_within(ops[mine], comms[comms["rank"] == rank], lane), strict=True)
-    received = comms[(comms["kind"] == "recv") & (comms["match"] >= 0)]
-    transfers: dict[Key, int] = {}
+    costs = dict(zip(keys, (ops["end_ns"] - ops["start_ns"]).tolist(), strict=True))
+    inner = [] if lane is None else communication_within(ops, comms, lane).tolist()
+    received = comms.where((comms["kind"] == "recv") & (comms["match"] >= 0))
     # A transfer posted ahead is seen complete when its reader asks for it: it has cost what the reader still waited.
-    begins = received[["transfer_start_ns", "asked_ns"]].max(axis=1)
-    durations = (received["transfer_end_ns"] - begins).clip(lower=0)
-    for direction, stage, mb, duration in zip(
-        received["direction"], received["stage"], received["microbatch"], durations, strict=True
-    ):
+    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
+    durations = np.maximum(received["transfer_end_ns"] - begins, 0).tolist()
+    transfers: dict[Key, int] = {}
+    messages = zip(*(received[name].tolist() for name in ("direction", "stage", "microbatch")), strict=True)
+    for (direction, stage, mb), duration in zip(messages, durations, strict=True):
         if direction == "F":
             transfers[(Kind.F, stage - 1, mb)] = duration
         else:
             transfers[(Kind.B, stage + 1, mb)] = transfers[(Kind.I, stage + 1, mb)] = duration
-    return MeasuredCosts(costs, transfers, within)
+    return MeasuredCosts(costs, transfers, dict(zip(keys, inner, strict=False)))
 
 
-def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+def together(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
+    """The costs of all ranks of a pipeline."""
+    return MeasuredCosts(
+        dict(chain.from_iterable(rank.ops.items() for rank in costs)),
+        dict(chain.from_iterable(rank.transfers.items() for rank in costs)),
+        dict(chain.from_iterable(rank.within.items() for rank in costs)),
+    )
+
+
+def waterfall(course: Course, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
-    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
-    if not set(keys) <= set(measured.ops):
+    keys = [stop.key for stop in course.stops]
+    if not set(keys) <= measured.ops.keys():
         return None
     whole = {key: measured.ops[key] for key in keys}
     own = {key: cost - measured.within.get(key, 0) for key, cost in whole.items()}
-    even = sum(own.values()) // plan.pp
+    even = sum(own.values()) // course.plan.pp
     stage_means = _means(own, lambda key: (key[0], key[1]))
     kind_means = _means(own, lambda key: key[0])
-    replays = [
-        simulate(plan, costs).makespan_ns
-        for costs in (
-            Costs(kinds=kind_means),
-            Costs(stages=stage_means),
-            Costs(ops=own),
-            Costs(ops=whole, transfers=measured.transfers),
-        )
-    ]
-    uniform, by_stage, by_op, with_transfers = replays
+    uniform = course.makespan({key: kind_means[key[0]] for key in keys}, {})
+    by_stage = course.makespan({key: stage_means[key[0], key[1]] for key in keys}, {})
+    by_op = course.makespan(own, {})
+    with_transfers = course.makespan(whole, measured.transfers)
     return Waterfall(
         compute=even,
         structural=uniform - even,

@@ -7,6 +7,7 @@ import pandas as pd
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.analysis.volume import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, union
+from pptrace.slices import Slice
 
 BUS_FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -17,7 +18,7 @@ BUS_FACTORS = {
 """Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind."""
 
 
-def summarise_comms(comms: pd.DataFrame, compute: Int64, predicted: Volume | None = None) -> tuple[CommSummary, ...]:
+def summarise_comms(comms: Slice, compute: Int64, predicted: Volume | None = None) -> tuple[CommSummary, ...]:
     """One summary per (axis, kind) of one rank's communication in one step.
 
     Args:
@@ -25,15 +26,17 @@ def summarise_comms(comms: pd.DataFrame, compute: Int64, predicted: Volume | Non
         compute: when the rank computes.
         predicted: what the rank should communicate, where that is known; what is not in ``comms`` has a count of 0.
     """
-    groups = {(str(axis), str(kind)): rows for (axis, kind), rows in comms.groupby(["axis", "kind"], sort=True)}
-    none = comms.iloc[:0]
+    groups: dict[tuple[str, str], Slice] = {
+        (axis, kind): rows for axis, own in comms.by("axis").items() for kind, rows in own.by("kind").items()
+    }
+    none = comms.where(slice(0))
     return tuple(
         _summarise(*key, groups.get(key, none), compute, None if predicted is None else predicted.get(key, Calls(0, 0)))
         for key in sorted(groups.keys() | (predicted or {}).keys())
     )
 
 
-def _summarise(axis: str, kind: str, rows: pd.DataFrame, compute: Int64, predicted: Calls | None) -> CommSummary:
+def _summarise(axis: str, kind: str, rows: Slice, compute: Int64, predicted: Calls | None) -> CommSummary:
     transfer = union(rows["transfer_start_ns"], rows["transfer_end_ns"])
     transfer_ns = int((rows["transfer_end_ns"] - rows["transfer_start_ns"]).sum())
     total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())

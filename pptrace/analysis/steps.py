@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from pptrace.analysis.attribution import measured_costs, waterfall
+from pptrace.analysis.aligned import Aligned
+from pptrace.analysis.attribution import measured_costs, together, waterfall
 from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.result import (
     Bubble,
@@ -20,45 +21,16 @@ from pptrace.analysis.result import (
     StepReport,
     Waterfall,
 )
-from pptrace.analysis.step_volume import StepVolume
-from pptrace.clock import Clock
 from pptrace.intervals import length
-from pptrace.recognise.devices import DeviceWork, breakdown
+from pptrace.recognise.devices import breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import IDEAL, simulate
+from pptrace.simulate.course import Course
+from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
-
-
-@dataclass(frozen=True, slots=True)
-class Aligned:
-    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
-
-    ``volume`` predicts what each rank communicates, where the run's facts tell.
-    """
-
-    ops: pd.DataFrame
-    comms: pd.DataFrame
-    memory: pd.DataFrame
-    lanes: Mapping[int, Lane]
-    work: Mapping[int, DeviceWork]
-    clock: Clock
-    volume: StepVolume | None = None
-
-    def compares(self, window: StepWindow) -> bool:
-        """Whether the times of a window's ranks say what they did at the same time.
-
-        Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
-        (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
-        """
-        seen = not any(self.work[rank].unseen for rank in window.ranks)
-        return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
-
-    def is_vague(self, window: StepWindow) -> bool:
-        """Whether the clocks may be off by more than half the window."""
-        return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +47,12 @@ def ideal_of(plan: Plan) -> Ideal:
 
 
 def report_step(
-    windows: tuple[StepWindow, ...], data: Aligned, plan: Plan | None, ideal: Ideal | None, num_ranks: int
+    windows: tuple[StepWindow, ...], data: Aligned, course: Course | None, ideal: Ideal | None, num_ranks: int
 ) -> StepReport:
     """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
 
-    ``num_ranks`` is how many ranks the pipelines have: where some are not in the windows, the step's bubble is not known.
+    ``course`` is that of the plan, where one is known. ``num_ranks`` is how many ranks the pipelines have: where some are not
+    in the windows, the step's bubble is not known.
     """
     ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
     compute = sum(rank.compute_ns or 0 for rank in ranks)
@@ -99,29 +72,23 @@ def report_step(
             share=bubble / whole if complete and whole else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=_waterfall(longest, data, plan) if comparable else None,
+            waterfall_ns=_waterfall(longest, data, course) if comparable else None,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-def _waterfall(window: StepWindow, data: Aligned, plan: Plan | None) -> Waterfall | None:
-    if plan is None:
+def _waterfall(window: StepWindow, data: Aligned, course: Course | None) -> Waterfall | None:
+    if course is None:
         return None
-    ops = data.ops[
-        data.ops["rank"].isin(window.ranks) & (data.ops["step"] == window.step) & data.ops["kind"].isin(COMPUTE_KINDS)
-    ]
-    comms = data.comms[data.comms["rank"].isin(window.ranks) & (data.comms["step"] == window.step)]
-    lanes = {rank: data.lanes[rank] for rank in window.ranks}
-    return waterfall(plan, measured_costs(ops, comms, lanes), window.span_ns)
+    parts = {rank: data.part(rank, window.step) for rank in window.ranks}
+    costs = [measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()]
+    return waterfall(course, together(costs), window.span_ns)
 
 
 def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
-    in_step = (data.ops["rank"] == rank) & (data.ops["step"] == window.step)
-    is_compute = data.ops["kind"].isin(COMPUTE_KINDS)
-    ops = data.ops[in_step & is_compute].sort_values("start_ns", kind="stable")
-    spans = data.ops[in_step & ~is_compute]
-    comms = data.comms[(data.comms["rank"] == rank) & (data.comms["step"] == window.step)]
+    part = data.part(rank, window.step)
+    ops, comms = part.ops.in_order_of("start_ns"), part.comms
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     work = data.work[rank]
     comparable = data.compares(window)
@@ -130,27 +97,27 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         lane = data.lanes[rank].within(window.start_ns, window.end_ns)
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None
     phases = _phases(ops, window, lane)
-    stages = sorted(stage for stage in set(ops["stage"]) if stage >= 0)
+    stages = sorted(stage for stage in set(ops["stage"].tolist()) if stage >= 0)
     return RankStep(
         rank=rank,
-        stage=int(stages[0]) if stages else None,
+        stage=stages[0] if stages else None,
         window_ns=window.span_ns,
         compute_ns=None if work.unseen else length(lane.compute),
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
         bubble_ns=bubble,
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
-        comms=_comms(comms if comparable else comms.assign(match=-1), rank, window.step, data),
-        spans={str(kind): int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.groupby("kind")},
+        comms=_comms(comms if comparable else _unmatched(comms), rank, window.step, data),
+        spans=_durations(part.spans),
         device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
-        peak_memory_bytes=_peak_memory(data.memory, rank, spans),
-        ops=tuple(_op(row) for row in ops.itertuples()),
+        peak_memory_bytes=_peak_memory(data, rank, part.spans),
+        ops=_op_summaries(ops),
     )
 
 
 _TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
 
 
-def _comms(comms: pd.DataFrame, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
+def _comms(comms: Slice, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
     """The summaries of a rank's step, without times where its device was not recorded."""
     predicted = None if data.volume is None else data.volume.of_rank(rank, step)
     summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
@@ -160,27 +127,36 @@ def _comms(comms: pd.DataFrame, rank: int, step: int, data: Aligned) -> tuple[Co
     return tuple(replace(comm, **unknown) for comm in summaries)
 
 
+def _unmatched(comms: Slice) -> Slice:
+    return Slice({**comms.columns, "match": np.full(len(comms), -1)})
+
+
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
     """The STEP ranges of every rank, with the time of the other marked ranges in each."""
-    spans = ops[~ops["kind"].isin(COMPUTE_KINDS)]
     found = []
-    for rank, step in sorted(set(zip(spans["rank"].tolist(), spans["step"].tolist(), strict=True))):
-        rows = spans[(spans["rank"] == rank) & (spans["step"] == step)]
-        whole = rows[rows["kind"] == "STEP"]
-        if whole.empty:
-            continue
-        inside = rows[rows["kind"] != "STEP"]
-        times = {str(kind): int((part["end_ns"] - part["start_ns"]).sum()) for kind, part in inside.groupby("kind")}
-        found.append(MarkedStep(rank, step, int(whole["start_ns"].min()), int(whole["end_ns"].max()), times))
+    for (rank, step), rows in sorted(slices(ops[~ops["kind"].isin(COMPUTE_KINDS)], ("rank", "step")).items()):
+        is_step = rows["kind"] == "STEP"
+        if is_step.any():
+            start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())
+            found.append(MarkedStep(rank, step, start, end, _durations(rows.where(~is_step))))
     return tuple(found)
 
 
-def _op(row: object) -> OpSummary:
-    values = {name: getattr(row, name) for name in OpSummary.__slots__}
-    return OpSummary(**values | {name: None for name in ("stage", "chunk", "microbatch") if values[name] < 0})
+def _durations(spans: Slice) -> dict[str, int]:
+    """By kind, ns."""
+    return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
 
 
-def _phases(ops: pd.DataFrame, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:
+def _op_summaries(ops: Slice) -> tuple[OpSummary, ...]:
+    named = ("stage", "chunk", "microbatch")
+    columns = [
+        [None if value < 0 else value for value in ops[name].tolist()] if name in named else ops[name].tolist()
+        for name in OpSummary.__slots__
+    ]
+    return tuple(map(OpSummary, *columns))
+
+
+def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:
     return {
         str(span.phase): PhaseSummary(
             span.start_ns,
@@ -193,10 +169,7 @@ def _phases(ops: pd.DataFrame, window: StepWindow, lane: Lane) -> dict[str, Phas
     }
 
 
-def _peak_memory(memory: pd.DataFrame, rank: int, spans: pd.DataFrame) -> int | None:
+def _peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
     """The most that was allocated during the rank's step; None when the trace has no memory events."""
-    step = spans[spans["kind"] == "STEP"]
-    if memory.empty or step.empty:
-        return None
-    mine = memory[(memory["rank"] == rank) & memory["t_ns"].between(step["start_ns"].min(), step["end_ns"].max())]
-    return int(mine["allocated_bytes"].max()) if len(mine) else None
+    step = spans.where(spans["kind"] == "STEP")
+    return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

@@ -177,7 +177,10 @@ class Columns:
         if column in (_STREAM, _THREAD):
             lane = self._lane if self._lane is not None else self._columns[_STREAM].take()
             self._lane = lane if column == _STREAM else None
-            return np.where(self._on_device, lane, -1) if column == _STREAM else np.where(self._on_device, -1, lane)
+            if column == _STREAM:
+                return np.where(self._on_device, lane, -1)
+            lane[self._on_device] = -1  # in place: this is when most columns stand in memory
+            return lane
         values = self._columns[column if column < _STREAM else column - 1].take()
         if column == 0:
             self._on_device = values > Category.HOST_LIMIT

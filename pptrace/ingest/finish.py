@@ -86,8 +86,9 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     start, dur = kept_of(start), kept_of(dur)
     start += base_ns
     name_id, names = _sorted_names(kept_of(columns.take(1)), columns.names())
-    taken = {2: start, 3: dur, 1: name_id, **{place: kept_of(columns.take(place)) for place in (0, 4, 5, 6, 7)}}
+    taken = {2: start, 3: dur, 1: name_id, 0: kept_of(columns.take(0))}
     order = np.argsort(start, kind="stable").astype(_row_type(num_rows))
+    taken |= {place: kept_of(columns.take(place)) for place in (4, 5, 6, 7)}
     _break_ties(order, start, tuple(taken[place] for place in (7, 5, 4, 6, 1, 0)), dur)
     del start, dur, name_id
 
@@ -162,6 +163,17 @@ def _break_ties(order: npt.NDArray[Any], start: Int64, keys: tuple[npt.NDArray[A
     tied = np.zeros(len(order), dtype=np.bool_)
     tied[1:] |= same
     tied[:-1] |= same
-    places = np.flatnonzero(tied)
-    rows = order[places]
-    order[places] = rows[np.lexsort((*(key[rows] for key in keys), -dur[rows], start[rows]))]
+    places = np.flatnonzero(tied).astype(order.dtype)
+    for part in _parted(places, np.flatnonzero(~same[places[:-1]]) + 1):
+        rows = order[part]
+        order[part] = rows[np.lexsort((*(key[rows] for key in keys), -dur[rows], start[rows]))]
+
+
+_TIES_AT_ONCE = 1 << 20
+"""So many rows are put in order together: all those of a large trace at once would take more memory than its events."""
+
+
+def _parted(places: npt.NDArray[Any], cuts: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """The places in parts of about that many, cut where another start begins."""
+    at = np.searchsorted(cuts, np.arange(_TIES_AT_ONCE, len(places), _TIES_AT_ONCE))
+    return np.split(places, np.unique(cuts[at[at < len(cuts)]]))

@@ -15,6 +15,7 @@ import pandas as pd
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
+from pptrace.slices import Slice, slices
 
 PlanOf = Callable[[int], Plan]
 """The plan of a step."""
@@ -96,36 +97,45 @@ def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
                 yield Planned(half, direction, plan.placement[other])
 
 
-def by_plan(calls: pd.DataFrame, ops: pd.DataFrame, plan: Plan, pipeline: Sequence[int], rank: int) -> pd.DataFrame:
+def by_plan(
+    calls: pd.DataFrame, ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], pipeline: Sequence[int], rank: int
+) -> pd.DataFrame:
     """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
 
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
     """
-    times = {
-        (kind, stage, microbatch): (start, end)
-        for kind, stage, microbatch, start, end in ops[
-            ["kind", "stage", "microbatch", "start_ns", "end_ns"]
-        ].itertuples(index=False)
-    }
-    named = calls.copy()
-    for kind in ("send", "recv"):
-        wanted = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
-        rows = calls[(calls["kind"] == kind) & (calls["axis"] == "pp")].sort_values("start_ns", kind="stable")
-        if not wanted or len(rows) % len(wanted) or (rows["microbatch"] >= 0).any():
+    wanted: dict[tuple[int, str], list[Planned]] = {}
+    steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
+    named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
+    messages = calls.assign(place=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
+    for (step, kind), rows in slices(messages, ("step", "kind")).items():
+        plan = plan_of(step)
+        if plan is None or plan.pp != len(pipeline):
             continue
-        each = [message for message in wanted for _ in range(len(rows) // len(wanted))]
-        spans = [times.get((m.op.kind.value, m.op.stage, m.op.microbatch), (-1, _NEVER)) for m in each]
-        if kind == "send":
-            possible = (rows["start_ns"].to_numpy() >= [end for _, end in spans]).all()
-        else:
-            possible = (rows["end_ns"].to_numpy() <= [start for start, _ in spans]).all()
-        if possible:
-            named.loc[rows.index, "direction"] = [message.direction for message in each]
-            named.loc[rows.index, "stage"] = [message.op.stage for message in each]
-            named.loc[rows.index, "microbatch"] = [message.op.microbatch for message in each]
-            named.loc[rows.index, "peer"] = [pipeline[message.other] for message in each]
-    return named
+        key = (plan.num_microbatches, kind)
+        if key not in wanted:
+            wanted[key] = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
+        ordered = rows.in_order_of("start_ns")
+        for place, message in zip(ordered["place"], _in_turn(wanted[key], ordered, steps.get(step)), strict=False):
+            named["direction"][place] = message.direction
+            named["stage"][place], named["microbatch"][place] = message.op.stage, message.op.microbatch
+            named["peer"][place] = pipeline[message.other]
+    return calls.assign(**named).astype(calls.dtypes)
 
 
-_NEVER = np.iinfo(np.int64).max
+def _in_turn(wanted: Sequence[Planned], messages: Slice, ops: Slice | None) -> list[Planned]:
+    """What the sends or the receives of a step are, in the order of time; nothing where its ops do not allow that."""
+    if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
+        return []
+    keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
+    places = {key: place for place, key in enumerate(keys)}
+    own = [places.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted]
+    if min(own) < 0:
+        return []
+    beside = ops.where(np.repeat(own, len(messages) // len(wanted)))
+    is_send = messages["kind"] == "send"
+    possible = np.where(
+        is_send, messages["start_ns"] >= beside["end_ns"], messages["end_ns"] <= beside["start_ns"]
+    ).all()
+    return [message for message in wanted for _ in range(len(messages) // len(wanted))] if possible else []

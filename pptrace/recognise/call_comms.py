@@ -14,6 +14,7 @@ from pptrace.recognise.groups import Groups
 from pptrace.recognise.kernels_by_plan import kernels_by_plan
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo
+from pptrace.slices import slices
 from pptrace.tables import COMMS, Schema, empty_table, make_table
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
@@ -94,13 +95,7 @@ def _of_rank(
     if len(labelled):
         table = table[~_is_told(table, labelled)]
     pipeline = mesh.pipeline_of(rank)
-    steps = []
-    for step, part in table.groupby("step"):
-        plan = schedule.plan_of(int(str(step)))
-        if plan is not None and len(pipeline) == plan.pp:
-            part = by_plan(part, own_ops[own_ops["step"] == step], plan, pipeline, rank)
-        steps.append(part)
-    return pd.concat(steps).sort_index() if steps else table
+    return by_plan(table, own_ops, schedule.plan_of, pipeline, rank)
 
 
 def _is_told(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
@@ -124,18 +119,18 @@ def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     What is sent was made by the op, what is received is read by it; where messages and ops are not equally many, none is named.
     """
     compute = ops[ops["kind"].isin(("F", "B", "I"))].sort_values("start_ns", kind="stable")
-    messages = calls[(calls["axis"] == "pp") & (calls["direction"] != "") & (calls["step"] >= 0)]
-    if messages.empty or compute["stage"].nunique() != 1:
+    is_message = (calls["axis"] == "pp") & (calls["direction"] != "") & (calls["step"] >= 0)
+    if not is_message.any() or compute["stage"].nunique() != 1:
         return calls
-    named = calls.copy()
-    for (step, _, direction), rows in messages.groupby(["step", "kind", "direction"], sort=False):
-        is_forward = compute["kind"] == "F"
-        mine = compute[(compute["step"] == step) & (is_forward if direction == "F" else ~is_forward)]
-        if len(mine) == len(rows):
-            order = rows.sort_values("start_ns", kind="stable").index
-            named.loc[order, "microbatch"] = mine["microbatch"].to_numpy()
-            named.loc[order, "stage"] = int(mine["stage"].iloc[0])
-    return named
+    stage, microbatch = (calls[name].to_numpy(copy=True) for name in ("stage", "microbatch"))
+    made = slices(compute.assign(is_forward=compute["kind"] == "F"), ("step", "is_forward"))
+    messages = calls[is_message].assign(place=np.flatnonzero(is_message))
+    for (step, _, direction), rows in slices(messages, ("step", "kind", "direction")).items():
+        mine = made.get((step, direction == "F"))
+        if mine is not None and len(mine) == len(rows):
+            places = rows.in_order_of("start_ns")["place"]
+            microbatch[places], stage[places] = mine["microbatch"], mine["stage"]
+    return calls.assign(stage=stage, microbatch=microbatch)
 
 
 def _key(group: Group) -> str:

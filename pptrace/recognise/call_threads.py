@@ -18,11 +18,10 @@ class Backward:
     def __init__(self, events: Events) -> None:
         engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
         rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
-        ends = events.end_ns
         self._threads: dict[int, tuple[Int64, Int64]] = {}
         for thread in np.unique(events.thread[rows]).tolist():
             own = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(ends[own]))
+            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
 
     def tells(self, thread: int, time_ns: int) -> int:
         if not self._threads or thread < 0:
@@ -42,10 +41,9 @@ class Busy:
         if not threads:
             return
         rows = np.flatnonzero((events.category == Category.CPU_OP) & np.isin(events.thread, list(threads)))
-        ends = events.end_ns
         for thread in threads:
             own = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(ends[own]))
+            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
 
     def until(self, thread: int, start_ns: int, end_ns: int) -> int:
         """The end of the last operator that the thread began in [start_ns, end_ns), at most end_ns; start_ns without any."""

@@ -142,12 +142,11 @@ def _host_calls(events: Events, args: Mapping[int, Mapping[str, Any]]) -> list[_
         return []
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     rows = np.flatnonzero(on_host & (roles[events.name_id] > 0))
-    ends = events.end_ns
     gatherers: dict[int, _Gatherer] = {}
-    for row in rows.tolist():
+    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         thread = int(events.thread[row])
         gatherer = gatherers.setdefault(thread, _Gatherer(thread))
-        gatherer.add(names[events.name_id[row]], int(events.start_ns[row]), int(ends[row]), args.get(row, {}))
+        gatherer.add(names[events.name_id[row]], int(events.start_ns[row]), end_ns, args.get(row, {}))
     return [call for gatherer in gatherers.values() for call in gatherer.done()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ _OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
 _DEVICE_BACKEND = re.compile(r"(?:cuda:)?nccl")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceWork:
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
 
@@ -45,15 +46,15 @@ class DeviceWork:
     def intervals(self, chosen: npt.NDArray[np.bool_]) -> Int64:
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
-    @property
+    @cached_property
     def compute(self) -> Int64:
         return self.intervals(self.is_compute)
 
-    @property
+    @cached_property
     def communication(self) -> Int64:
         return self.intervals(self.is_communication)
 
-    @property
+    @cached_property
     def memory(self) -> Int64:
         return self.intervals(~self.is_compute & ~self.is_communication)
 
@@ -87,7 +88,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
     communicates = _communicates(events, rows, calls)
     return DeviceWork(
         start_ns=events.start_ns[rows],
-        end_ns=events.end_ns[rows],
+        end_ns=events.ends_of(rows),
         stream=events.stream[rows],
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
@@ -149,30 +150,29 @@ def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     ranges = np.flatnonzero(on_host & named[events.name_id])
     inside = np.zeros(len(launches), dtype=np.bool_)
-    times, threads, ends = events.start_ns[launches], events.thread[launches], events.end_ns
+    times, threads = events.start_ns[launches], events.thread[launches]
     for thread in np.unique(threads).tolist():
         own = ranges[events.thread[ranges] == thread]
         mine = np.flatnonzero(threads == thread)
         if len(own):
             place = np.searchsorted(events.start_ns[own], times[mine], side="right") - 1
-            latest = np.maximum.accumulate(ends[own])
+            latest = np.maximum.accumulate(events.ends_of(own))
             inside[mine] = (place >= 0) & (times[mine] < latest[np.maximum(place, 0)])
     return inside
 
 
 def launch_calls(events: Events, rows: Rows) -> Rows:
     """The runtime call that launched each of these device events, by correlation id; -1 where it was not recorded."""
-    calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
-    launches = np.full(len(rows), -1, dtype=np.intp)
+    is_call = (events.category == Category.RUNTIME) & (events.correlation >= 0)
+    calls = np.flatnonzero(is_call).astype(np.int32 if len(events) <= np.iinfo(np.int32).max else np.int64)
     if not len(calls) or not len(rows):
-        return launches
+        return np.full(len(rows), -1, dtype=np.intp)
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
     wanted = events.correlation[rows]
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found = (known[at] == wanted) & (wanted >= 0)
-    launches[found] = calls[at[found]]
-    return launches
+    at = np.searchsorted(known, wanted)
+    np.minimum(at, len(known) - 1, out=at)
+    return np.where((known[at] == wanted) & (wanted >= 0), calls[at], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:

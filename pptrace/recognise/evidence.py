@@ -22,7 +22,7 @@ def peers_of(events: Events, rows: Int64) -> list[int]:
     order = np.argsort(events.start_ns[told], kind="stable")
     told, peers = told[order], args[["src", "dst"]].max(axis=1).to_numpy()[order]
     low = np.searchsorted(events.start_ns[told], events.start_ns[rows])
-    high = np.searchsorted(events.start_ns[told], events.end_ns[rows])
+    high = np.searchsorted(events.start_ns[told], events.ends_of(rows))
     found = []
     for row, first, last in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
         own = {int(peers[at]) for at in range(first, last) if events.thread[told[at]] == events.thread[row]}

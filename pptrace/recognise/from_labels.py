@@ -201,7 +201,7 @@ class _Messages:
         self._kernels = dict(zip(carried["host_ns"].tolist(), spans, strict=True))
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
-        self._starts, self._ends = events.start_ns[rows], events.end_ns[rows]
+        self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
         args = events.comm_args[events.category[events.comm_args["event"].to_numpy()] < Category.HOST_LIMIT]
         sized = args[args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
         self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]

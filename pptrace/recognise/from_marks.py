@@ -79,13 +79,12 @@ def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
         return [], unknown
     rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
     found: list[_Marked] = []
-    ends = events.end_ns
-    for row in rows.tolist():
+    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         mark = parsed[events.name_id[row]]
         if isinstance(mark, UnknownMark):
             unknown.setdefault(mark.reason, []).append(mark.text)
         elif mark is not None:
-            found.append(_Marked(mark, int(events.start_ns[row]), int(ends[row])))
+            found.append(_Marked(mark, int(events.start_ns[row]), end_ns))
     return found, unknown
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import heapq
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -128,15 +130,34 @@ def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
     found = []
     forward = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
+    by_thread: dict[int, list[Inferred]] = {}
+    for op in sorted(ops, key=lambda op: op.start_ns):
+        by_thread.setdefault(op.thread, []).append(op)
+    around = {thread: _Around(own) for thread, own in by_thread.items()}
     for names, place in (((_SENDS,), 0), (_RECVS, 1)):
         for row in np.flatnonzero(_named(events, names)).tolist():
             start, end = int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])
             thread = int(events.thread[row])
-            around = next((o for o in ops if o.thread == thread and o.start_ns <= start and end <= o.end_ns), None)
-            if around is not None and around.action.kind in forward:
-                action = Action(forward[around.action.kind][place], -1, around.action.microbatch)
+            owner = around[thread].outermost(start, end) if thread in around else None
+            if owner is not None and owner.action.kind in forward:
+                action = Action(forward[owner.action.kind][place], -1, owner.action.microbatch)
                 found.append(Inferred(action, start, end, thread))
     return found
+
+
+class _Around:
+    """Finds the op of a thread inside which something lies."""
+
+    def __init__(self, ops: Sequence[Inferred]) -> None:
+        """``ops`` are in the order of their starts."""
+        self._ops = ops
+        self._starts = [op.start_ns for op in ops]
+        self._latest = list(accumulate((op.end_ns for op in ops), max))
+
+    def outermost(self, start_ns: int, end_ns: int) -> Inferred | None:
+        """The first that begins before a stretch and ends after it."""
+        first = bisect_left(self._latest, end_ns)
+        return self._ops[first] if first < bisect_right(self._starts, start_ns) else None
 
 
 def _pipeline_thread(events: Events) -> int | None:
@@ -157,7 +178,7 @@ def _mostly_inside_backwards(events: Events) -> bool:
     for thread in np.unique(events.thread[messages]).tolist():
         own = rows[events.thread[rows] == thread]
         at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.end_ns[own])
+        ends = np.maximum.accumulate(events.ends_of(own))
         place = np.searchsorted(events.start_ns[own], at, side="right") - 1
         inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
     return _LEAST_SHARE * inside > len(messages)
@@ -196,9 +217,8 @@ def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) 
     messages = np.flatnonzero(send | recv)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
     over = -1
-    ends = events.end_ns
-    for row in chosen.tolist():
-        start, end = int(events.start_ns[row]), int(ends[row])
+    for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
+        start = int(events.start_ns[row])
         if start < over:
             continue  # inside another
         over = end

@@ -40,7 +40,7 @@ class Range:
         return self.label.actions[0].kind if self.label.actions else None
 
     def of(self, *actions: Action) -> Range:
-        return replace(self, label=replace(self.label, actions=actions))
+        return self if actions == self.label.actions else replace(self, label=replace(self.label, actions=actions))
 
 
 def labelled_ranges(events: Events) -> list[Range]:
@@ -51,11 +51,10 @@ def labelled_ranges(events: Events) -> list[Range]:
         code: label for code in np.unique(codes).tolist() if (label := read_label(events.names[code])) is not None
     }
     rows = on_host[np.isin(codes, list(labels))] if labels else on_host[:0]
-    ends = events.end_ns
     found = []
-    for row in rows.tolist():
+    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
-        found.append(Range(label, int(events.start_ns[row]), int(ends[row]), int(events.thread[row])))
+        found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
     return found
 
 
@@ -105,10 +104,10 @@ def _outermost(ops: Sequence[Range]) -> list[Range]:
 def resolved(ranges: Sequence[Range]) -> list[Range]:
     """The ranges in time order, each with its step, and ops and messages with their microbatches."""
     merged = _without_sequences(sorted(ranges, key=lambda entry: entry.start_ns))
-    numbered = _with_steps(merged)
-    found: list[Range] = []
-    for step in sorted({entry.step for entry in numbered}):
-        found += _of_step([entry for entry in numbered if entry.step == step])
+    steps: dict[int, list[Range]] = {}
+    for entry in _with_steps(merged):
+        steps.setdefault(entry.step, []).append(entry)
+    found = [entry for _, own in sorted(steps.items()) for entry in _of_step(own)]
     return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
 
 
@@ -242,7 +241,7 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     """Weight gradients without microbatches get them: a flush becomes one op for each that is outstanding, in the order of
     their backwards; any other follows the backward before it, or, after the last forward, belongs to the last ones in order.
     """
-    unnamed = [e for e in ranges if e.kind is Kind.W and e.action is not None and e.action.microbatch is None]
+    unnamed = [e for e in ranges if _is_unnamed_weight(e)]
     if not unnamed:
         return list(ranges)
     named = {e.action.key for e in ranges if e.kind is Kind.W and e.action is not None}
@@ -255,7 +254,7 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     seen: list[Action] = []
     for entry in ranges:
         seen += [half for action in entry.label.actions for half in action.halves if half.kind in _BACKWARD]
-        if entry not in unnamed:
+        if not _is_unnamed_weight(entry):
             found.append(entry)
         elif entry.label.flushes:
             assert entry.action is not None
@@ -272,9 +271,15 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
+def _is_unnamed_weight(entry: Range) -> bool:
+    return entry.kind is Kind.W and entry.action is not None and entry.action.microbatch is None
+
+
 def _split_backward(ranges: Sequence[Range]) -> list[Range]:
     """B as I where its weight gradient is an op of its own."""
     with_weight = {e.action.key[1:] for e in ranges if e.kind is Kind.W and e.action is not None}
+    if not with_weight:
+        return list(ranges)
 
     def split(action: Action) -> Action:
         if action.parts:

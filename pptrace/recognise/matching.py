@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.recognise.mesh import MeshInfo
+from pptrace.slices import Slice, slice_of, slices
 
 
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
@@ -38,8 +39,8 @@ def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     count = itertools.count()
     ordered = p2p.sort_values("start_ns", kind="stable")
     vague = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
-    for ends in _messages_between(ordered[ordered["peer"] >= 0], by_step=True):
-        if any(vague[end.index].any() for end in ends):
+    for ends in _messages_between(ordered.assign(vague=vague)[ordered["peer"] >= 0], by_step=True):
+        if any(end["vague"].any() for end in ends):
             _number_in_order(ends, numbers, count)
     named = ordered[~vague & ~ordered.index.isin(list(numbers))]
     _number_by_name(named, numbers, count)
@@ -58,8 +59,8 @@ def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[
     of_group = group.groupby(group)
     alone = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
     _number_groups(group[alone], numbers, count)
-    for _, rows in p2p[~alone].groupby(group[~alone], sort=False):
-        ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
+    for rows in slices(_with_rows(p2p).assign(group=group)[~alone], ("group",)).values():
+        ends = _two_ends(rows)
         if len(ends[0]) == len(ends[1]):
             _number_in_order(ends, numbers, count)
 
@@ -70,12 +71,12 @@ def _number_groups(group: pd.Series[int], numbers: dict[int, int], count: Iterat
     numbers |= zip(group.index.tolist(), group.map(found).tolist(), strict=True)
 
 
-def _number_in_order(ends: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int]) -> None:
+def _number_in_order(ends: Sequence[Slice], numbers: dict[int, int], count: Iterator[int]) -> None:
     """Give the i-th sends and receives one number, where their sizes say how they belong together."""
     shifts = _shifts([end["bytes"].tolist() for end in ends], exact=True)
     if shifts is None:
         return
-    places = [end.index[shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
+    places = [end["row"][shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
     for pair in zip(*places, strict=False):
         numbers |= dict.fromkeys(pair, next(count))
 
@@ -159,41 +160,53 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
             call = same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False).ngroup()
             _number_groups(call[call.groupby(call).transform("size") == size], numbers, count)
         else:
-            _number([part for _, part in same.groupby("rank", sort=True)], numbers, count)
+            _number(list(slice_of(_with_rows(same)).by("rank").values()), numbers, count)
     matched.loc[list(numbers), "match"] = list(numbers.values())
     return matched
 
 
-def _messages_between(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[pd.DataFrame]]:
+def _messages_between(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
     """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
     sends = messages["kind"] == "send"
-    source = messages["rank"].where(sends, messages["peer"])
-    target = messages["peer"].where(sends, messages["rank"])
-    steps = [messages["step"]] if by_step else []
-    for _, rows in messages.groupby([source, target, messages["axis"], *steps], sort=False):
-        ends = [rows[rows["kind"] == "send"], rows[rows["kind"] == "recv"]]
+    ways = _with_rows(messages).assign(
+        source=messages["rank"].where(sends, messages["peer"]), target=messages["peer"].where(sends, messages["rank"])
+    )
+    for rows in slices(ways, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
+        ends = _two_ends(rows)
         if all(len(end) for end in ends):
             yield ends
+
+
+def _with_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """With the label of each row, which the matching numbers."""
+    return table.assign(row=table.index)
+
+
+def _two_ends(messages: Slice) -> list[Slice]:
+    return [messages.where(messages["kind"] == kind) for kind in ("send", "recv")]
 
 
 def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
     return rows.groupby(by).cumcount()
 
 
-def _number(sides: Sequence[pd.DataFrame], numbers: dict[int, int], count: Iterator[int], exact: bool = False) -> None:
+def _number(sides: Sequence[Slice], numbers: dict[int, int], count: Iterator[int], exact: bool = False) -> None:
     """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
-    steps = set.intersection(*(set(side["step"].tolist()) for side in sides)) - {-1}
-    parts = [[side[side["step"] == step] for side in sides] for step in sorted(steps)]
     whole = _shifts([side["bytes"].tolist() for side in sides], exact)
-    for part in [sides] if whole is not None else parts:
+    for part in [sides] if whole is not None else _common_steps(sides):
         shifts = _shifts([side["bytes"].tolist() for side in part], exact)
         if shifts is None:
             continue
-        length = min(len(side) - shift for side, shift in zip(part, shifts, strict=True))
-        for place in range(length):
-            number = next(count)
-            for side, shift in zip(part, shifts, strict=True):
-                numbers[int(side.index[place + shift])] = number
+        places = [side["row"][shift:].tolist() for side, shift in zip(part, shifts, strict=True)]
+        for members in zip(*places, strict=False):
+            numbers |= dict.fromkeys(members, next(count))
+
+
+def _common_steps(sides: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
+    """The parts of the steps that all sides have."""
+    by_step = [side.by("step") for side in sides]
+    for step in sorted(set.intersection(*map(set, by_step)) - {-1}):
+        yield [side[step] for side in by_step]
 
 
 def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | None:
@@ -206,16 +219,19 @@ def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | 
     shifts = []
     for side in sizes:
         spare = len(side) - len(shortest)
-        fitting = [
-            shift
-            for shift in range(spare + 1)
-            if (not spare and not exact)
-            or all(own == other or -1 in (own, other) for own, other in zip(side[shift:], shortest, strict=False))
-        ]
-        if len(fitting) != 1:
+        fitting = (shift for shift in range(spare + 1) if (not spare and not exact) or _fits(side, shortest, shift))
+        first, another = next(fitting, None), next(fitting, None)
+        if first is None or another is not None:
             return None
-        shifts += fitting
+        shifts.append(first)
     return shifts
+
+
+def _fits(side: Sequence[int], shortest: Sequence[int], shift: int) -> bool:
+    return all(
+        own == other or -1 in (own, other)
+        for own, other in zip(itertools.islice(side, shift, None), shortest, strict=False)
+    )
 
 
 MESSAGES = ("send", "recv", "send_recv", "unknown")

@@ -29,6 +29,7 @@ from pptrace.report.timeline_traces import (
     op_traces,
     phase_traces,
 )
+from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
@@ -74,7 +75,11 @@ def timeline(
     sent = _of_windows(comms, shown) if comms is not None else None
     has_comms = sent is not None and len(sent) > 0
     rows = Rows(_places(shown), min(window.start_ns for window in shown), OPS_BAND if has_comms else ALONE)
-    phases = {rank: phase_spans(own, window) for window in shown for rank, own in compute_by_rank(mine, window).items()}
+    phases = {
+        rank: phase_spans(slice_of(own), window)
+        for window in shown
+        for rank, own in compute_by_rank(mine, window).items()
+    }
     traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows, view)]
     drawn = in_detail(mine, view) if view is not None else None
     if drawn is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from pptrace.analysis.result import RankStep, Report, StepReport
+import msgspec
+
+from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.schedule.replay import Timed
 from pptrace.simulate import SimulatedRank, Simulation
 
@@ -48,9 +50,10 @@ def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
-    fields = asdict(rank)
-    if not with_ops:
-        del fields["ops"]
+    fields = asdict(replace(rank, ops=()))
+    if with_ops:
+        return fields | {"ops": [{name: getattr(op, name) for name in OpSummary.__slots__} for op in rank.ops]}
+    del fields["ops"]
     return fields
 
 
@@ -96,4 +99,6 @@ def _timed(timed: Timed) -> dict[str, Any]:
 
 def dump(value: dict[str, Any]) -> str:
     """Strict JSON: NaN and infinity are errors, never written."""
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    compact = json.dumps(value, ensure_ascii=False, allow_nan=False)  # indenting, it would be written in Python
+    indented: bytes = msgspec.json.format(compact.encode("utf-8", "surrogatepass"), indent=1)
+    return indented.decode("utf-8", "surrogatepass")

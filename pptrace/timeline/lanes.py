@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from pptrace.clock import Clock
-from pptrace.intervals import EMPTY, Int64, clip, length, merge, subtract, union
+from pptrace.intervals import EMPTY, Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.matching import MESSAGES, is_anonymous
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.slices import Slice, slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,19 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
-    exposed = subtract(_blocking(known, "transfer_start_ns", "transfer_end_ns"), compute)
+    exposed = subtract(_blocking(slice_of(known), "transfer_start_ns", "transfer_end_ns"), compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
 
 
-def communication_within(ops: pd.DataFrame, comms: pd.DataFrame, lane: Lane) -> list[int]:
+def communication_within(ops: Slice, comms: Slice, lane: Lane) -> Int64:
     """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
-    inner = comms[(comms["microbatch"] < 0) & ~((comms["axis"] == "pp") & comms["kind"].isin(MESSAGES))]
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
+    inner = comms.where((comms["microbatch"] < 0) & ~is_message)
     blocked = subtract(_blocking(inner, "start_ns", "end_ns"), lane.compute)
-    return [length(clip(blocked, start, end)) for start, end in zip(ops["start_ns"], ops["end_ns"], strict=True)]
+    return lengths_within(blocked, ops["start_ns"], ops["end_ns"])
 
 
-def _blocking(comms: pd.DataFrame, start: str, end: str) -> Int64:
+def _blocking(comms: Slice, start: str, end: str) -> Int64:
     """Communication, from the column ``start`` to ``end``, as far as its side was posting it or waiting for it."""
     starts, ends = comms[start], comms[end]
     posting = union(starts, np.minimum(ends, comms["posted_ns"]))
@@ -89,4 +91,4 @@ def _nested(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
     place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
     latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
     inside = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
-    return _blocking(comms[inside], "start_ns", "end_ns")
+    return _blocking(slice_of(comms[inside]), "start_ns", "end_ns")

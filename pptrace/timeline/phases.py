@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
+from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
 
@@ -30,28 +32,37 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None]) -> pd.Data
     """The ops with ``phase`` filled: that of the same action in its step's plan, else its own label, else by order."""
     tagged = ops.copy()
     compute = tagged["kind"].isin(COMPUTE_KINDS)
-    for step, rows in tagged[compute].groupby("step"):
-        plan = plan_of(int(str(step)))
-        if plan is not None:
-            keys = zip(map(Kind, rows["kind"]), rows["stage"], rows["microbatch"], strict=True)
-            tagged.loc[rows.index, "phase"] = [
-                str(plan.phase_of.get(key, own)) for key, own in zip(keys, rows["phase"], strict=True)
-            ]
-    unknown = tagged[compute & (tagged["phase"] == "")]
-    for rank, step in set(zip(unknown["rank"], unknown["step"], strict=True)):
-        rows = tagged[compute & (tagged["rank"] == rank) & (tagged["step"] == step)].sort_values("start_ns")
-        phases = phases_by_order([Kind(kind) for kind in rows["kind"]])
-        tagged.loc[rows.index, "phase"] = np.where(rows["phase"] == "", [str(p) for p in phases], rows["phase"])
+    plans = {step: plan_of(step) for step in tagged.loc[compute, "step"].unique().tolist()}
+    if any(plan is not None for plan in plans.values()):
+        rows = tagged.loc[compute, ["step", "kind", "stage", "microbatch", "phase"]]
+        tagged.loc[compute, "phase"] = [
+            phase if (plan := plans[step]) is None else str(plan.phase_of.get((Kind(kind), stage, microbatch), phase))
+            for step, kind, stage, microbatch, phase in rows.itertuples(index=False)
+        ]
+    unknown = compute & (tagged["phase"] == "")
+    if unknown.any():
+        tagged.loc[compute, "phase"] = _by_order(tagged[compute])
     return tagged
 
 
-def phase_spans(ops: pd.DataFrame, window: StepWindow) -> tuple[PhaseSpan, ...]:
+def _by_order(ops: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """The phases of compute ops; where they have none, those of their place in the order of their rank's step."""
+    phase = ops["phase"].to_numpy(dtype=object, copy=True)
+    for rows in slices(ops.assign(place=np.arange(len(ops))), ("rank", "step")).values():
+        if (rows["phase"] == "").any():
+            rows = rows.in_order_of("start_ns")
+            by_order = phases_by_order([Kind(kind) for kind in rows["kind"].tolist()])
+            phase[rows["place"]] = np.where(rows["phase"] == "", [str(own) for own in by_order], rows["phase"])
+    return phase
+
+
+def phase_spans(ops: Slice, window: StepWindow) -> tuple[PhaseSpan, ...]:
     """The phases of one rank in a window, from its tagged ops in that window.
 
     The window is cut at the start of the first steady op and at the end of the last one, so that waiting for the pipeline
     to fill counts as warmup and waiting for it to drain as cooldown. Without a steady phase it is cut after the last warmup op.
     """
-    by_phase = {phase: ops[ops["phase"] == str(phase)] for phase in Phase}
+    by_phase = {phase: ops.where(ops["phase"] == str(phase)) for phase in Phase}
     steady = by_phase[Phase.STEADY]
     if len(steady):
         cuts = (int(steady["start_ns"].min()), int(steady["end_ns"].max()))
@@ -65,8 +76,8 @@ def phase_spans(ops: pd.DataFrame, window: StepWindow) -> tuple[PhaseSpan, ...]:
             phase,
             start,
             end,
-            num_forward=int(by_phase[phase]["kind"].isin(("F", "OVERLAP_F_B")).sum()),
-            num_backward=int(by_phase[phase]["kind"].isin(("B", "I", "OVERLAP_F_B")).sum()),
+            num_forward=int(by_phase[phase].among("kind", ("F", "OVERLAP_F_B")).sum()),
+            num_backward=int(by_phase[phase].among("kind", ("B", "I", "OVERLAP_F_B")).sum()),
         )
         for phase, start, end in zip(Phase, edges[:-1], edges[1:], strict=True)
     )

@@ -30,12 +30,14 @@ class StepWindow:
 def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
     """The windows of all steps and pipelines, in time order. ``ops`` must be on one clock."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    spans = compute.groupby(["rank", "step"]).agg(start=("start_ns", "min"), end=("end_ns", "max"))
+    of_rank: dict[int, dict[int, tuple[int, int]]] = {}
+    for rank, step, start, end in spans.reset_index().itertuples(index=False):
+        of_rank.setdefault(rank, {})[step] = (start, end)
     windows = []
     for pipeline in mesh.pipelines:
-        mine = compute[compute["rank"].isin(pipeline)]
-        for step in sorted(mine["step"].unique()):
-            rows = mine[mine["step"] == step]
-            present = set(rows["rank"])
-            ranks = tuple(rank for rank in pipeline if rank in present)
-            windows.append(StepWindow(int(step), ranks, int(rows["start_ns"].min()), int(rows["end_ns"].max())))
+        for step in sorted({step for rank in pipeline for step in of_rank.get(rank, {})}):
+            present = {rank: of_rank[rank][step] for rank in pipeline if step in of_rank.get(rank, {})}
+            first, last = min(start for start, _ in present.values()), max(end for _, end in present.values())
+            windows.append(StepWindow(step, tuple(present), first, last))
     return tuple(sorted(windows, key=lambda window: (window.step, window.ranks)))

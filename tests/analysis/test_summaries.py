@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
 from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.result import Bubble, ScheduleSummary, Severity, StepReport, Waterfall
 from pptrace.intervals import EMPTY, union
-from pptrace.tables import COMMS, empty_table, make_table
+from pptrace.slices import Slice, slice_of
+from pptrace.tables import COMMS, make_table
 
 
-def comms_of(*rows: dict[str, object]) -> pd.DataFrame:
+def comms_of(*rows: dict[str, object]) -> Slice:
     blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
     filled = [blank | {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000} | row for row in rows]
-    return make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS})
+    return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
 
 
 def times(start: int, moving: int, moved: int, end: int) -> dict[str, object]:
@@ -67,7 +67,7 @@ def test_there_is_a_summary_per_axis_and_kind() -> None:
         ("pp", "recv", 1),
         ("pp", "send", 2),
     ]
-    assert summarise_comms(empty_table(COMMS), EMPTY) == ()
+    assert summarise_comms(comms_of(), EMPTY) == ()
 
 
 SCHEDULE = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ())

@@ -14,10 +14,12 @@ from pptrace.analysis.steps import report_step
 from pptrace.clock import Clock, ClockMethod
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.registry import build
+from pptrace.simulate.course import course_of
 from pptrace.tables import Category
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
 RECORDING = record(build("1f1b", 2, 3, 1))
+COURSE = course_of(build("1f1b", 2, 3, 1))
 
 
 def assert_nothing_that_compares_ranks(step: StepReport) -> None:
@@ -34,7 +36,7 @@ def assert_nothing_that_compares_ranks(step: StepReport) -> None:
 def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_it_shows_itself() -> None:
     analysis = analyse(RECORDING.traces())
     apart = replace(analysis.data.clock, method=ClockMethod.NONE)
-    step = report_step(analysis.windows, replace(analysis.data, clock=apart), analysis.schedule.plan, None, 2)
+    step = report_step(analysis.windows, replace(analysis.data, clock=apart), COURSE, None, 2)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
     for mine, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
         assert mine.compute_ns == whole.compute_ns > 0
@@ -107,7 +109,7 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     (whole,) = analysis.report.steps
     assert whole.span_ns is not None
     clock = replace(analysis.data.clock, uncertainty_ns=round(part * whole.span_ns))
-    step = report_step(analysis.windows, replace(analysis.data, clock=clock), analysis.schedule.plan, None, 2)
+    step = report_step(analysis.windows, replace(analysis.data, clock=clock), COURSE, None, 2)
     if known:
         assert (step.span_ns, step.bubble.ratio) == (whole.span_ns, whole.bubble.ratio)
     else:

@@ -10,6 +10,7 @@ from pptrace.analysis.attribution import measured_costs
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
 from pptrace.simulate import Costs, simulate
+from pptrace.slices import slice_of
 from tests.programs import EXAMPLE, pptrace
 
 _TINY = (
@@ -46,7 +47,7 @@ def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops
     for step in analysis.report.steps:
         ops = analysis.data.ops
         mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
-        costs = measured_costs(mine, analysis.data.comms[analysis.data.comms["step"] == step.step])
+        costs = measured_costs(slice_of(mine), slice_of(analysis.data.comms[analysis.data.comms["step"] == step.step]))
         simulated = simulate(analysis.schedule.plan, Costs(ops=costs.ops))
         measured_bubble = sum(rank.bubble_ns for rank in step.ranks)
         simulated_bubble = sum(rank.bubble_ns for rank in simulated.ranks)

@@ -33,10 +33,10 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         }
         for d in RUN.computes(rank)
     ]
-    unnamed = {"axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
+    unnamed = {"step": 0, "axis": "pp", "direction": "", "stage": -1, "microbatch": -1, "peer": -1}
     return pd.DataFrame(calls).assign(**unnamed), pd.DataFrame(
         ops, columns=["kind", "stage", "microbatch", "start_ns", "end_ns"]
-    )
+    ).assign(step=0)
 
 
 def names(found: pd.DataFrame) -> list[str]:
@@ -47,7 +47,7 @@ def names(found: pd.DataFrame) -> list[str]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
     calls, ops = tables(rank)
-    found = by_plan(calls, ops, RUN.plan, (4, 9), (4, 9)[rank])
+    found = by_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
     assert names(found) == calls["told"].tolist()
     assert set(found["peer"]) == {(9, 4)[rank]}
 
@@ -56,7 +56,7 @@ def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
 def test_each_message_may_have_several_tensors(times: int) -> None:
     calls, ops = tables(0)
     several = calls.loc[calls.index.repeat(times)].reset_index(drop=True)
-    assert names(by_plan(several, ops, RUN.plan, (0, 1), 0)) == several["told"].tolist()
+    assert names(by_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
 
 
 def test_other_messages_than_planned_are_not_named() -> None:
@@ -68,6 +68,6 @@ def test_other_messages_than_planned_are_not_named() -> None:
         ("send", calls, late_op),
         ("recv", calls.assign(end_ns=calls["end_ns"].where(sends, calls["end_ns"] + 10_000)), ops),
     ):
-        found = by_plan(changed, of, RUN.plan, (0, 1), 0)
+        found = by_plan(changed, of, lambda step: RUN.plan, (0, 1), 0)
         assert (found.loc[found["kind"] == kind, "microbatch"] == -1).all()
         assert (found.loc[found["kind"] != kind, "microbatch"] >= 0).all()

@@ -16,6 +16,7 @@ from pptrace.recognise.recognise import recognise
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
 from pptrace.simulate import simulate, uniform
+from pptrace.slices import slice_of
 from pptrace.tables import COMMS, OPS, Category, empty_table, make_table
 from pptrace.timeline.lanes import Lane, communication_within, lane_of
 from pptrace.timeline.phases import phase_spans, tag_ops
@@ -135,7 +136,7 @@ def phases(name: str, p: int, m: int, v: int = 1) -> list[list[tuple[str, int, i
     return [
         [
             (str(span.phase), span.start_ns, span.end_ns, span.num_forward, span.num_backward)
-            for span in phase_spans(ops[ops["rank"] == rank], window)
+            for span in phase_spans(slice_of(ops[ops["rank"] == rank]), window)
         ]
         for rank in range(p)
     ]
@@ -225,4 +226,4 @@ def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_i
     comms["posted_ns"], comms["asked_ns"] = [10, 35], [10, 50]
     lane = lane_of(0, ops, comms, {}, AS_IT_IS)
     assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
-    assert communication_within(ops, comms, lane) == [25]
+    assert communication_within(slice_of(ops), slice_of(comms), lane).tolist() == [25]

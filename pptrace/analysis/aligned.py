@@ -1,0 +1,82 @@
+"""What was measured, on one clock, and the parts of it that are a rank's in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from pptrace.analysis.step_volume import StepVolume
+from pptrace.clock import Clock
+from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.slices import Slice, slice_of, slices
+from pptrace.timeline.lanes import Lane
+from pptrace.timeline.windows import StepWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank did in one step: its F/B/I/W ops, its other ranges, its communication."""
+
+    ops: Slice
+    spans: Slice
+    comms: Slice
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
+
+    ``volume`` predicts what each rank communicates, where the run's facts tell.
+    """
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    memory: pd.DataFrame
+    lanes: Mapping[int, Lane]
+    work: Mapping[int, DeviceWork]
+    clock: Clock
+    volume: StepVolume | None = None
+
+    def compares(self, window: StepWindow) -> bool:
+        """Whether the times of a window's ranks say what they did at the same time.
+
+        Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
+        (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
+        """
+        seen = not any(self.work[rank].unseen for rank in window.ranks)
+        return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
+
+    def is_vague(self, window: StepWindow) -> bool:
+        """Whether the clocks may be off by more than half the window."""
+        return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
+
+    def part(self, rank: int, step: int) -> Part:
+        """What a rank did in a step."""
+        key = (rank, step)
+        return Part(*(parts.get(key, none) for parts, none in self._parts))
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Mapping[tuple[int, int], Slice], Slice], ...]:
+        """The fields of :class:`Part` by rank and step, and what they are without rows."""
+        is_compute = self.ops["kind"].isin(COMPUTE_KINDS)
+        tables = (self.ops[is_compute], self.ops[~is_compute], self.comms)
+        return tuple((slices(table, ("rank", "step")), slice_of(table.iloc[:0])) for table in tables)
+
+    def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:
+        """The most that a rank had allocated from one time to another, both included; None without memory events in it."""
+        events = self._memory.get((rank,))
+        if events is None:
+            return None
+        first, last = np.searchsorted(events["t_ns"], start_ns), np.searchsorted(events["t_ns"], end_ns, side="right")
+        allocated = events["allocated_bytes"][first:last]
+        return int(allocated.max()) if len(allocated) else None
+
+    @cached_property
+    def _memory(self) -> Mapping[tuple[int], Slice]:
+        """The memory events of each rank in time order."""
+        return slices(self.memory.sort_values("t_ns", kind="stable"), ("rank",))

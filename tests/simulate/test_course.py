@@ -1,0 +1,30 @@
+"""A course takes as long as the simulation of its plan."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.registry import build
+from pptrace.simulate import Costs, simulate
+from pptrace.simulate.course import course_of
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "num_microbatches", "num_chunks"),
+    [("1f1b", 4, 8, 1), ("gpipe", 3, 5, 1), ("interleaved-1f1b", 4, 8, 2), ("zbv", 4, 8, 2), ("dualpipe", 4, 12, 2)],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_course_takes_as_long_as_the_simulation(
+    name: str, pp: int, num_microbatches: int, num_chunks: int, seed: int
+) -> None:
+    plan = build(name, pp, num_microbatches, num_chunks)
+    chance = random.Random(seed)
+    course = course_of(plan)
+    durations = {stop.key: chance.randrange(50) for stop in course.stops}
+    makers = [key for key in plan.by_key if key[0] in (Kind.F, Kind.B, Kind.I)]
+    transfers = {key: chance.randrange(30) for key in makers if chance.random() < 0.8}
+    simulated = simulate(plan, Costs(ops=durations, transfers=transfers))
+    assert course.makespan(durations, transfers) == simulated.makespan_ns
