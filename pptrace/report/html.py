@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
+
+from plotly.offline import get_plotlyjs
 
 from pptrace import __version__
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report import units
 from pptrace.report.figures import CONFIG, timeline
-from pptrace.report.html_style import STYLE
+from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.simulate import Simulation
 
@@ -19,10 +22,9 @@ from pptrace.simulate import Simulation
 def report_page(analysis: Analysis) -> str:
     """The report with a picture of every step; times are ms."""
     report = analysis.report
-    figures = _Figures()
     parts = [_header(report)]
     typical = report.typical_step
-    parts += [_step(step, analysis, figures, is_open=step is typical) for step in report.steps]
+    parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts.append(_device(report))
     parts.append(_findings(report.findings))
     parts.append(_warnings(report))
@@ -51,22 +53,24 @@ def simulation_page(simulation: Simulation) -> str:
     ]
     parts = [
         f"<h1>{escape(plan.name)} <small>simulated</small></h1>{_facts(facts)}",
-        _Figures().add(timeline(simulation.ops())),
+        _figure(timeline(simulation.ops())),
         _table(("rank", "compute ms", "bubble ms", "peak in flight"), rows),
     ]
     return _page(f"pptrace · {plan.name}", parts)
 
 
-class _Figures:
-    """Turns figures into HTML; the first one brings plotly.js with it."""
+def _figure(figure: Any) -> str:
+    """A figure as data, which the page draws when it is first seen (:data:`pptrace.report.html_style.DRAWING`)."""
+    data = figure.to_json().replace("<", "\\u003c")  # no text in it may end the script
+    height = figure.layout.height or _HEIGHT
+    return (
+        f'<div class="figure"><script type="application/json">{data}</script>'
+        f'<div class="plot" style="height:{height}px">drawing …</div></div>'
+    )
 
-    def __init__(self) -> None:
-        self._has_library = False
 
-    def add(self, figure: Any) -> str:
-        html: str = figure.to_html(full_html=False, include_plotlyjs=not self._has_library, config=dict(CONFIG))
-        self._has_library = True
-        return f'<div class="figure">{html}</div>'
+_HEIGHT = 450
+"""plotly's own, px."""
 
 
 def _header(report: Report) -> str:
@@ -85,7 +89,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _step(step: StepReport, analysis: Analysis, figures: _Figures, is_open: bool) -> str:
+def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     bubble = step.bubble
     windows = [window for window in analysis.windows if window.step == step.step]
     head = (
@@ -94,14 +98,13 @@ def _step(step: StepReport, analysis: Analysis, figures: _Figures, is_open: bool
         f"(ideal {units.percent(bubble.ideal_share)})</summary>"
     )
     body = [
-        figures.add(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)),
-        figures.add(overview(step)),
+        _figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)),
+        _figure(overview(step)),
     ]
     if bubble.waterfall_ns is not None:
-        body.append(figures.add(waterfall(step)))
+        body.append(_figure(waterfall(step)))
     body += ["<h3>Phases</h3>", _phases(step), "<h3>Communication</h3>", _comms(step)]
-    redraw = "window.dispatchEvent(new Event('resize'))"  # a figure drawn while hidden has no width yet
-    return f'<details{" open" if is_open else ""} ontoggle="{redraw}">{head}{"".join(body)}</details>'
+    return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 
 
 def _phases(step: StepReport) -> str:
@@ -180,5 +183,6 @@ def _page(title: str, parts: Sequence[str]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body><main>{''.join(parts)}<footer>pptrace {__version__}</footer></main></body></html>"
+        f"<body><main>{''.join(parts)}<footer>pptrace {__version__}</footer></main>"
+        f"<script>{get_plotlyjs()}</script><script>const CONFIG = {json.dumps(dict(CONFIG))};{DRAWING}</script></body></html>"
     )

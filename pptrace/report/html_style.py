@@ -1,4 +1,4 @@
-"""The look of HTML reports: one style sheet, written into each file."""
+"""The look of HTML reports: one style sheet and one script, written into each file."""
 
 STYLE = """
 :root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #16181d; background: #f6f7f9; }
@@ -16,6 +16,7 @@ details { background: #fff; border: 1px solid #dfe3e8; border-radius: 8px; margi
 details[open] { padding-bottom: 16px; }
 summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numeric: tabular-nums; }
 .figure { margin: 8px 0; background: #fff; }
+.plot { color: #8d97a5; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { font-size: 12px; color: #66717f; font-weight: 500; text-align: right; padding: 4px 14px 4px 0; white-space: nowrap; }
@@ -26,3 +27,21 @@ li p { margin: 2px 0 8px; color: #66717f; }
 .warnings li { color: #7a4b00; }
 footer { margin-top: 40px; color: #8d97a5; font-size: 12px; }
 """
+
+DRAWING = """
+function draw() {
+  const waiting = [...document.querySelectorAll(".plot:not(.drawn)")].filter(plot => !plot.closest("details:not([open])"));
+  const next = () => {
+    const plot = waiting.shift();
+    if (!plot) return;
+    plot.classList.add("drawn");
+    plot.textContent = "";
+    const figure = JSON.parse(plot.previousElementSibling.textContent);
+    Plotly.newPlot(plot, figure.data, figure.layout, CONFIG).then(() => setTimeout(next));
+  };
+  setTimeout(next);
+}
+document.querySelectorAll("details").forEach(step => step.addEventListener("toggle", draw));
+draw();
+"""
+"""Draws the figures of the steps that are open, one after another; a figure drawn while hidden would have no width."""
