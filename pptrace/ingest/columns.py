@@ -44,7 +44,6 @@ class _NameCodes(dict[str | None, int]):
 # Of the arrays collected: category, name, start, duration, device, lane, correlation.
 _DTYPES = (np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64)
 _NAME = 1
-_STREAM, _THREAD = 5, 6  # of Events' arrays
 _COMM_KEY = b'"Collective name"'
 
 
@@ -96,8 +95,6 @@ class Columns:
     _names: _NameCodes = field(default_factory=_NameCodes)
     _integers: Integers = field(default_factory=Integers)
     _texts: dict[bytes, Raw] = field(default_factory=dict)  # of communication, which says the same over and over
-    _on_device: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    _lane: Int64 | None = None
     _columns: tuple[_Growing, ...] = field(default_factory=lambda: tuple(_Growing(dtype) for dtype in _DTYPES))
 
     def add(self, events: Sequence[Complete]) -> None:
@@ -170,21 +167,8 @@ class Columns:
         return Args(*(self._texts.get(value) or self._texts.setdefault(value, Raw(value)) for value in values))
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column, by its place in :class:`pptrace.tables.Events`; it is empty afterwards.
-
-        The stream is taken before the thread: an event has only one of them, and both are collected as its lane.
-        """
-        if column in (_STREAM, _THREAD):
-            lane = self._lane if self._lane is not None else self._columns[_STREAM].take()
-            self._lane = lane if column == _STREAM else None
-            if column == _STREAM:
-                return np.where(self._on_device, lane, -1)
-            lane[self._on_device] = -1  # in place: this is when most columns stand in memory
-            return lane
-        values = self._columns[column if column < _STREAM else column - 1].take()
-        if column == 0:
-            self._on_device = values > Category.HOST_LIMIT
-        return values
+        """A whole column (:class:`pptrace.ingest.finish.Columns`); it is empty afterwards."""
+        return self._columns[column].take()
 
     def names(self) -> list[str]:
         return [name or "" for name in self._names]

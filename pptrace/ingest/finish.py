@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.ingest.exact import ABSURD, LIMIT_NS, MISSING
-from pptrace.tables import Events, Int8, Int32, Int64
+from pptrace.tables import Category, Events, Int8, Int32, Int64
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """A single event that is longer, thirty days, is an overflow."""
@@ -24,7 +24,12 @@ Mask = npt.NDArray[np.bool_]
 class Columns(Protocol):
     """Columns of unsorted events, as :class:`pptrace.ingest.columns.Columns` collects them."""
 
-    def take(self, column: int) -> npt.NDArray[Any]: ...
+    def take(self, column: int) -> npt.NDArray[Any]:
+        """A whole column, by its place: category, name, start, duration, device, lane, correlation; it is empty afterwards.
+
+        The lane is an event's stream on a device and its thread on the host: an event has only one of them.
+        """
+        ...
 
     def names(self) -> Sequence[str]: ...
 
@@ -72,7 +77,8 @@ class SortedEvents:
 def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     """Sort by start; among equal starts longer events first, so that a range comes before what it encloses.
 
-    The order does not depend on the order in the file, nor do the codes of the names.
+    The order does not depend on the order in the file, nor do the codes of the names. Streams and threads are parted last:
+    sorting is when most columns stand in memory.
     """
     start, dur = columns.take(2), columns.take(3)
     good, warnings = _plausible(start, dur, base_ns)
@@ -88,23 +94,27 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     name_id, names = _sorted_names(kept_of(columns.take(1)), columns.names())
     taken = {2: start, 3: dur, 1: name_id, 0: kept_of(columns.take(0))}
     order = np.argsort(start, kind="stable").astype(_row_type(num_rows))
-    taken |= {place: kept_of(columns.take(place)) for place in (4, 5, 6, 7)}
-    _break_ties(order, start, tuple(taken[place] for place in (7, 5, 4, 6, 1, 0)), dur)
+    taken |= {place: kept_of(columns.take(place)) for place in (4, 5, 6)}
+    _break_ties(order, start, tuple(taken[place] for place in (6, 5, 4, 1, 0)), dur)
     del start, dur, name_id
 
     def sorted_column(place: int) -> npt.NDArray[Any]:
         """Each column is let go of as soon as it is sorted, so that none but the last stands in memory twice."""
         return np.asarray(taken.pop(place)[order])
 
+    category, name_id, start, dur, device, lane, correlation = map(sorted_column, range(7))
+    on_device = category > Category.HOST_LIMIT
+    stream = np.where(on_device, lane, -1)
+    lane[on_device] = -1
     return SortedEvents(
-        category=sorted_column(0),
-        name_id=sorted_column(1),
-        start_ns=sorted_column(2),
-        dur_ns=sorted_column(3),
-        device=sorted_column(4),
-        stream=sorted_column(5),
-        thread=sorted_column(6),
-        correlation=sorted_column(7),
+        category=category,
+        name_id=name_id,
+        start_ns=start,
+        dur_ns=dur,
+        device=device,
+        stream=stream,
+        thread=lane,
+        correlation=correlation,
         names=names,
         order=order if kept is None else kept[order],
         num_rows=num_rows,

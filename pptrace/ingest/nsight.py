@@ -10,7 +10,7 @@ UTC by the start of the session. What tells of the machine and its users stays i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +57,25 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
         return tuple(replace(trace, path=str(path)) for trace in _read_export(export, path))
 
 
+_FIELDS = (("category",), ("name_id",), ("start_ns",), ("dur_ns",), ("device",), ("stream", "thread"), ("correlation",))
+"""Of blocks, by column; of stream and thread one is -1."""
+
+
 @dataclass(slots=True)
 class _Rows:
     """The rows of one process, still in blocks; a column at a time leaves them, so that none is held twice for long."""
 
     blocks: list[Block]
     _names: Sequence[str]
-    _fields: tuple[str, ...] = field(
-        default=("category", "name_id", "start_ns", "dur_ns", "device", "stream", "thread", "correlation")
-    )
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column, by its place in :class:`pptrace.tables.Events`; it is empty afterwards."""
-        name = self._fields[column]
-        values = np.concatenate([getattr(block, name) for block in self.blocks])
+        """A whole column (:class:`pptrace.ingest.finish.Columns`); it is empty afterwards."""
+        fields = _FIELDS[column]
+        values = np.concatenate([np.maximum.reduce([getattr(block, name) for name in fields]) for block in self.blocks])
         for block in self.blocks:
-            setattr(block, name, values[:0])
-        wide = name in ("stream", "thread")
-        return values.astype(np.int64) if wide else values
+            for name in fields:
+                setattr(block, name, getattr(block, name)[:0])
+        return values.astype(np.int64) if len(fields) > 1 else values
 
     def names(self) -> Sequence[str]:
         return self._names

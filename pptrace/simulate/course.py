@@ -60,13 +60,20 @@ def course_of(plan: Plan) -> Course:
         ScheduleError: the plan cannot run to the end.
     """
     timed = sorted(
-        ((timed.start, rank.rank, timed.action) for rank in simulate(plan, IDEAL).ranks for timed in rank.timeline),
-        key=lambda entry: entry[:2],
+        (
+            (timed.start, timed.end, rank.rank, timed.action)
+            for rank in simulate(plan, IDEAL).ranks
+            for timed in rank.timeline
+        ),
+        key=lambda entry: entry[:3],
     )
-    places = {half.key: place for place, (_, _, action) in enumerate(timed) for half in action.halves}
-    return Course(
-        plan, tuple(_Stop(rank, action.key, tuple(_needs(plan, action, places))) for _, rank, action in timed)
-    )
+    places: dict[Key, int] = {}  # of what has run: an action that a measured order has twice counts from its first run on
+    stops = []
+    for place, (_, _, rank, action) in enumerate(timed):
+        stops.append(_Stop(rank, action.key, tuple(_needs(plan, action, places))))
+        for half in action.halves:
+            places.setdefault(half.key, place)
+    return Course(plan, tuple(stops))
 
 
 def _needs(plan: Plan, action: Action, places: Mapping[Key, int]) -> Iterator[_Need]:

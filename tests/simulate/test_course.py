@@ -8,6 +8,7 @@ import pytest
 
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
 from pptrace.simulate import Costs, simulate
 from pptrace.simulate.course import course_of
 
@@ -28,3 +29,10 @@ def test_a_course_takes_as_long_as_the_simulation(
     transfers = {key: chance.randrange(30) for key in makers if chance.random() < 0.8}
     simulated = simulate(plan, Costs(ops=durations, transfers=transfers))
     assert course.makespan(durations, transfers) == simulated.makespan_ns
+
+
+def test_an_action_that_a_measured_order_has_twice_counts_from_its_first_run_on() -> None:
+    plan = from_rows([["0F0", "0F1", "0B0", "0B1", "0B0"], ["1F0", "1B0", "1F1", "1B1", "1B1"]], "custom")
+    course = course_of(plan)
+    durations = {stop.key: 10 for stop in course.stops}
+    assert course.makespan(durations, {}) == simulate(plan, Costs(ops=durations)).makespan_ns
