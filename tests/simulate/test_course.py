@@ -32,7 +32,7 @@ def test_a_course_takes_as_long_as_the_simulation(
 
 
 def test_an_action_that_a_measured_order_has_twice_counts_from_its_first_run_on() -> None:
-    plan = from_rows([["0F0", "0F1", "0B0", "0B1", "0B0"], ["1F0", "1B0", "1F1", "1B1", "1B1"]], "custom")
+    plan = from_rows([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B0", "1B1"]], "custom")
     course = course_of(plan)
     durations = {stop.key: 10 for stop in course.stops}
     assert course.makespan(durations, {}) == simulate(plan, Costs(ops=durations)).makespan_ns
