@@ -7,8 +7,10 @@ from itertools import islice
 
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
+from pptrace.ingest.oplog_trace import OP_TABLE
 from pptrace.recognise.recognise import Recognised
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.timeline.lanes import is_nested
 
 _SHOWN = 8
 _CERTAIN = 0.1
@@ -23,6 +25,7 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
         *_ranks_outside_steps(found, steps),
         *_unknown_bubbles(steps),
         *_no_messages(found, steps),
+        *_nested_messages(found),
         *dict.fromkeys(str(line) for facts in found.facts.values() for line in facts.get("notes", ())),
         *_nulls(found, steps),
     )
@@ -109,6 +112,22 @@ def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str
         yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
 
 
+def _nested_messages(found: Recognised) -> Iterator[str]:
+    """What of a table's communication is taken out of compute because nothing says that it ran beside."""
+    if found.framework != OP_TABLE:
+        return
+    ops = dict(iter(found.ops[found.ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")))
+    comms = found.comms[found.comms["end_ns"] > found.comms["start_ns"]]
+    count = sum(
+        int(is_nested(mine, ops[rank], is_table=True).sum()) for rank, mine in comms.groupby("rank") if rank in ops
+    )
+    if count:
+        yield (
+            f"{count} {'message' if count == 1 else 'messages'} inside ops of host-clock tables "
+            f"{'is' if count == 1 else 'are'} taken out of compute: say clock=device, of ops and messages, where they ran beside"
+        )
+
+
 def _unseen_devices(found: Recognised) -> Iterator[str]:
     """Where the device's work is not in the traces: nothing but the host worked, or it was not recorded."""
     unseen = {rank: work.unseen for rank, work in sorted(found.work.items()) if work.unseen}
@@ -119,7 +138,9 @@ def _unseen_devices(found: Recognised) -> Iterator[str]:
             "launching, and compute, bubbles, transfers and the waterfall are null; record with activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in found.work.values()):
-        yield "no device events in these traces: times are host ranges, and the device breakdown is null"
+        on_device = len(found.ops) and (found.ops["clock"] == "device").all()
+        what = "times are those of the tables, which say device" if on_device else "times are host ranges"
+        yield f"no device events in these traces: {what}, and the device breakdown is null"
 
 
 def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from pptrace.ingest.oplog_primus import read_primus, sniff_primus
 from pptrace.ingest.oplog_stages import placed_stages
 from pptrace.ingest.oplog_table import COMPUTE, check_table, tables_of
 from pptrace.ingest.oplog_time import to_ns
-from pptrace.ingest.oplog_trace import Tables, traces_of
+from pptrace.ingest.oplog_trace import OP_TABLE, Tables, traces_of
 from pptrace.tables import MEMORY, Trace, empty_table, make_table
 
 OPLOG_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
@@ -65,7 +65,7 @@ def read_oplog(path: Path) -> tuple[Trace, ...]:
     files = [(path, table)]
     if (comms := partner(path, "comms")) is not None:
         files.append((comms, read_frame(comms)))
-    return traces_of(path, _own(path, files, "oplog"))
+    return traces_of(path, _own(path, files, OP_TABLE))
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -11,6 +11,10 @@
     start_U      U is ns, us, ms or s
     end_U, dur_U one of the two
     peer, bytes, axis, group_size, direction (F or B), match     of messages and collectives; each may be missing
+    clock        host (also where it is missing) or device: when the row's work ran on the device, not when it was called
+
+A message or collective inside an op of its rank is taken for a part of it that waits, and out of compute, if either is on the
+host clock. Where both are on the device clock it ran beside: compute is all of the op, and the communication hidden in it.
 
 The other columns of :data:`pptrace.tables.OPS` and ``COMMS`` are read where they are there; so ``pptrace analyze --csv`` writes
 tables that can be read again. Columns with other names are ignored.
@@ -92,6 +96,8 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     for name in sorted((set(OPS) | set(COMMS) | _PLACES) & has - set(columns)):
         dtype = {**OPS, **COMMS}.get(name, "int64")
         columns[name] = reader.integers(name, -1) if dtype == "int64" else reader.texts(name)
+    if "clock" in columns:
+        reader.require("clock", columns["clock"], ("", "host", "device"))
     if "direction" not in columns and (directions != "").any():
         columns["direction"] = directions
     rows = pd.DataFrame(columns)
@@ -139,6 +145,12 @@ class Reader:
         directions = np.array([_P2P[kind][1] if kind in _P2P else "" for kind in kinds], dtype=object)
         plain = [_P2P[kind][0] if kind in _P2P else _LONG.get(kind, kind) for kind in kinds]
         return np.array(plain, dtype=object), directions
+
+    def require(self, name: str, texts: npt.NDArray[Any], known: Sequence[str]) -> None:
+        """Refuse a text that is none of those known."""
+        bad = next((row for row, text in enumerate(texts) if text not in known), None)
+        if bad is not None:
+            raise self.error(bad, f"{name} {texts[bad][:40]!r}", f"one of {', '.join(filter(None, known))}")
 
     def integers(self, name: str, least: int) -> Int64:
         """The whole numbers of a column; empty cells are -1."""

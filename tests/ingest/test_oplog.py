@@ -198,7 +198,36 @@ def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path)
         assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
 
 
+def beside(clock: Mapping[str, str]) -> Columns:
+    """Two ranks of two stages; while rank 0's forward (0 to 100) runs it sends for 20 ns what rank 1 receives at once."""
+    rows = [
+        (0, "F", 0, 0, 100, "ops"),
+        (0, "send", 0, 30, 50, "comms"),
+        (1, "F", 1, 20, 100, "ops"),
+        (1, "recv", 1, 30, 50, "comms"),
+    ]
+    columns: Columns = {"rank": [row[0] for row in rows], "step": [0] * 4, "kind": [row[1] for row in rows]}
+    columns |= {"stage": [row[2] for row in rows], "microbatch": [0] * 4, "direction": ["", "F", "", "F"]}
+    columns |= {"start_ns": [row[3] for row in rows], "end_ns": [row[4] for row in rows], "peer": ["", 1, "", 0]}
+    return columns | {"clock": [clock[row[5]] for row in rows]}
+
+
+@pytest.mark.parametrize("ops", ["host", "device", ""])
+@pytest.mark.parametrize("comms", ["host", "device", ""])
+def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
+    tmp_path: Path, ops: str, comms: str
+) -> None:
+    report = load([write_csv(tmp_path / "mine.csv", beside({"ops": ops, "comms": comms}))]).report
+    first = report.steps[0].ranks[0]
+    on_device = (ops, comms) == ("device", "device")
+    assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
+    assert [comm.hidden_ns for comm in first.comms] == [20 if on_device else 0]
+    told = [line for line in report.warnings if line.startswith("2 messages inside ops of host-clock tables")]
+    assert len(told) == (not on_device)
+
+
 BAD = [
+    ({"clock": ["gpu"]}, "row 1: clock 'gpu'; expected one of host, device"),
     ({"kind": ["X"]}, "row 1: kind 'X'; expected one of F, B"),
     ({"rank": ["first"]}, "row 1: rank 'first'; expected a whole number"),
     ({"rank": [-2]}, "row 1: rank '-2'; expected a whole number from 0"),
