@@ -23,7 +23,7 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
         *_clocks(found, clock, steps),
         *_absent_ranks(found),
         *_ranks_outside_steps(found, steps),
-        *_unknown_bubbles(steps),
+        *_unknown_bubbles(found, steps),
         *_no_messages(found, steps),
         *_nested_messages(found),
         *dict.fromkeys(str(line) for facts in found.facts.values() for line in facts.get("notes", ())),
@@ -94,15 +94,18 @@ def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iter
         yield f"{what} of step {_listed(numbers)}: the numbers of that step are without them"
 
 
-def _unknown_bubbles(steps: Sequence[StepReport]) -> Iterator[str]:
+def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     ranks = sorted(
         {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None and step.span_ns is not None}
     )
-    if ranks:
-        yield (
-            f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: the other side of their messages is not in the "
-            "traces, so that waiting cannot be told from transfer"
-        )
+    if not ranks:
+        return
+    why = "the other side of their messages is not in the traces"
+    lacking = found.comms[found.comms["rank"].isin(ranks) & (found.comms["match"] < 0)]
+    groups_told = any(getattr(found.mesh, axis, None) is not None for axis in lacking["axis"].unique())
+    if found.framework == OP_TABLE and not groups_told and not lacking["kind"].isin(("send", "recv")).any():
+        why = "nothing tells which ranks join in a collective (add a column match, or dp_rank, tp_rank, … to the table)"
+    yield f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be told from transfer"
 
 
 def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -123,8 +126,8 @@ def _nested_messages(found: Recognised) -> Iterator[str]:
     )
     if count:
         yield (
-            f"{count} {'message' if count == 1 else 'messages'} inside ops of host-clock tables "
-            f"{'is' if count == 1 else 'are'} taken out of compute: say clock=device, of ops and messages, where they ran beside"
+            f"communication inside ops of host-clock tables is taken out of compute ({count} rows): say clock=device in both "
+            "where it ran beside"
         )
 
 

@@ -13,6 +13,9 @@
     peer, bytes, axis, group_size, direction (F or B), match     of messages and collectives; each may be missing
     clock        host (also where it is missing) or device: when the row's work ran on the device, not when it was called
 
+Which ranks join in a collective follows from ``dp_rank``, ``tp_rank``, ``cp_rank`` or ``match``; else, where collectives name
+one of the axes tp, cp and dp alone, from the ranks with the same stages.
+
 A message or collective inside an op of its rank is taken for a part of it that waits, and out of compute, if either is on the
 host clock. Where both are on the device clock it ran beside: compute is all of the op, and the communication hidden in it.
 

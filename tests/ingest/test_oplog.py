@@ -198,6 +198,51 @@ def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path)
         assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
 
 
+def replicated(along_dp: int, along_pp: int, axis: str, size: str) -> pd.DataFrame:
+    """Two pipelines of two ranks, each of which ends with a collective of 500,000 ns behind its last backward."""
+    table = pd.DataFrame(columns_of(simulated("1f1b", 2, 4))).astype({"stage": object, "microbatch": object})
+    ends = table.groupby("rank")["end_ns"].max() - 500_000
+    last = {
+        "step": 3,
+        "kind": "all_reduce",
+        "axis": axis,
+        "group_size": size,
+        "bytes": 8,
+        "stage": "",
+        "microbatch": "",
+    }
+    joins = [{**last, "rank": rank, "start_ns": end, "end_ns": end + 500_000} for rank, end in ends.items()]
+    one = pd.concat([table, pd.DataFrame(joins)])
+    parts = [one.assign(rank=along_dp * replica + along_pp * one["rank"]) for replica in (0, 1)]
+    return pd.concat(parts)
+
+
+@pytest.mark.parametrize("size", ["2", ""])
+@pytest.mark.parametrize(("axis", "mesh"), [("dp", (1, 1, 2)), ("tp", (2, 1, 1))])
+@pytest.mark.parametrize(("along_dp", "along_pp"), [(1, 2), (2, 1)])
+def test_replicas_that_one_axis_names_are_its_groups(
+    tmp_path: Path, size: str, axis: str, mesh: tuple[int, int, int], along_dp: int, along_pp: int
+) -> None:
+    table = replicated(along_dp, along_pp, axis, size)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    (tmp_path / "ranks").mkdir()
+    for rank, rows in table.groupby("rank"):
+        rows.drop(columns="rank").to_csv(tmp_path / "ranks" / f"rank{rank}.csv", index=False)
+    for given in ("mine.csv", "ranks"):
+        report = load([tmp_path / given]).report
+        assert (report.mesh.tp, report.mesh.cp, report.mesh.dp, report.mesh.pp) == (*mesh, 2)
+        assert [rank.exposed_comm_ns for rank in report.steps[0].ranks] == [500_000] * 4
+
+
+@pytest.mark.parametrize(("axis", "size"), [("dp", "4"), ("unknown", "2"), ("ep", "2")])
+def test_replicas_that_no_axis_tells_are_left_open(tmp_path: Path, axis: str, size: str) -> None:
+    replicated(1, 2, axis, size).to_csv(tmp_path / "mine.csv", index=False)
+    report = load([tmp_path / "mine.csv"]).report
+    assert report.mesh.dp is None
+    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [None] * 4
+    assert any("add a column match, or dp_rank, tp_rank" in line for line in report.warnings)
+
+
 def beside(clock: Mapping[str, str]) -> Columns:
     """Two ranks of two stages; while rank 0's forward (0 to 100) runs it sends for 20 ns what rank 1 receives at once."""
     rows = [
@@ -222,7 +267,7 @@ def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
     on_device = (ops, comms) == ("device", "device")
     assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
     assert [comm.hidden_ns for comm in first.comms] == [20 if on_device else 0]
-    told = [line for line in report.warnings if line.startswith("2 messages inside ops of host-clock tables")]
+    told = [line for line in report.warnings if "taken out of compute (2 rows)" in line]
     assert len(told) == (not on_device)
 
 
