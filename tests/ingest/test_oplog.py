@@ -18,6 +18,7 @@ from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.ingest.many import read_traces
 from pptrace.ingest.open import open_inputs
 from pptrace.ingest.oplog import read_oplog
 from pptrace.ingest.oplog_frames import read_frame
@@ -158,6 +159,38 @@ def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
         rows.drop(columns="rank").to_csv(tmp_path / f"rank{rank}.csv", index=False)
     report = load([tmp_path]).report
     assert (report.schedule.name, report.mesh.pp, report.steps[0].span_ns) == ("1f1b", 3, simulation.makespan_ns)
+
+
+def steps_of(*steps: int, name: str = "1f1b", pp: int = 2) -> pd.DataFrame:
+    """Steps of one run, a second apart."""
+    table = pd.DataFrame(columns_of(simulated(name, pp, 4)))
+    shifts = {step: step * 10**9 for step in steps}
+    parts = [
+        table.assign(step=s, start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for s, t in shifts.items()
+    ]
+    return pd.concat(parts)
+
+
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_tables_of_different_steps_are_more_steps_of_their_ranks(tmp_path: Path, per_rank: bool) -> None:
+    (tmp_path / "parts").mkdir()
+    whole = steps_of(5, 7)
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    for key, rows in whole.groupby(["step", "rank"] if per_rank else ["step"]):
+        rows.to_csv(tmp_path / "parts" / f"part_{'_'.join(map(str, key))}.csv", index=False)
+    parts = load([tmp_path / "parts"]).report
+    assert numbers(parts) == numbers(load([tmp_path / "whole.csv"]).report)
+    assert (parts.mesh.num_ranks, [step.step for step in parts.steps]) == (2, [5, 7])
+    assert read_traces(open_inputs([tmp_path / "parts"])).traces[1].num_events == 16
+
+
+def test_tables_of_other_runs_and_other_clocks_are_refused(tmp_path: Path) -> None:
+    steps_of(5).to_csv(tmp_path / "a.csv", index=False)
+    steps_of(5, name="gpipe").to_csv(tmp_path / "b.csv", index=False)
+    steps_of(5).assign(step=6).to_csv(tmp_path / "c.csv", index=False)
+    for other, told in (("b", r"another run than .*a\.csv \(both hold step 5 of rank 0\)"), ("c", "on another clock")):
+        with pytest.raises(TraceError, match=told):
+            load([tmp_path / "a.csv", tmp_path / f"{other}.csv"])
 
 
 def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> None:
