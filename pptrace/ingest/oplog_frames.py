@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,21 @@ def header_of(start: bytes) -> tuple[str, ...]:
     return ()
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """A table; of CSV every cell is text, "" where empty.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The rows of a file; of CSV every cell is text, "" where empty.
+
+    ``cut`` is the text of a last line that ends before its last cell, of which there is no row, as a killed job leaves it.
+    ``is_open``: the last row that is there has all of its cells and no end of its line: the last of them may be cut.
+    """
+
+    rows: pd.DataFrame
+    cut: str = ""
+    is_open: bool = False
+
+
+def read_frame(path: Path) -> Frame:
+    """The table in a file.
 
     Raises:
         TraceError: the file cannot be read, is damaged or holds no rows.
@@ -56,8 +70,8 @@ def read_frame(path: Path) -> pd.DataFrame:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as err:
             raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
-    frame = _parquet(path, content) if content.startswith(PARQUET_MAGIC) else _csv(path, content)
-    if frame.empty:
+    frame = Frame(_parquet(path, content)) if content.startswith(PARQUET_MAGIC) else _csv(path, content)
+    if frame.rows.empty:
         raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
     return frame
 
@@ -104,7 +118,7 @@ def _cells(column: polars.Series) -> pd.Series[Any]:
     return pd.Series(column.to_list(), dtype=object)
 
 
-def _csv(path: Path, content: bytes) -> pd.DataFrame:
+def _csv(path: Path, content: bytes) -> Frame:
     names = header_of(content)
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     first = text.split("\n", 1)[0]
@@ -114,11 +128,26 @@ def _csv(path: Path, content: bytes) -> pd.DataFrame:
             f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
             "rank,step,kind,stage,microbatch,start_ns,end_ns"
         )
+    whole, _, last = text.rpartition("\n")
+    cut = last if whole and 0 < _num_cells(last, delimiter) < len(names) else ""
+    rows = io.StringIO(whole if cut else text)
     try:
         frame = pd.read_csv(
-            io.StringIO(text), sep=delimiter, dtype=str, keep_default_na=False, na_filter=False, on_bad_lines="error"
+            rows,
+            sep=delimiter,
+            dtype=str,
+            keep_default_na=False,
+            na_filter=False,
+            on_bad_lines="error",
         )
     except (ValueError, pd.errors.ParserError, csv.Error) as err:
         reason = str(err).strip().split("\n", 1)[0][:120]
         raise TraceError(f"{path}: no table ({reason}); expected as many cells in each line as columns") from err
-    return frame.rename(columns=str.strip)
+    return Frame(frame.rename(columns=str.strip), cut, is_open=bool(last) and not cut)
+
+
+def _num_cells(line: str, delimiter: str) -> int:
+    try:
+        return len(next(csv.reader([line], delimiter=delimiter), []))
+    except csv.Error:
+        return 0

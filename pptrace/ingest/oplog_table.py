@@ -68,11 +68,15 @@ _LIMITED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns."""
+    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns,
+    ``damage`` lines about rows that were left out, ``notes`` lines about what order had to tell.
+    """
 
     ops: pd.DataFrame
     comms: pd.DataFrame
     has: frozenset[str]
+    damage: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:

@@ -357,6 +357,23 @@ def test_damaged_tables_are_told_in_one_line(tmp_path: Path, content: bytes) -> 
     assert "\n" not in str(err.value)
 
 
+@pytest.mark.parametrize("left", [1, 5, 12])
+def test_of_a_table_that_was_cut_off_the_whole_rows_are_read(tmp_path: Path, left: int) -> None:
+    """Cut within the last time, which then is before its start, and within a cell before."""
+    whole = pd.DataFrame(columns_of(simulated("1f1b", 2, 2))).assign(start_ns=lambda rows: rows["start_ns"] + 10**15)
+    text = whole.assign(end_ns=lambda rows: rows["end_ns"] + 10**15).to_csv(index=False)
+    path = tmp_path / "mine.csv"
+    path.write_text(text.rstrip("\n"))
+    assert sum(trace.num_events for trace in read_oplog(path)) == 8
+    path.write_text(text.rstrip("\n")[:-left])
+    traces = read_oplog(path)
+    assert sum(trace.num_events for trace in traces) == 7
+    assert [line for trace in traces for line in trace.warnings if "cut off in its last row" in line]
+    path.write_text(text.rstrip("\n")[:-left] + "\n")
+    with pytest.raises(TraceError, match="row 8: "):
+        read_oplog(path)
+
+
 def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
     good = pd.DataFrame(columns_of(simulated("1f1b", 2, 2))).to_csv(index=False).encode()
     chance = random.Random(5)
@@ -504,7 +521,7 @@ def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> 
     polars.DataFrame({"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}).write_parquet(
         path
     )
-    table = read_frame(path)
+    table = read_frame(path).rows
     assert table["posted_ns"].tolist() == times
     assert to_ns(table["start_ns"], "ns")[0].tolist() == [2**60 + 1, 2**60 + 3]
 
@@ -536,7 +553,7 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
     assert (report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == (4, 2, 8)
     assert analysis.data.ops["step"].nunique() == 32
     assert (analysis.data.comms["match"] >= 0).all()
-    raw = read_frame(path)
+    raw = read_frame(path).rows
     raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": "float64"})
     raw["end"] = raw["start_ts"] + raw["duration"].astype("float64")
     for step in report.steps:
