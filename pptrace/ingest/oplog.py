@@ -28,7 +28,8 @@ from pptrace.ingest.oplog_json import read_own_json, sniff_own_json
 from pptrace.ingest.oplog_mesh import mesh_facts, pp_ranks
 from pptrace.ingest.oplog_primus import read_primus, sniff_primus
 from pptrace.ingest.oplog_stages import placed_stages
-from pptrace.ingest.oplog_table import COMPUTE, Checked, check_table, tables_of
+from pptrace.ingest.oplog_steps import COMPUTE
+from pptrace.ingest.oplog_table import Checked, check_table, tables_of
 from pptrace.ingest.oplog_time import to_ns
 from pptrace.ingest.oplog_trace import OP_TABLE, Tables, traces_of
 from pptrace.tables import MEMORY, Trace, empty_table, make_table
@@ -125,6 +126,8 @@ def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tab
     if "chunk" not in given:
         ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
     facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)
+    if notes := [line for part in checked for line in part.notes]:
+        facts = {**facts, "notes": notes}
     source = "simulation" if (ops["source"] == "simulated").all() and len(ops) else "op table"
     return Tables(framework, source, ops, comms, _memory(path), facts, facts_of, tuple(lines))
 

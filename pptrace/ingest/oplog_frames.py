@@ -129,7 +129,8 @@ def _csv(path: Path, content: bytes) -> Frame:
             "rank,step,kind,stage,microbatch,start_ns,end_ns"
         )
     whole, _, last = text.rpartition("\n")
-    cut = last if whole and 0 < _num_cells(last, delimiter) < len(names) else ""
+    num_cells = [_num_cells(line, delimiter) for line in (whole.rpartition("\n")[2], last)]
+    cut = last if whole and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
     rows = io.StringIO(whole if cut else text)
     try:
         frame = pd.read_csv(

@@ -52,7 +52,7 @@ def columns_of(simulation: Simulation) -> Columns:
     }
 
 
-def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> Path:
     pd.DataFrame(columns).to_csv(path, index=False)
     return path
 
@@ -103,6 +103,47 @@ def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_
     assert [step.step for step in report.steps] == [0, 1]
     assert report.steps[1].start_ns - report.steps[0].start_ns == 10**9
     assert report.schedule.name == "1f1b"
+
+
+@pytest.mark.parametrize(("name", "pp"), [("gpipe", 3), ("1f1b", 4), ("zb-h1", 3), ("zbv", 2), ("interleaved-1f1b", 2)])
+def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drained(
+    tmp_path: Path, name: str, pp: int
+) -> None:
+    columns = columns_of(simulated(name, pp, 4, 2 if name in ("zbv", "interleaved-1f1b") else 1))
+    table = pd.DataFrame(columns).drop(columns="step")
+    parts = [table.assign(start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for t in (0, 10**9, 2 * 10**9)]
+    whole = pd.concat([part.assign(step=step) for step, part in enumerate(parts)])
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    whole.drop(columns=["step", "microbatch"]).to_csv(tmp_path / "bare.csv", index=False)
+    bare = load([tmp_path / "bare.csv"]).report
+    assert numbers(bare) == numbers(load([tmp_path / "whole.csv"]).report)
+    assert "no columns step and microbatch: 3 steps are told by where the pipeline has drained" in bare.warnings
+    table.drop(columns="microbatch").to_csv(tmp_path / "one.csv", index=False)
+    one = load([tmp_path / "one.csv"]).report
+    assert len(one.steps) == 1
+    assert not [line for line in one.warnings if "no columns step" in line]
+
+
+def test_on_one_stage_nothing_tells_where_steps_begin(tmp_path: Path) -> None:
+    columns = {"rank": [0] * 4, "kind": ["F", "B"] * 2, "start_ns": [0, 10, 20, 30], "end_ns": [10, 20, 30, 40]}
+    report = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    assert (len(report.steps), report.schedule.num_microbatches) == (1, 2)
+    assert [line for line in report.warnings if "where steps begin could not be told" in line]
+
+
+def test_an_op_without_a_step_has_that_of_the_ops_around_it_if_that_lacks_it(tmp_path: Path) -> None:
+    table = steps_of(5, 7).reset_index(drop=True)
+    write_csv(tmp_path / "whole.csv", table)
+    for gaps in ([0], [3, 20], [5]):
+        write_csv(
+            tmp_path / "gaps.csv",
+            table.astype({"step": object}).assign(step=table["step"].mask(table.index.isin(gaps), "")),
+        )
+        report = load([tmp_path / "gaps.csv"]).report
+        assert numbers(report) == numbers(load([tmp_path / "whole.csv"]).report)
+        assert f"{len(gaps)} of 32 ops have no step: {len(gaps)} are told by the ops around them" in report.warnings
+    outside = table.assign(step=table["step"].where(table["step"] == 5, -1))
+    assert [step.step for step in load([write_csv(tmp_path / "outside.csv", outside)]).report.steps] == [5]
 
 
 @pytest.mark.parametrize(
