@@ -23,7 +23,7 @@ from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.identity import rank_of_file_name
 from pptrace.ingest.oplog_bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.oplog_bytedance import bytedance_tables
-from pptrace.ingest.oplog_frames import PARQUET_MAGIC, Frame, header_of, read_frame
+from pptrace.ingest.oplog_frames import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
 from pptrace.ingest.oplog_json import read_own_json, sniff_own_json
 from pptrace.ingest.oplog_mesh import mesh_facts, pp_ranks
 from pptrace.ingest.oplog_primus import read_primus, sniff_primus
@@ -40,7 +40,7 @@ _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
 
 def sniff_oplog(start: bytes) -> bool:
     """Whether a file that begins with these (decompressed) bytes holds ops."""
-    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of)
+    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of, sniff_rows)
     return start.startswith(PARQUET_MAGIC) or any(sniff(start) for sniff in sniffs)
 
 

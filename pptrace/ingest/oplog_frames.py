@@ -1,10 +1,14 @@
-"""Files of tables, CSV or Parquet, as frames whose texts and numbers are as in the file."""
+"""Files of tables as frames whose texts and numbers are as in the file: CSV, Parquet, or JSON.
+
+json = "[" row ("," row)* "]" | row (newline row)*      row = { column: cell, … }, the first with "kind" and a start
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -55,6 +59,21 @@ class Frame:
     is_open: bool = False
 
 
+def sniff_rows(start: bytes) -> bool:
+    """Whether a file that begins with these bytes holds a table's rows as JSON, one list or one row a line."""
+    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
+    text = text.removeprefix("[").lstrip()
+    if not text.startswith("{"):
+        return False
+    try:
+        row, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):  # longer than a row, or none
+        return False
+    return bool(_KIND & set(row) and _TIME & set(row)) and not any(
+        isinstance(cell, list | dict) for cell in row.values()
+    )
+
+
 def read_frame(path: Path) -> Frame:
     """The table in a file.
 
@@ -70,7 +89,10 @@ def read_frame(path: Path) -> Frame:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as err:
             raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
-    frame = Frame(_parquet(path, content)) if content.startswith(PARQUET_MAGIC) else _csv(path, content)
+    if content.startswith(PARQUET_MAGIC):
+        frame = Frame(_parquet(path, content))
+    else:
+        frame = _json(path, content) if sniff_rows(content[:_HEADER_BYTES]) else _csv(path, content)
     if frame.rows.empty:
         raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
     return frame
@@ -91,6 +113,27 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
         reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
     return pd.DataFrame({column.name: _cells(column) for column in table})
+
+
+def _json(path: Path, content: bytes) -> Frame:
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    whole, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
+    cut = last if whole and not last.rstrip().endswith("}") else ""
+    try:
+        rows = (
+            [json.loads(line) for line in (whole if cut else text).splitlines() if line.strip()]
+            if whole
+            else json.loads(text)
+        )
+    except (ValueError, RecursionError) as err:
+        raise TraceError(f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row a line") from err
+    rows = rows if isinstance(rows, list) else [rows]
+    bad = next((place for place, row in enumerate(rows) if not isinstance(row, dict)), None)
+    if bad is not None:
+        raise TraceError(
+            f"{path}: row {bad + 1}: {str(rows[bad])[:40]!r}; expected an object with a cell for each column"
+        )
+    return Frame(pd.DataFrame(rows, dtype=object), cut.strip())
 
 
 @contextmanager

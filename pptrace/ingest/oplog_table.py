@@ -1,4 +1,4 @@
-"""Anybody's ops as a table, CSV or Parquet: one row per op, message or collective.
+"""Anybody's ops as a table, CSV, Parquet or JSON (a list of rows, or a row a line): one row per op, message or collective.
 
     rank         global rank; may be missing where the file's name tells it (rank3.csv)
     step         training step; where it is missing, an op that comes again on its rank begins the next step or, without

@@ -193,6 +193,22 @@ def test_parquet_and_csv_of_the_same_ops_give_the_same_report(tmp_path: Path) ->
     assert numbers(load([tmp_path / "mine.csv.gz"]).report) == numbers(csv)
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: bool) -> None:
+    table = replicated(1, 2, "dp", "2").reset_index(drop=True)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    rows = [{name: cell for name, cell in row.items() if cell == cell} for row in table.to_dict("records")]
+    path = tmp_path / ("mine.jsonl" if lines else "mine.json")
+    path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows, indent=1))
+    assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
+    path.write_text(path.read_text()[:-30])
+    if lines:
+        assert any("cut off in its last row" in line for trace in read_oplog(path) for line in trace.warnings)
+    else:
+        with pytest.raises(TraceError, match="a table in damaged JSON"):
+            load([path])
+
+
 def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
     simulation = simulated("1f1b", 3, 6)
     table = pd.DataFrame(columns_of(simulation))
