@@ -150,6 +150,17 @@ class Trace:
         memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
         return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
 
+    def with_more(self, later: Trace) -> Trace:
+        """This rank's trace with the tables of another one as well; what both say of themselves, this one says."""
+        return replace(
+            self,
+            memory=stacked([self.memory, later.memory]),
+            metadata={**later.metadata, **self.metadata},
+            warnings=(*self.warnings, *later.warnings),
+            ops=stacked([self.ops, later.ops]),
+            comms=stacked([self.comms, later.comms]),
+        )
+
 
 Schema = Mapping[str, str]
 
@@ -205,6 +216,12 @@ COMMS: Schema = {
 }
 
 MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
+
+
+def stacked(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
+    """The rows of tables of one schema, those that are there, as one; empty ones would make columns floats."""
+    present = [table for table in tables if table is not None]
+    return pd.concat([table for table in present if len(table)] or present[:1], ignore_index=True)
 
 
 def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:

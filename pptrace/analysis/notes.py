@@ -7,8 +7,10 @@ from itertools import islice
 
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
+from pptrace.ingest.oplog_trace import OP_TABLE
 from pptrace.recognise.recognise import Recognised
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.timeline.lanes import is_nested
 
 _SHOWN = 8
 _CERTAIN = 0.1
@@ -21,8 +23,9 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
         *_clocks(found, clock, steps),
         *_absent_ranks(found),
         *_ranks_outside_steps(found, steps),
-        *_unknown_bubbles(steps),
+        *_unknown_bubbles(found, steps),
         *_no_messages(found, steps),
+        *_nested_messages(found),
         *dict.fromkeys(str(line) for facts in found.facts.values() for line in facts.get("notes", ())),
         *_nulls(found, steps),
     )
@@ -91,15 +94,18 @@ def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iter
         yield f"{what} of step {_listed(numbers)}: the numbers of that step are without them"
 
 
-def _unknown_bubbles(steps: Sequence[StepReport]) -> Iterator[str]:
+def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     ranks = sorted(
         {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None and step.span_ns is not None}
     )
-    if ranks:
-        yield (
-            f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: the other side of their messages is not in the "
-            "traces, so that waiting cannot be told from transfer"
-        )
+    if not ranks:
+        return
+    why = "the other side of their messages is not in the traces"
+    lacking = found.comms[found.comms["rank"].isin(ranks) & (found.comms["match"] < 0)]
+    groups_told = any(getattr(found.mesh, axis, None) is not None for axis in lacking["axis"].unique())
+    if found.framework == OP_TABLE and not groups_told and not lacking["kind"].isin(("send", "recv")).any():
+        why = "nothing tells which ranks join in a collective (add a column match, or dp_rank, tp_rank, … to the table)"
+    yield f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be told from transfer"
 
 
 def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -107,6 +113,22 @@ def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str
     messages = found.comms["kind"].isin(("send", "recv"))
     if steps and not messages.any() and any(len(pipeline) > 1 for pipeline in found.mesh.pipelines):
         yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
+
+
+def _nested_messages(found: Recognised) -> Iterator[str]:
+    """What of a table's communication is taken out of compute because nothing says that it ran beside."""
+    if found.framework != OP_TABLE:
+        return
+    ops = dict(iter(found.ops[found.ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")))
+    comms = found.comms[found.comms["end_ns"] > found.comms["start_ns"]]
+    count = sum(
+        int(is_nested(mine, ops[rank], is_table=True).sum()) for rank, mine in comms.groupby("rank") if rank in ops
+    )
+    if count:
+        yield (
+            f"communication inside ops of host-clock tables is taken out of compute ({count} rows): say clock=device in both "
+            "where it ran beside"
+        )
 
 
 def _unseen_devices(found: Recognised) -> Iterator[str]:
@@ -119,7 +141,9 @@ def _unseen_devices(found: Recognised) -> Iterator[str]:
             "launching, and compute, bubbles, transfers and the waterfall are null; record with activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in found.work.values()):
-        yield "no device events in these traces: times are host ranges, and the device breakdown is null"
+        on_device = len(found.ops) and (found.ops["clock"] == "device").all()
+        what = "times are those of the tables, which say device" if on_device else "times are host ranges"
+        yield f"no device events in these traces: {what}, and the device breakdown is null"
 
 
 def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pptrace.ingest.chrome_ranges import Range
 from pptrace.ingest.chrome_sequence import with_sequence
 from pptrace.ingest.oplog_mesh import Facts, mesh_facts
 from pptrace.ingest.oplog_stages import placed_stages
-from pptrace.ingest.oplog_table import with_steps
+from pptrace.ingest.oplog_steps import with_steps
 from pptrace.ingest.oplog_trace import comms_table, ops_table
 
 _NAMES = {

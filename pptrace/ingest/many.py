@@ -18,6 +18,7 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import Effort, read_file
 from pptrace.ingest.open import InputFile, OpenedInputs
 from pptrace.ingest.source import num_text_bytes
+from pptrace.ingest.table_parts import HasOps, joined
 from pptrace.tables import Trace, TraceInfo
 
 Progress = Callable[[float, int], None]
@@ -37,11 +38,8 @@ class ReadFailure:
     message: str
 
 
-class OfRank(Protocol):
+class OfRank(HasOps, Protocol):
     """What is kept of one trace: the trace itself, or what somebody made of it."""
-
-    @property
-    def info(self) -> TraceInfo: ...
 
     def with_info(self, info: TraceInfo) -> Self:
         """The same with another rank or more warnings."""
@@ -93,12 +91,13 @@ def read_each(
     ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
     ``store`` is asked before a file is read, and told what was kept.
     A file can hold several traces. A trace's rank is
-    its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks.
+    its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks, but
+    tables of ops that tell its other steps, which are joined.
     ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank is not its own
     word: that says nothing against the trace.
 
     Raises:
-        TraceError: the first file's error, when no file can be read.
+        TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     outcomes = _read_all(inputs.files, keep, jobs, progress or (lambda _done, _all: None), store)
     errors = [outcome for outcome in outcomes if isinstance(outcome, PptraceError)]
@@ -198,6 +197,8 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ..
         claimed = trace.info.rank if trace.info.rank is not None else file.rank
         if claimed is None:
             later.append((trace, "nothing in it says which rank it is"))
+        elif claimed in ranked and (whole := joined(ranked[claimed], _with_rank(trace, claimed))) is not None:
+            ranked[claimed] = whole
         elif claimed in ranked:
             later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does"))
         else:

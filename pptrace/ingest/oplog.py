@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,15 @@ from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.identity import rank_of_file_name
 from pptrace.ingest.oplog_bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.oplog_bytedance import bytedance_tables
-from pptrace.ingest.oplog_frames import PARQUET_MAGIC, header_of, read_frame
+from pptrace.ingest.oplog_frames import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
 from pptrace.ingest.oplog_json import read_own_json, sniff_own_json
 from pptrace.ingest.oplog_mesh import mesh_facts, pp_ranks
 from pptrace.ingest.oplog_primus import read_primus, sniff_primus
 from pptrace.ingest.oplog_stages import placed_stages
-from pptrace.ingest.oplog_table import COMPUTE, check_table, tables_of
+from pptrace.ingest.oplog_steps import COMPUTE
+from pptrace.ingest.oplog_table import Checked, check_table, tables_of
 from pptrace.ingest.oplog_time import to_ns
-from pptrace.ingest.oplog_trace import Tables, traces_of
+from pptrace.ingest.oplog_trace import OP_TABLE, Tables, traces_of
 from pptrace.tables import MEMORY, Trace, empty_table, make_table
 
 OPLOG_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
@@ -38,7 +40,7 @@ _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
 
 def sniff_oplog(start: bytes) -> bool:
     """Whether a file that begins with these (decompressed) bytes holds ops."""
-    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of)
+    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of, sniff_rows)
     return start.startswith(PARQUET_MAGIC) or any(sniff(start) for sniff in sniffs)
 
 
@@ -54,18 +56,19 @@ def read_oplog(path: Path) -> tuple[Trace, ...]:
     if sniff_flight(start):
         return traces_of(path, read_flight(path))
     if sniff_own_json(start):
-        return traces_of(path, _own(path, [(path, read_own_json(path))], "pptrace"))
-    table = read_frame(path)
+        return traces_of(path, _own(path, [(path, Frame(read_own_json(path)))], "pptrace"))
+    frame = read_frame(path)
+    table = frame.rows
     if "optype" in table and "kind" not in table:
         if missing := sorted(BYTEDANCE_COLUMNS - set(table.columns)):
             raise TraceError(
                 f"{path}: no column {missing[0]!r}; expected it beside 'optype' in a straggler trace; add it"
             )
-        return traces_of(path, bytedance_tables(path, table))
-    files = [(path, table)]
+        return traces_of(path, bytedance_tables(path, table), _cut_lines(path, frame))
+    files = [(path, frame)]
     if (comms := partner(path, "comms")) is not None:
         files.append((comms, read_frame(comms)))
-    return traces_of(path, _own(path, files, "oplog"))
+    return traces_of(path, _own(path, files, OP_TABLE))
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -89,10 +92,28 @@ def without_partners(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path not in partners]
 
 
-def _own(path: Path, files: Sequence[tuple[Path, pd.DataFrame]], framework: str) -> Tables:
+def _cut_lines(path: Path, frame: Frame) -> tuple[str, ...]:
+    return (f"{path}: cut off in its last row, {frame.cut[:60]!r}: left it out",) if frame.cut else ()
+
+
+def _checked(path: Path, frame: Frame, rank: int | None) -> Checked:
+    """The rows of a file, without one that was cut off; a bad cell anywhere else is an error."""
+    try:
+        return check_table(path, frame.rows, rank)
+    except TraceError:
+        if not frame.is_open or len(frame.rows) < 2:
+            raise
+    return replace(
+        check_table(path, frame.rows.iloc[:-1], rank), damage=(f"{path}: cut off in its last row: left it out",)
+    )
+
+
+def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tables:
     """Tables with the columns that we document."""
     rank = rank_of_file_name(path.name)
-    checked = [check_table(file, table, rank) for file, table in files]
+    checked = [_checked(file, frame, rank) for file, frame in files]
+    lines = [*(line for file, frame in files for line in _cut_lines(file, frame))]
+    lines += [line for part in checked for line in part.damage]
     ops, comms = tables_of(checked)
     compute = ops["kind"].isin(COMPUTE).to_numpy()
     given = pd.concat([part.ops for part in checked if len(part.ops)] or [checked[0].ops], ignore_index=True)
@@ -105,8 +126,10 @@ def _own(path: Path, files: Sequence[tuple[Path, pd.DataFrame]], framework: str)
     if "chunk" not in given:
         ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
     facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)
+    if notes := [line for part in checked for line in part.notes]:
+        facts = {**facts, "notes": notes}
     source = "simulation" if (ops["source"] == "simulated").all() and len(ops) else "op table"
-    return Tables(framework, source, ops, comms, _memory(path), facts, facts_of)
+    return Tables(framework, source, ops, comms, _memory(path), facts, facts_of, tuple(lines))
 
 
 def _chunks(ops: pd.DataFrame) -> pd.Series[int]:

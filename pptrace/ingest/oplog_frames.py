@@ -1,14 +1,19 @@
-"""Files of tables, CSV or Parquet, as frames whose texts and numbers are as in the file."""
+"""Files of tables as frames whose texts and numbers are as in the file: CSV, Parquet, or JSON.
+
+json = "[" row ("," row)* "]" | row (newline row)*      row = { column: cell, … }, the first with "kind" and a start
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import json
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +46,36 @@ def header_of(start: bytes) -> tuple[str, ...]:
     return ()
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """A table; of CSV every cell is text, "" where empty.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The rows of a file; of CSV every cell is text, "" where empty.
+
+    ``cut`` is the text of a last line that ends before its last cell, of which there is no row, as a killed job leaves it.
+    ``is_open``: the last row that is there has all of its cells and no end of its line: the last of them may be cut.
+    """
+
+    rows: pd.DataFrame
+    cut: str = ""
+    is_open: bool = False
+
+
+def sniff_rows(start: bytes) -> bool:
+    """Whether a file that begins with these bytes holds a table's rows as JSON, one list or one row a line."""
+    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
+    text = text.removeprefix("[").lstrip()
+    if not text.startswith("{"):
+        return False
+    try:
+        row, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):  # longer than a row, or none
+        return False
+    return bool(_KIND & set(row) and _TIME & set(row)) and not any(
+        isinstance(cell, list | dict) for cell in row.values()
+    )
+
+
+def read_frame(path: Path) -> Frame:
+    """The table in a file.
 
     Raises:
         TraceError: the file cannot be read, is damaged or holds no rows.
@@ -56,8 +89,11 @@ def read_frame(path: Path) -> pd.DataFrame:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as err:
             raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
-    frame = _parquet(path, content) if content.startswith(PARQUET_MAGIC) else _csv(path, content)
-    if frame.empty:
+    if content.startswith(PARQUET_MAGIC):
+        frame = Frame(_parquet(path, content))
+    else:
+        frame = _json(path, content) if sniff_rows(content[:_HEADER_BYTES]) else _csv(path, content)
+    if frame.rows.empty:
         raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
     return frame
 
@@ -77,6 +113,27 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
         reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
     return pd.DataFrame({column.name: _cells(column) for column in table})
+
+
+def _json(path: Path, content: bytes) -> Frame:
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    whole, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
+    cut = last if whole and not last.rstrip().endswith("}") else ""
+    try:
+        rows = (
+            [json.loads(line) for line in (whole if cut else text).splitlines() if line.strip()]
+            if whole
+            else json.loads(text)
+        )
+    except (ValueError, RecursionError) as err:
+        raise TraceError(f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row a line") from err
+    rows = rows if isinstance(rows, list) else [rows]
+    bad = next((place for place, row in enumerate(rows) if not isinstance(row, dict)), None)
+    if bad is not None:
+        raise TraceError(
+            f"{path}: row {bad + 1}: {str(rows[bad])[:40]!r}; expected an object with a cell for each column"
+        )
+    return Frame(pd.DataFrame(rows, dtype=object), cut.strip())
 
 
 @contextmanager
@@ -104,7 +161,7 @@ def _cells(column: polars.Series) -> pd.Series[Any]:
     return pd.Series(column.to_list(), dtype=object)
 
 
-def _csv(path: Path, content: bytes) -> pd.DataFrame:
+def _csv(path: Path, content: bytes) -> Frame:
     names = header_of(content)
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     first = text.split("\n", 1)[0]
@@ -114,11 +171,27 @@ def _csv(path: Path, content: bytes) -> pd.DataFrame:
             f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
             "rank,step,kind,stage,microbatch,start_ns,end_ns"
         )
+    whole, _, last = text.rpartition("\n")
+    num_cells = [_num_cells(line, delimiter) for line in (whole.rpartition("\n")[2], last)]
+    cut = last if whole and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
+    rows = io.StringIO(whole if cut else text)
     try:
         frame = pd.read_csv(
-            io.StringIO(text), sep=delimiter, dtype=str, keep_default_na=False, na_filter=False, on_bad_lines="error"
+            rows,
+            sep=delimiter,
+            dtype=str,
+            keep_default_na=False,
+            na_filter=False,
+            on_bad_lines="error",
         )
     except (ValueError, pd.errors.ParserError, csv.Error) as err:
         reason = str(err).strip().split("\n", 1)[0][:120]
         raise TraceError(f"{path}: no table ({reason}); expected as many cells in each line as columns") from err
-    return frame.rename(columns=str.strip)
+    return Frame(frame.rename(columns=str.strip), cut, is_open=bool(last) and not cut)
+
+
+def _num_cells(line: str, delimiter: str) -> int:
+    try:
+        return len(next(csv.reader([line], delimiter=delimiter), []))
+    except csv.Error:
+        return 0

@@ -76,7 +76,7 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
         members = rows.groupby("match")["rank"].unique().iloc[0]
         sizes[str(axis)] = len(members)
         strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0
-    if not sizes:
+    if not sizes or ops["rank"].nunique() == 1:  # a file of one rank shows nobody else's part
         return {}, {}
     compute = ops[ops["kind"].isin(_COMPUTE)]
     holders: dict[tuple[int, ...], int] = {}

@@ -1,7 +1,8 @@
-"""Anybody's ops as a table, CSV or Parquet: one row per op, message or collective.
+"""Anybody's ops as a table, CSV, Parquet or JSON (a list of rows, or a row a line): one row per op, message or collective.
 
     rank         global rank; may be missing where the file's name tells it (rank3.csv)
-    step         training step; where it is missing, an op that comes again on its rank begins the next step
+    step         training step; where it is missing, an op that comes again on its rank begins the next step or, without
+                 microbatches, the first one after the whole pipeline has drained
     kind         F, B (full backward), I (input gradient), W (weight gradient), OVERLAP_F_B (``pair`` tells its halves);
                  STEP, OPTIMIZER, GRAD_SYNC, DATA, GC, LOSS; send, recv, all_reduce, all_gather, reduce_scatter,
                  all_to_all, broadcast, reduce, gather, scatter, barrier; SEND_F, RECV_F, SEND_B, RECV_B
@@ -11,6 +12,13 @@
     start_U      U is ns, us, ms or s
     end_U, dur_U one of the two
     peer, bytes, axis, group_size, direction (F or B), match     of messages and collectives; each may be missing
+    clock        host (also where it is missing) or device: when the row's work ran on the device, not when it was called
+
+Which ranks join in a collective follows from ``dp_rank``, ``tp_rank``, ``cp_rank`` or ``match``; else, where collectives name
+one of the axes tp, cp and dp alone, from the ranks with the same stages.
+
+A message or collective inside an op of its rank is taken for a part of it that waits, and out of compute, if either is on the
+host clock. Where both are on the device clock it ran beside: compute is all of the op, and the communication hidden in it.
 
 The other columns of :data:`pptrace.tables.OPS` and ``COMMS`` are read where they are there; so ``pptrace analyze --csv`` writes
 tables that can be read again. Columns with other names are ignored.
@@ -28,12 +36,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.errors import ScheduleError, TraceError
+from pptrace.ingest.oplog_steps import COMPUTE, told_steps
 from pptrace.ingest.oplog_time import UNITS, to_ns
 from pptrace.ingest.oplog_trace import comms_table, ops_table
 from pptrace.schedule.actions import parse_action
 from pptrace.tables import COMMS, OPS, Int64
 
-COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 _SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS")
 _COLLECTIVES = (
     "all_reduce",
@@ -61,11 +69,15 @@ _LIMITED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns."""
+    """Rows of one file with kinds of the OPS and COMMS tables, in the order of the file. ``has`` are the file's columns,
+    ``damage`` lines about rows that were left out, ``notes`` lines about what order had to tell.
+    """
 
     ops: pd.DataFrame
     comms: pd.DataFrame
     has: frozenset[str]
+    damage: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
@@ -92,16 +104,18 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     for name in sorted((set(OPS) | set(COMMS) | _PLACES) & has - set(columns)):
         dtype = {**OPS, **COMMS}.get(name, "int64")
         columns[name] = reader.integers(name, -1) if dtype == "int64" else reader.texts(name)
+    if "clock" in columns:
+        reader.require("clock", columns["clock"], ("", "host", "device"))
     if "direction" not in columns and (directions != "").any():
         columns["direction"] = directions
     rows = pd.DataFrame(columns)
     is_comm = rows["kind"].isin(_COMMS).to_numpy()
-    ops = with_steps(rows[~is_comm], "step" in has)
+    is_gap = pd.Series(reader.texts("step") == "" if "step" in has else np.ones(len(rows), dtype=np.bool_))
+    ops, notes = told_steps(rows[~is_comm], is_gap, "microbatch" in has)
     ops = with_microbatches(ops, "microbatch" in has)
     _refuse_doubles(path, ops)
     _check_pairs(path, ops)
-    comms = rows[is_comm] if "step" in has else _comm_steps(rows[is_comm], ops)
-    return Checked(ops, comms, has)
+    return Checked(ops, _comm_steps(rows[is_comm], is_gap[is_comm], ops), has, notes=notes)
 
 
 _OTHER_TIMES = {
@@ -139,6 +153,12 @@ class Reader:
         directions = np.array([_P2P[kind][1] if kind in _P2P else "" for kind in kinds], dtype=object)
         plain = [_P2P[kind][0] if kind in _P2P else _LONG.get(kind, kind) for kind in kinds]
         return np.array(plain, dtype=object), directions
+
+    def require(self, name: str, texts: npt.NDArray[Any], known: Sequence[str]) -> None:
+        """Refuse a text that is none of those known."""
+        bad = next((row for row, text in enumerate(texts) if text not in known), None)
+        if bad is not None:
+            raise self.error(bad, f"{name} {texts[bad][:40]!r}", f"one of {', '.join(filter(None, known))}")
 
     def integers(self, name: str, least: int) -> Int64:
         """The whole numbers of a column; empty cells are -1."""
@@ -210,15 +230,6 @@ class Reader:
         return values
 
 
-def with_steps(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
-    """Ops with steps: where nothing numbers them, an op that comes again on its rank begins the next one."""
-    if has_steps and (ops["step"] >= 0).all():
-        return ops
-    key = [name for name in ("rank", "kind", "stage", "chunk", "microbatch") if name in ops]
-    ordered = ops.sort_values("start_ns", kind="stable")
-    return ops.assign(step=ordered.groupby(key).cumcount() if "microbatch" in ops else 0)
-
-
 def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame:
     """Ops with microbatches: where nothing numbers them, the k-th of a kind and stage in its step has number k."""
     if has_microbatches:
@@ -228,11 +239,11 @@ def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame
     return ops.assign(microbatch=nth.where(ops["kind"].isin(COMPUTE), -1).astype("int64"))
 
 
-def _comm_steps(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
-    """Communication belongs to the step of the last op of its rank that had begun, the first step before any has."""
-    steps = np.zeros(len(comms), dtype=np.int64)
-    for rank, own in ops.sort_values("start_ns", kind="stable").groupby("rank"):
-        mine = (comms["rank"] == rank).to_numpy()
+def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame) -> pd.DataFrame:
+    """Communication without a step belongs to that of the last op of its rank that had begun, the first before any has."""
+    steps = comms["step"].to_numpy(copy=True) if "step" in comms else np.zeros(len(comms), dtype=np.int64)
+    for rank, own in ops[ops["step"] >= 0].sort_values("start_ns", kind="stable").groupby("rank"):
+        mine = (comms["rank"] == rank).to_numpy() & is_gap.to_numpy()
         place = np.searchsorted(own["start_ns"].to_numpy(), comms.loc[mine, "start_ns"].to_numpy(), side="right") - 1
         steps[mine] = np.maximum.accumulate(own["step"].to_numpy())[np.maximum(place, 0)]
     return comms.assign(step=steps)

@@ -14,6 +14,9 @@ from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty
 ONE_CLOCK = "one_clock"
 """The fact of ranks whose times stand on one clock already: what they share, such as the table that holds them all."""
 
+OP_TABLE = "oplog"
+"""The framework of tables with the columns that we document."""
+
 _OP_DEFAULTS: Mapping[str, Any] = {
     "rank": -1,
     "step": 0,

@@ -33,6 +33,14 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     return matched
 
 
+def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
+    sizes = {axis: size for axis in ("tp", "cp", "dp") if (size := getattr(mesh, axis)) is not None}
+    unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
+    told = comms["axis"].map(sizes).where(unsized, comms["group_size"])
+    return comms.assign(group_size=told.astype("int64"))
+
+
 def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     """Match numbers of sends and receives that have exactly one counterpart."""
     numbers: dict[int, int] = {}

@@ -164,6 +164,37 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
     return [[number] for place in range(pp) if (number := rank + stride * (place - first)) >= 0]
 
 
+def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
+    """The mesh of the ops with the axis that their collectives name, if it is one, and if its groups can be the replicas.
+
+    Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
+    """
+    replicas = len(mesh.pipelines)
+    rows = comms[~comms["kind"].isin(("send", "recv")) & ~comms["axis"].isin(_OF_PIPELINES)]
+    named = set(rows["axis"].tolist())
+    if (
+        replicas < 2
+        or replicas * (mesh.pp or 0) != mesh.num_ranks
+        or len(named) != 1
+        or not named <= {"tp", "cp", "dp"}
+    ):
+        return mesh
+    if set(rows["group_size"].tolist()) - {replicas, -1}:
+        return mesh
+    (axis,) = named
+    sizes = dict.fromkeys(("tp", "cp", "dp"), 1) | {str(axis): replicas}
+    groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
+    for order in (AXES, ("pp", *(name for name in AXES if name != "pp"))):
+        known = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
+        if all(known.group_of(rank, str(axis)) == group for group in groups for rank in group):
+            return known
+    return mesh
+
+
+_OF_PIPELINES = ("pp", "embd", "mirror", "world")
+"""Axes whose groups the pipelines and the number of ranks tell."""
+
+
 def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
     """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
     return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)

@@ -11,7 +11,7 @@ from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
-from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table
+from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,23 @@ class RankFound:
 
     def with_info(self, info: TraceInfo) -> RankFound:
         return replace(self, info=info)
+
+    def with_more(self, later: RankFound) -> RankFound:
+        """This rank with the tables of another trace of it as well; what both say of themselves, this one says."""
+        info = replace(
+            self.info,
+            num_events=self.info.num_events + later.info.num_events,
+            metadata={**later.info.metadata, **self.info.metadata},
+            warnings=(*self.info.warnings, *later.info.warnings),
+        )
+        return replace(
+            self,
+            info=info,
+            ops=stacked([self.ops, later.ops]),
+            comms=stacked([self.comms, later.comms]),
+            memory=stacked([self.memory, later.memory]),
+            warnings=(*self.warnings, *later.warnings),
+        )
 
 
 def recognise_rank(trace: Trace) -> RankFound:

@@ -14,8 +14,15 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
-from pptrace.recognise.matching import match_calls, match_comms, unmatched
-from pptrace.recognise.mesh import MeshInfo, mesh_from_metadata, mesh_from_stages, mesh_in_order, mesh_with_groups
+from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
+from pptrace.recognise.mesh import (
+    MeshInfo,
+    mesh_from_metadata,
+    mesh_from_stages,
+    mesh_in_order,
+    mesh_with_collectives,
+    mesh_with_groups,
+)
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
@@ -74,14 +81,14 @@ def recognise_ranks(
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
     )
     is_guess = num_ranks is None and not groups.world_size
-    mesh = _mesh(metadata, ops, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
+    mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess)
     placed = place(ops, comms, mesh, calls)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
-    comms, told = _with_calls(match_comms(comms, mesh), calls, groups, ops, mesh, found_schedule)
+    comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
     warnings += told
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
@@ -181,11 +188,13 @@ def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.Da
     return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
 
 
-def _mesh(metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, groups: Groups, num_ranks: int) -> MeshInfo:
+def _mesh(
+    metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, comms: pd.DataFrame, groups: Groups, num_ranks: int
+) -> MeshInfo:
     """The mesh of the facts, else that of the process groups and the ops; where the facts name no pipelines, those of the ops."""
     told = mesh_from_metadata(metadata, num_ranks)
     if told is None:
-        return mesh_with_groups(_mesh_of_ops(ops, num_ranks), ops, groups)
+        return mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)
     return told if told.pipelines else replace(told, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
 
 

@@ -67,7 +67,9 @@ def course_of(plan: Plan) -> Course:
         ),
         key=lambda entry: entry[:3],
     )
-    places: dict[Key, int] = {}  # of what has run: an action that a measured order has twice counts from its first run on
+    places: dict[
+        Key, int
+    ] = {}  # of what has run: an action that a measured order has twice counts from its first run on
     stops = []
     for place, (_, _, rank, action) in enumerate(timed):
         stops.append(_Stop(rank, action.key, tuple(_needs(plan, action, places))))

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.clock import Clock
-from pptrace.intervals import EMPTY, Int64, clip, length, lengths_within, merge, subtract, union
+from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.matching import MESSAGES, is_anonymous
 from pptrace.recognise.schedule import COMPUTE_KINDS
@@ -21,7 +22,8 @@ class Lane:
     """The time of one rank as sets of intervals (see :mod:`pptrace.intervals`), ns.
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops minus the communication
-    nested in them. ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
+    nested in them: a host range waits for what it calls, whereas what a table puts on the device runs beside its device ops.
+    ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
     ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
@@ -62,7 +64,9 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
         compute = clock.common(rank, device.compute)
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        compute = subtract(union(own["start_ns"], own["end_ns"]), _nested(mine, own))
+        nested = mine[is_nested(mine, own, is_table=device is None or not len(device))]
+        inside = _blocking(slice_of(nested), "start_ns", "end_ns")
+        compute = subtract(union(own["start_ns"], own["end_ns"]), inside)
     exposed = subtract(_blocking(slice_of(known), "transfer_start_ns", "transfer_end_ns"), compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
 
@@ -83,12 +87,18 @@ def _blocking(comms: Slice, start: str, end: str) -> Int64:
     return merge(posting, waiting)
 
 
-def _nested(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
-    """When one op posted communication that lies wholly inside it, or waited for it. What began before runs beside it."""
+def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDArray[np.bool_]:
+    """Which communication of a rank one of its ops posted or waited for: what lies wholly inside it. What began before runs
+    beside it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
+    """
     if ops.empty or comms.empty:
-        return EMPTY
+        return np.zeros(len(comms), dtype=np.bool_)
+    if is_table and (ops["clock"] == "device").all():
+        on_host: npt.NDArray[np.bool_] = (comms["clock"] != "device").to_numpy()
+    else:
+        on_host = np.ones(len(comms), dtype=np.bool_)
     ordered = ops.sort_values("start_ns", kind="stable")
     place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
     latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
-    inside = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
-    return _blocking(slice_of(comms[inside]), "start_ns", "end_ns")
+    inside: npt.NDArray[np.bool_] = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
+    return inside & on_host

@@ -18,6 +18,7 @@ from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.ingest.many import read_traces
 from pptrace.ingest.open import open_inputs
 from pptrace.ingest.oplog import read_oplog
 from pptrace.ingest.oplog_frames import read_frame
@@ -51,7 +52,7 @@ def columns_of(simulation: Simulation) -> Columns:
     }
 
 
-def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> Path:
     pd.DataFrame(columns).to_csv(path, index=False)
     return path
 
@@ -104,6 +105,47 @@ def test_an_op_that_comes_again_begins_the_next_step_where_none_is_numbered(tmp_
     assert report.schedule.name == "1f1b"
 
 
+@pytest.mark.parametrize(("name", "pp"), [("gpipe", 3), ("1f1b", 4), ("zb-h1", 3), ("zbv", 2), ("interleaved-1f1b", 2)])
+def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drained(
+    tmp_path: Path, name: str, pp: int
+) -> None:
+    columns = columns_of(simulated(name, pp, 4, 2 if name in ("zbv", "interleaved-1f1b") else 1))
+    table = pd.DataFrame(columns).drop(columns="step")
+    parts = [table.assign(start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for t in (0, 10**9, 2 * 10**9)]
+    whole = pd.concat([part.assign(step=step) for step, part in enumerate(parts)])
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    whole.drop(columns=["step", "microbatch"]).to_csv(tmp_path / "bare.csv", index=False)
+    bare = load([tmp_path / "bare.csv"]).report
+    assert numbers(bare) == numbers(load([tmp_path / "whole.csv"]).report)
+    assert "no columns step and microbatch: 3 steps are told by where the pipeline has drained" in bare.warnings
+    table.drop(columns="microbatch").to_csv(tmp_path / "one.csv", index=False)
+    one = load([tmp_path / "one.csv"]).report
+    assert len(one.steps) == 1
+    assert not [line for line in one.warnings if "no columns step" in line]
+
+
+def test_on_one_stage_nothing_tells_where_steps_begin(tmp_path: Path) -> None:
+    columns = {"rank": [0] * 4, "kind": ["F", "B"] * 2, "start_ns": [0, 10, 20, 30], "end_ns": [10, 20, 30, 40]}
+    report = load([write_csv(tmp_path / "mine.csv", columns)]).report
+    assert (len(report.steps), report.schedule.num_microbatches) == (1, 2)
+    assert [line for line in report.warnings if "where steps begin could not be told" in line]
+
+
+def test_an_op_without_a_step_has_that_of_the_ops_around_it_if_that_lacks_it(tmp_path: Path) -> None:
+    table = steps_of(5, 7).reset_index(drop=True)
+    write_csv(tmp_path / "whole.csv", table)
+    for gaps in ([0], [3, 20], [5]):
+        write_csv(
+            tmp_path / "gaps.csv",
+            table.astype({"step": object}).assign(step=table["step"].mask(table.index.isin(gaps), "")),
+        )
+        report = load([tmp_path / "gaps.csv"]).report
+        assert numbers(report) == numbers(load([tmp_path / "whole.csv"]).report)
+        assert f"{len(gaps)} of 32 ops have no step: {len(gaps)} are told by the ops around them" in report.warnings
+    outside = table.assign(step=table["step"].where(table["step"] == 5, -1))
+    assert [step.step for step in load([write_csv(tmp_path / "outside.csv", outside)]).report.steps] == [5]
+
+
 @pytest.mark.parametrize(
     ("unit", "text", "wanted"),
     [
@@ -151,6 +193,22 @@ def test_parquet_and_csv_of_the_same_ops_give_the_same_report(tmp_path: Path) ->
     assert numbers(load([tmp_path / "mine.csv.gz"]).report) == numbers(csv)
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: bool) -> None:
+    table = replicated(1, 2, "dp", "2").reset_index(drop=True)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    rows = [{name: cell for name, cell in row.items() if cell == cell} for row in table.to_dict("records")]
+    path = tmp_path / ("mine.jsonl" if lines else "mine.json")
+    path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows, indent=1))
+    assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
+    path.write_text(path.read_text()[:-30])
+    if lines:
+        assert any("cut off in its last row" in line for trace in read_oplog(path) for line in trace.warnings)
+    else:
+        with pytest.raises(TraceError, match="a table in damaged JSON"):
+            load([path])
+
+
 def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
     simulation = simulated("1f1b", 3, 6)
     table = pd.DataFrame(columns_of(simulation))
@@ -158,6 +216,38 @@ def test_one_file_per_rank_is_one_run(tmp_path: Path) -> None:
         rows.drop(columns="rank").to_csv(tmp_path / f"rank{rank}.csv", index=False)
     report = load([tmp_path]).report
     assert (report.schedule.name, report.mesh.pp, report.steps[0].span_ns) == ("1f1b", 3, simulation.makespan_ns)
+
+
+def steps_of(*steps: int, name: str = "1f1b", pp: int = 2) -> pd.DataFrame:
+    """Steps of one run, a second apart."""
+    table = pd.DataFrame(columns_of(simulated(name, pp, 4)))
+    shifts = {step: step * 10**9 for step in steps}
+    parts = [
+        table.assign(step=s, start_ns=table["start_ns"] + t, end_ns=table["end_ns"] + t) for s, t in shifts.items()
+    ]
+    return pd.concat(parts)
+
+
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_tables_of_different_steps_are_more_steps_of_their_ranks(tmp_path: Path, per_rank: bool) -> None:
+    (tmp_path / "parts").mkdir()
+    whole = steps_of(5, 7)
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    for key, rows in whole.groupby(["step", "rank"] if per_rank else ["step"]):
+        rows.to_csv(tmp_path / "parts" / f"part_{'_'.join(map(str, key))}.csv", index=False)
+    parts = load([tmp_path / "parts"]).report
+    assert numbers(parts) == numbers(load([tmp_path / "whole.csv"]).report)
+    assert (parts.mesh.num_ranks, [step.step for step in parts.steps]) == (2, [5, 7])
+    assert read_traces(open_inputs([tmp_path / "parts"])).traces[1].num_events == 16
+
+
+def test_tables_of_other_runs_and_other_clocks_are_refused(tmp_path: Path) -> None:
+    steps_of(5).to_csv(tmp_path / "a.csv", index=False)
+    steps_of(5, name="gpipe").to_csv(tmp_path / "b.csv", index=False)
+    steps_of(5).assign(step=6).to_csv(tmp_path / "c.csv", index=False)
+    for other, told in (("b", r"another run than .*a\.csv \(both hold step 5 of rank 0\)"), ("c", "on another clock")):
+        with pytest.raises(TraceError, match=told):
+            load([tmp_path / "a.csv", tmp_path / f"{other}.csv"])
 
 
 def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> None:
@@ -198,7 +288,81 @@ def test_ranks_of_several_replicas_are_told_by_their_coordinates(tmp_path: Path)
         assert (analysis.report.mesh.pp, analysis.report.mesh.dp, analysis.report.schedule.name) == (2, 2, "1f1b")
 
 
+def replicated(along_dp: int, along_pp: int, axis: str, size: str) -> pd.DataFrame:
+    """Two pipelines of two ranks, each of which ends with a collective of 500,000 ns behind its last backward."""
+    table = pd.DataFrame(columns_of(simulated("1f1b", 2, 4))).astype({"stage": object, "microbatch": object})
+    ends = table.groupby("rank")["end_ns"].max() - 500_000
+    last = {
+        "step": 3,
+        "kind": "all_reduce",
+        "axis": axis,
+        "group_size": size,
+        "bytes": 8,
+        "stage": "",
+        "microbatch": "",
+    }
+    joins = [{**last, "rank": rank, "start_ns": end, "end_ns": end + 500_000} for rank, end in ends.items()]
+    one = pd.concat([table, pd.DataFrame(joins)])
+    parts = [one.assign(rank=along_dp * replica + along_pp * one["rank"]) for replica in (0, 1)]
+    return pd.concat(parts)
+
+
+@pytest.mark.parametrize("size", ["2", ""])
+@pytest.mark.parametrize(("axis", "mesh"), [("dp", (1, 1, 2)), ("tp", (2, 1, 1))])
+@pytest.mark.parametrize(("along_dp", "along_pp"), [(1, 2), (2, 1)])
+def test_replicas_that_one_axis_names_are_its_groups(
+    tmp_path: Path, size: str, axis: str, mesh: tuple[int, int, int], along_dp: int, along_pp: int
+) -> None:
+    table = replicated(along_dp, along_pp, axis, size)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    (tmp_path / "ranks").mkdir()
+    for rank, rows in table.groupby("rank"):
+        rows.drop(columns="rank").to_csv(tmp_path / "ranks" / f"rank{rank}.csv", index=False)
+    for given in ("mine.csv", "ranks"):
+        report = load([tmp_path / given]).report
+        assert (report.mesh.tp, report.mesh.cp, report.mesh.dp, report.mesh.pp) == (*mesh, 2)
+        assert [rank.exposed_comm_ns for rank in report.steps[0].ranks] == [500_000] * 4
+
+
+@pytest.mark.parametrize(("axis", "size"), [("dp", "4"), ("unknown", "2"), ("ep", "2")])
+def test_replicas_that_no_axis_tells_are_left_open(tmp_path: Path, axis: str, size: str) -> None:
+    replicated(1, 2, axis, size).to_csv(tmp_path / "mine.csv", index=False)
+    report = load([tmp_path / "mine.csv"]).report
+    assert report.mesh.dp is None
+    assert [rank.bubble_ns for rank in report.steps[0].ranks] == [None] * 4
+    assert any("add a column match, or dp_rank, tp_rank" in line for line in report.warnings)
+
+
+def beside(clock: Mapping[str, str]) -> Columns:
+    """Two ranks of two stages; while rank 0's forward (0 to 100) runs it sends for 20 ns what rank 1 receives at once."""
+    rows = [
+        (0, "F", 0, 0, 100, "ops"),
+        (0, "send", 0, 30, 50, "comms"),
+        (1, "F", 1, 20, 100, "ops"),
+        (1, "recv", 1, 30, 50, "comms"),
+    ]
+    columns: Columns = {"rank": [row[0] for row in rows], "step": [0] * 4, "kind": [row[1] for row in rows]}
+    columns |= {"stage": [row[2] for row in rows], "microbatch": [0] * 4, "direction": ["", "F", "", "F"]}
+    columns |= {"start_ns": [row[3] for row in rows], "end_ns": [row[4] for row in rows], "peer": ["", 1, "", 0]}
+    return columns | {"clock": [clock[row[5]] for row in rows]}
+
+
+@pytest.mark.parametrize("ops", ["host", "device", ""])
+@pytest.mark.parametrize("comms", ["host", "device", ""])
+def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
+    tmp_path: Path, ops: str, comms: str
+) -> None:
+    report = load([write_csv(tmp_path / "mine.csv", beside({"ops": ops, "comms": comms}))]).report
+    first = report.steps[0].ranks[0]
+    on_device = (ops, comms) == ("device", "device")
+    assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
+    assert [comm.hidden_ns for comm in first.comms] == [20 if on_device else 0]
+    told = [line for line in report.warnings if "taken out of compute (2 rows)" in line]
+    assert len(told) == (not on_device)
+
+
 BAD = [
+    ({"clock": ["gpu"]}, "row 1: clock 'gpu'; expected one of host, device"),
     ({"kind": ["X"]}, "row 1: kind 'X'; expected one of F, B"),
     ({"rank": ["first"]}, "row 1: rank 'first'; expected a whole number"),
     ({"rank": [-2]}, "row 1: rank '-2'; expected a whole number from 0"),
@@ -248,6 +412,23 @@ def test_damaged_tables_are_told_in_one_line(tmp_path: Path, content: bytes) -> 
     with pytest.raises(TraceError) as err:
         read_file(path, detect(first_bytes(path)))
     assert "\n" not in str(err.value)
+
+
+@pytest.mark.parametrize("left", [1, 5, 12])
+def test_of_a_table_that_was_cut_off_the_whole_rows_are_read(tmp_path: Path, left: int) -> None:
+    """Cut within the last time, which then is before its start, and within a cell before."""
+    whole = pd.DataFrame(columns_of(simulated("1f1b", 2, 2))).assign(start_ns=lambda rows: rows["start_ns"] + 10**15)
+    text = whole.assign(end_ns=lambda rows: rows["end_ns"] + 10**15).to_csv(index=False)
+    path = tmp_path / "mine.csv"
+    path.write_text(text.rstrip("\n"))
+    assert sum(trace.num_events for trace in read_oplog(path)) == 8
+    path.write_text(text.rstrip("\n")[:-left])
+    traces = read_oplog(path)
+    assert sum(trace.num_events for trace in traces) == 7
+    assert [line for trace in traces for line in trace.warnings if "cut off in its last row" in line]
+    path.write_text(text.rstrip("\n")[:-left] + "\n")
+    with pytest.raises(TraceError, match="row 8: "):
+        read_oplog(path)
 
 
 def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
@@ -397,7 +578,7 @@ def test_whole_numbers_of_a_parquet_file_with_gaps_are_exact(tmp_path: Path) -> 
     polars.DataFrame({"kind": ["F", "send"], "posted_ns": times, "start_ns": [2**60 + 1, 2**60 + 3]}).write_parquet(
         path
     )
-    table = read_frame(path)
+    table = read_frame(path).rows
     assert table["posted_ns"].tolist() == times
     assert to_ns(table["start_ns"], "ns")[0].tolist() == [2**60 + 1, 2**60 + 3]
 
@@ -429,7 +610,7 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
     assert (report.mesh.pp, report.mesh.dp, report.mesh.num_ranks) == (4, 2, 8)
     assert analysis.data.ops["step"].nunique() == 32
     assert (analysis.data.comms["match"] >= 0).all()
-    raw = read_frame(path)
+    raw = read_frame(path).rows
     raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": "float64"})
     raw["end"] = raw["start_ts"] + raw["duration"].astype("float64")
     for step in report.steps:

@@ -101,7 +101,7 @@ def test_without_facts_the_plan_and_the_mesh_are_those_the_ops_follow(recording:
     assert found.schedule.plan == job.plan
     assert found.mesh.pipelines == tuple(map(tuple, job.pipelines))
     assert (found.mesh.pp, found.mesh.vpp) == (job.plan.pp, job.plan.num_chunks)
-    assert found.mesh.dp == (1 if job.dp == 1 else None), "replicas may be of dp, tp or cp: nothing tells"
+    assert found.mesh.dp == job.dp, "the gradients' collectives name the one axis in which replicas differ"
 
 
 def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None:
