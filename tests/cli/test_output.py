@@ -76,3 +76,16 @@ def test_tables_need_a_directory(tmp_path: Path) -> None:
     file.touch()
     assert "expected a directory, for one file per table" in one_line(pptrace_here("analyze", P4, "--csv", file), 1)
     assert "--csv -: there are several tables" in one_line(pptrace_here("analyze", P4, "--csv", "-"), 2)
+
+
+def test_a_run_goes_on_where_what_its_ranks_print_is_lost(tmp_path: Path) -> None:
+    """More than a pipe holds: a rank whose output nobody took would wait for ever."""
+    script = tmp_path / "talks.py"
+    script.write_text("import sys\nprint('line\\n' * 50_000)\nopen(sys.argv[1], 'w').close()\n", encoding="utf-8")
+    done = tmp_path / "done"
+    ended = pptrace_in_shell(
+        f"pptrace run --profiler none -o {tmp_path / 'run'} {script} {done} >/dev/full", timeout_s=100
+    )
+    assert ended.code == 0, ended.err
+    assert done.exists()
+    assert ended.err.count("stdout: cannot be written") == ended.err.count("the run goes on") == 1
