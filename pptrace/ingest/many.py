@@ -224,19 +224,17 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ..
 
 def _claimed(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
     """The rank that a trace says it is, else its run or its file's name; with words about one that it says and cannot be."""
-    said = info.rank
+    said = file.rank if info.rank is None else info.rank
     if said is None:
-        return file.rank, ""
+        return None, ""
     size = info.distributed.get("world_size") if said == rank_of_value(info.distributed.get("rank")) else None
-    is_known = isinstance(size, int) and 0 < size <= _MOST_RANKS
-    most = int(str(size)) if is_known else _MOST_RANKS
+    most = size if isinstance(size, int) and 0 < size <= _MOST_RANKS else _MOST_RANKS
     if said < most:
         return said, ""
-    named = rank_of_file_name(Path(info.path).name) if file.rank is None else file.rank
-    doubt = f"says rank {said} " + (
-        f"of a job of {size} ranks" if is_known else f"where ranks below {most:,} are expected"
-    )
-    return named if named is not None and named < most else None, f"{doubt}, which is not believed"
+    others = (file.rank, rank_of_file_name(Path(info.path).name))
+    where = f"of a job of {size} ranks" if most == size else f"where ranks below {most:,} are expected"
+    doubt = f"says rank {said} {where}, which is not believed"
+    return next((rank for rank in others if rank is not None and rank < most), None), doubt
 
 
 def _world_size(info: TraceInfo) -> int:

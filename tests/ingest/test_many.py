@@ -76,6 +76,7 @@ def test_a_rank_beyond_any_job_is_not_believed(write: Write, op: Op, size: objec
     result = read_traces(open_inputs([path]), 1)
     assert ranks(result) == [(0, "x.json")]
     assert "says rank 1000000000 where ranks below 1,000,000 are expected" in result.warnings[0]
+    assert ranks(read_traces(open_inputs([write([op()], "rank5000000.json")]), 1)) == [(0, "rank5000000.json")]
 
 
 def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) -> None:
