@@ -18,7 +18,10 @@ _PAGES = (("/", "Overview"), ("/timeline", "Timeline"))
 _CLOCKS = {
     "single-rank": "one rank",
     "same-host": "one host's clock",
+    "same-session": "one recording's clock",
+    "one-file": "one file's clock",
     "message-bounds": "aligned by messages",
+    "op-order": "aligned by the order of ops",
     "none": "not related",
 }
 

@@ -30,6 +30,20 @@ class Ended:
     err: str
 
 
+def pptrace_in_shell(line: str, timeout_s: float = 300) -> Ended:
+    """Run a line of bash, in which ``pptrace`` is the installed program: for what a shell does to its streams."""
+    program = Path(sys.executable).parent / "pptrace"
+    done = subprocess.run(
+        ["bash", "-c", f'pptrace() {{ "{program}" "$@"; }}; set -o pipefail; {line}'],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 def pptrace(*arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT) -> Ended:
     """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output."""
     program = Path(sys.executable).parent / "pptrace"

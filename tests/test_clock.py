@@ -362,6 +362,19 @@ def test_processes_of_one_recording_keep_together_when_others_are_beside_them() 
     assert clock.offsets_ns[1] == clock.offsets_ns[2] == pytest.approx(-500_000, abs=40)
 
 
+def test_without_messages_the_recording_that_some_ranks_share_relates_these_alone() -> None:
+    for shared, method in (("session 1", ClockMethod.SAME_SESSION), ("table.csv", ClockMethod.ONE_FILE)):
+        facts_of: dict[int, dict[str, object]] = {0: {"one_clock": shared}, 1: {"one_clock": shared}, 2: {}}
+        for rows in ([], message(0, 0, 1, 100, 130)):
+            clock = estimate_clock(comms_of(rows), [0, 1, 2], facts_of)
+            assert (clock.method, clock.offsets_ns, clock.uncertainty_ns) == (method, {0: 0, 1: 0, 2: 0}, None)
+            assert clock.warnings == ("rank 2: no message relates its clock to rank 0's; taken as it is",)
+            assert clock.relates([0, 1])
+            assert not clock.relates([1, 2])
+    alone: dict[int, dict[str, object]] = {0: {"one_clock": "session 1"}, 1: {"one_clock": "session 2"}}
+    assert estimate_clock(comms_of([]), [0, 1], alone).method is ClockMethod.NONE
+
+
 def test_a_call_on_the_host_bounds_nothing_beside_communication_on_devices() -> None:
     rows = comms_of([*BOTH_WAYS, *message(2, 0, 1, 9_000_000, 3_000_000), *message(3, 1, 0, 9_000_000, 3_000_000)])
     seen = rows.assign(clock=["device"] * 4 + ["device", "host"] * 2)

@@ -24,25 +24,26 @@ _HELP = (
 
 
 def layout(loaded: Loaded) -> Node:
+    has_steps = bool(loaded.steps)
     has_plan = loaded.analysis is not None and loaded.analysis.schedule.plan is not None
     choice = dcc.RadioItems(
         id="timeline-source",
         options=[
-            {"label": "Measured", "value": MEASURED},
-            {"label": "Planned", "value": PLANNED, "disabled": not has_plan},
+            {"label": "Measured", "value": MEASURED, "disabled": not has_steps},
+            {"label": "Planned", "value": PLANNED, "disabled": not (has_steps and has_plan)},
         ],
-        value=MEASURED,
+        value=MEASURED if has_steps else None,
         inline=True,
         className="segments",
-        persistence=True,
+        persistence=has_steps,
         persistence_type="session",
     )
-    config: Any = dict(CONFIG)
+    config: Any = dict(CONFIG) if has_steps else {"staticPlot": True}
     return html.Section(
         [
             html.Div([choice, html.Span(id="timeline-note", className="note")], className="panel-head"),
             dcc.Graph(id="timeline", config=config, className="graph", figure=note("")),
-            html.P(_HELP, className="help"),
+            html.P(_HELP if has_steps else "", className="help"),
         ],
         className="panel",
     )
@@ -62,7 +63,7 @@ def register(app: Dash, store: Store) -> None:
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
         if step is None:
-            figure, line = note("No pipeline steps in these traces"), "The overview has what they tell all the same."
+            figure, line = note("No pipeline steps in these traces"), ""
         else:
             figure, line = draw(loaded.analysis, step, source, None if ctx.triggered_id == "step" else range_of(moved))
         return figure, height_of(figure), line

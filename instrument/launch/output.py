@@ -10,6 +10,8 @@ from typing import TextIO
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+from pptrace.errors import PptraceError
+
 _KINETO_NOISE = b"USDT:"  # Kineto reports each start and stop of the profiler on stderr
 
 
@@ -43,8 +45,13 @@ class Terminal:
             if self._status:
                 self._err.write("\r\x1b[2K")
                 self._err.flush()
-            stream.write(f"{text}\n")
-            stream.flush()
+            try:
+                stream.write(f"{text}\n")
+                stream.flush()
+            except BrokenPipeError:
+                pass  # nobody reads it; the ranks go on
+            except PptraceError as err:
+                self._err.write(f"pptrace: {err}\npptrace: what the ranks print is lost; the run goes on\n")
             if self._status:
                 self._err.write(self._status)
                 self._err.flush()

@@ -174,16 +174,28 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
         yield f"ideal_ratio and ideal_share of step {_listed(other)} are null: the step has other ops than the plan"
     if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
         yield "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan"
-    nulls = ["waterfall_ns.host (launching is not told apart)"]
+    yield f"null in this report: {', '.join(_null_fields(found, steps))}"
+
+
+def _null_fields(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    """The fields that are null, each with its reason."""
+    comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
+    yield "waterfall_ns.host (launching is not told apart)"
     if found.memory.empty:
-        nulls.append("peak_memory_bytes (no memory events)")
-    if any(comm.bytes is None for step in steps for rank in step.ranks for comm in rank.comms):
-        nulls.append("comms[].bytes and bandwidths (the calls do not tell their sizes)")
-    nulls.append("stragglers (not computed by this version)")
-    yield f"null in this report: {', '.join(nulls)}"
+        yield "peak_memory_bytes (no memory events)"
+    if any(comm.bytes is None for comm in comms):
+        yield "comms[].bytes and bandwidths (the calls do not tell their sizes)"
+    if lone := sorted(
+        {f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None}
+    ):
+        yield (
+            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(lone)} (other members of the calls have no "
+            "trace, or which they are is not told)"
+        )
+    yield "stragglers (not computed by this version)"
 
 
-def _listed(numbers: Sequence[int], count: int | None = None) -> str:
+def _listed(numbers: Sequence[object], count: int | None = None) -> str:
     """The first few; ``count`` is how many there are, where ``numbers`` are not all."""
     shown, total = ", ".join(map(str, numbers[:_SHOWN])), len(numbers) if count is None else count
     return shown if total <= _SHOWN else f"{shown} and {total - _SHOWN} more"

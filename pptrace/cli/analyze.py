@@ -10,7 +10,7 @@ import click
 
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
-from pptrace.cli.output import write_text
+from pptrace.cli.output import Outputs
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest import Progress
 from pptrace.report.load import load
@@ -53,10 +53,17 @@ def command(
     """
     if engine != "local":
         raise UsageError(f"--engine {engine}: this version has no such engine; use --engine local")
+    if str(csv_dir) == "-":
+        raise UsageError("--csv -: there are several tables, which stdout cannot take; give a directory")
+    outputs = Outputs({"--json": json_file, "--html": html_file, "--perfetto": perfetto_file})
     analysis = load(paths, schedule, step, jobs, _progress(), not no_cache)  # jobs None: one process per core
-    if json_file != "-":
-        _print(analysis.report)
-    _write_files(analysis, json_file, with_ops, html_file, csv_dir, perfetto_file)
+    try:
+        if csv_dir is not None:
+            _write_tables(analysis, csv_dir)
+        _write(outputs, analysis, with_ops)
+    finally:
+        if not outputs.take_stdout:  # after the files: who reads stdout may end the program, as `| head` does
+            _print(analysis.report)
 
 
 def analyze_and_print(paths: Sequence[Path]) -> None:
@@ -95,32 +102,36 @@ def _progress() -> Progress | None:
     return show
 
 
-def _write_files(
-    analysis: Analysis,
-    json_file: str | None,
-    with_ops: bool,
-    html_file: Path | None,
-    csv_dir: Path | None,
-    perfetto_file: Path | None,
-) -> None:
+def _write(outputs: Outputs, analysis: Analysis, with_ops: bool) -> None:
     """Each format is imported when it is asked for."""
-    if json_file is not None:
+
+    def json_report() -> str:
         from pptrace.report.to_json import dump, report_object
 
-        write_text(json_file, dump(report_object(analysis.report, with_ops)))
-    if html_file is not None:
+        return dump(report_object(analysis.report, with_ops))
+
+    def html_page() -> str:
         from pptrace.report.html import report_page
 
-        write_text(str(html_file), report_page(analysis))
-    if csv_dir is not None:
-        from pptrace.report.to_csv import write_tables
+        return report_page(analysis)
 
-        try:
-            write_tables(analysis, csv_dir)
-        except OSError as err:
-            raise PptraceError(f"--csv {csv_dir}: cannot be written ({err.strerror})") from None
-    if perfetto_file is not None:
+    def perfetto_trace() -> str:
         from pptrace.report.perfetto import perfetto_object
         from pptrace.report.to_json import dump
 
-        write_text(str(perfetto_file), dump(perfetto_object(analysis)))
+        return dump(perfetto_object(analysis))
+
+    outputs.write({"--json": json_report, "--html": html_page, "--perfetto": perfetto_trace})
+
+
+def _write_tables(analysis: Analysis, directory: Path) -> None:
+    from pptrace.report.to_csv import write_tables
+
+    try:
+        write_tables(analysis, directory)
+    except (FileExistsError, NotADirectoryError):
+        raise PptraceError(
+            f"--csv {directory}: there is a file of that name; expected a directory, for one file per table; give another name"
+        ) from None
+    except OSError as err:
+        raise PptraceError(f"--csv {directory}: cannot be written ({err.strerror}); give another directory") from None

@@ -9,6 +9,7 @@ import sys
 import click
 
 from pptrace import __version__
+from pptrace.cli.output import guard_streams
 from pptrace.errors import PptraceError
 
 _COMMANDS = {
@@ -48,15 +49,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 bad input, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 bad input or no place for the output, 2 wrong usage, 130 interrupted."""
+    guard_streams()
     try:
-        code = cli.main(prog_name="pptrace", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        code = _run()
+        sys.stdout.flush()
+        sys.exit(code)
     except PptraceError as err:
         _fail(str(err), err.exit_code)
-    except click.exceptions.NoArgsIsHelpError as err:
-        click.echo(err.format_message())
-        sys.exit(2)
     except click.UsageError as err:
         where = f" (see `{err.ctx.command_path} --help`)" if err.ctx else ""
         _fail(f"{err.format_message().rstrip('.')}{where}", 2)
@@ -65,8 +65,17 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-        sys.stderr.close()
-        sys.exit(0)
+        sys.exit(1)
+
+
+def _run() -> int:
+    """The exit code of the command; without one, its help."""
+    try:
+        code = cli.main(prog_name="pptrace", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as err:
+        click.echo(err.format_message())
+        return 2
+    return code if isinstance(code, int) else 0
 
 
 def _fail(message: str, code: int) -> None:

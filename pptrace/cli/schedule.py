@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pptrace.cli.output import write_text
+from pptrace.cli.output import Outputs
 from pptrace.report.text import plan_size
 from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
@@ -62,17 +62,19 @@ def show(
     html_file: Path | None,
 ) -> None:
     """Show what each rank does, and what bubble that leaves."""
+    outputs = Outputs({"--csv": csv_file, "--html": html_file})
     shape = registry.shape_for(name, pp, microbatches, chunks, group_size, lean, memory_limit)
     plan = registry.get(name).build(shape)
     validate(plan)
-    if csv_file != "-":
+    outputs.write({"--csv": lambda: to_csv(lower(plan) if with_comms else plan), "--html": lambda: _picture(plan)})
+    if not outputs.take_stdout:
         _print(plan, with_comms, optimality_line(name, plan, shape))
-    if csv_file is not None:
-        write_text(csv_file, to_csv(lower(plan) if with_comms else plan))
-    if html_file is not None:
-        from pptrace.report.html import simulation_page
 
-        write_text(str(html_file), simulation_page(simulate(plan, IDEAL)))
+
+def _picture(plan: Plan) -> str:
+    from pptrace.report.html import simulation_page
+
+    return simulation_page(simulate(plan, IDEAL))
 
 
 def optimality_line(name: str, plan: Plan, shape: Shape) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from pptrace.cli.output import write_text
+from pptrace.cli.output import Outputs
 from pptrace.cli.schedule import optimality_line
 from pptrace.errors import ScheduleError, UsageError
 from pptrace.report.text import simulation_table
@@ -19,7 +19,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import read_csv, to_csv
 from pptrace.schedule.validate import validate
-from pptrace.simulate import Costs, simulate, uniform
+from pptrace.simulate import Costs, Simulation, simulate, uniform
 
 _NS_PER_MS = 1e6
 _MOST_MS = 1e9
@@ -64,6 +64,7 @@ def command(
 
     Costs are those of one action: one stage's chunk, one microbatch.
     """
+    outputs = Outputs({"--csv": csv_file, "--json": json_file, "--html": html_file})
     costs = uniform(
         forward_ns=_nanoseconds("--forward", forward),
         backward_ns=_nanoseconds("--backward", backward),
@@ -74,21 +75,28 @@ def command(
     shape = None if asked.is_file else asked.shape(costs)
     plan = _checked(asked.read()) if shape is None else registry.get(schedule).build(shape)
     simulation = simulate(plan.compute_only(), costs)
-    if "-" not in (json_file, csv_file):
+    _write(outputs, plan, simulation, with_ops)
+    if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(simulation_table(simulation))
         if shape is not None and (note := optimality_line(schedule, plan, shape)):
             console.print(note)
-    if csv_file is not None:
-        write_text(csv_file, to_csv(plan.compute_only()))
-    if json_file is not None:
+
+
+def _write(outputs: Outputs, plan: Plan, simulation: Simulation, with_ops: bool) -> None:
+    """Each format is imported when it is asked for."""
+
+    def json_object() -> str:
         from pptrace.report.to_json import dump, simulation_object
 
-        write_text(json_file, dump(simulation_object(simulation, with_ops)))
-    if html_file is not None:
+        return dump(simulation_object(simulation, with_ops))
+
+    def picture() -> str:
         from pptrace.report.html import simulation_page
 
-        write_text(str(html_file), simulation_page(simulation))
+        return simulation_page(simulation)
+
+    outputs.write({"--csv": lambda: to_csv(plan.compute_only()), "--json": json_object, "--html": picture})
 
 
 def _nanoseconds(option: str, milliseconds: float) -> int:

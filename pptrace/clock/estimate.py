@@ -14,11 +14,12 @@ of that microbatch begins, and its backward begins after the next stage's has en
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from pptrace.clock.bounds import UNBOUNDED, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.drift import with_drift
 from pptrace.clock.ends import common_ends
 from pptrace.clock.offsets import from_bounds
@@ -65,14 +66,26 @@ def estimate_clock(
         by_order = from_op_order(ordered, low, ops, pipelines)
         if by_order is not None:
             return by_order
-    if low.max(initial=-UNBOUNDED, where=~np.eye(len(ordered), dtype=bool)) <= -UNBOUNDED:
-        warning = (
-            "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
-            "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+    if low.max(initial=-UNBOUNDED, where=~(same | np.eye(len(ordered), dtype=bool))) <= -UNBOUNDED:
+        return _without_messages(
+            ordered, low, [str(own) for own in shared if own is not None and shared.count(own) > 1]
         )
-        return Clock(ClockMethod.NONE, dict.fromkeys(ordered, 0), None, (warning,), frozenset(ordered[1:]))
     clock = from_bounds(ordered, low, common_ends(matched, ordered))
     return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
+
+
+def _without_messages(ranks: Sequence[int], low: Matrix, shared: Sequence[str]) -> Clock:
+    """Where no message leaves a recording: ranks that one is ``shared`` by are on its clock, the others on their own."""
+    if shared:
+        is_session = any(own.startswith(SESSION) for own in shared)
+        return replace(
+            from_bounds(ranks, low, {}), method=ClockMethod.SAME_SESSION if is_session else ClockMethod.ONE_FILE
+        )
+    warning = (
+        "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
+        "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+    )
+    return Clock(ClockMethod.NONE, dict.fromkeys(ranks, 0), None, (warning,), frozenset(ranks[1:]))
 
 
 def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:

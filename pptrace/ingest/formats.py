@@ -18,6 +18,15 @@ from pptrace.tables import InputFormat, Trace
 
 SNIFF_BYTES = 64 * 1024
 _NSIGHT_SUFFIXES = (*REPORT_SUFFIXES, ".sqlite")
+_ARCHIVES = {
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+}
+_TAR_PLACE, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
@@ -108,6 +117,13 @@ def detect(start: bytes) -> InputFormat | None:
     return next((known.name for known in FORMATS if known.sniff(start)), None)
 
 
+def archive_of(start: bytes) -> str | None:
+    """The kind of archive, or of compression that is not read, that these (gunzipped) bytes begin; None for any other file."""
+    if start[_TAR_PLACE : _TAR_PLACE + len(_TAR_MAGIC)] == _TAR_MAGIC:
+        return "tar"
+    return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
+
+
 def read_file(path: Path, name: InputFormat | None, effort: Effort | None = None) -> tuple[Trace, ...]:
     """Read one file: a trace for each rank in it.
 
@@ -116,6 +132,8 @@ def read_file(path: Path, name: InputFormat | None, effort: Effort | None = None
     Raises:
         TraceError: the file gives nothing to analyse.
     """
+    if name is None and (archive := archive_of(first_bytes(path))):
+        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
     return _READERS[name or _named(path)](path, effort or Effort())
 
 

@@ -12,10 +12,12 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.formats import Effort, read_file
+from pptrace.ingest.identity import rank_of_file_name, rank_of_value
 from pptrace.ingest.open import InputFile, OpenedInputs
 from pptrace.ingest.source import num_text_bytes
 from pptrace.ingest.table_parts import HasOps, joined
@@ -194,17 +196,20 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ..
     lines: dict[int, str] = {}
     later: list[tuple[Kept, str]] = []
     for file, trace in pairs:
-        claimed = trace.info.rank if trace.info.rank is not None else file.rank
+        claimed, doubt = _claimed(file, trace.info)
         if claimed is None:
-            later.append((trace, "nothing in it says which rank it is"))
+            unknown = trace.with_info(replace(trace.info, rank=None))
+            later.append((unknown, doubt or "nothing in it says which rank it is"))
         elif claimed in ranked and (whole := joined(ranked[claimed], _with_rank(trace, claimed))) is not None:
             ranked[claimed] = whole
         elif claimed in ranked:
             later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does"))
         else:
-            if file.rank is not None and file.rank != claimed:
+            if file.rank not in (None, claimed):
                 said = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
                 lines[claimed] = f"{trace.info.path}: {said}"
+            if doubt:
+                lines[claimed] = f"{trace.info.path}: {doubt}; taken as rank {claimed}"
             ranked[claimed] = _with_rank(trace, claimed)
     taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
     for trace, why in later:
@@ -216,6 +221,21 @@ def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ..
         ranked[rank] = _with_rank(trace, rank)
         lines[rank] = f"{trace.info.path}: {why}; taken as rank {rank}"
     return tuple(ranked[rank] for rank in sorted(ranked)), tuple(lines[rank] for rank in sorted(lines))
+
+
+def _claimed(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
+    """The rank that a trace says it is, else its run or its file's name; with words about one that it says and cannot be."""
+    said = file.rank if info.rank is None else info.rank
+    if said is None:
+        return None, ""
+    size = info.distributed.get("world_size") if said == rank_of_value(info.distributed.get("rank")) else None
+    most = size if isinstance(size, int) and 0 < size <= _MOST_RANKS else _MOST_RANKS
+    if said < most:
+        return said, ""
+    others = (file.rank, rank_of_file_name(Path(info.path).name))
+    where = f"of a job of {size} ranks" if most == size else f"where ranks below {most:,} are expected"
+    doubt = f"says rank {said} {where}, which is not believed"
+    return next((rank for rank in others if rank is not None and rank < most), None), doubt
 
 
 def _world_size(info: TraceInfo) -> int:

@@ -14,7 +14,7 @@ No trace is read here: formats are told by the first bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pptrace.errors import TraceError, UsageError
 from pptrace.ingest.chrome import has_kineto_members
 from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.folders import copies, directories_below, entries_of
-from pptrace.ingest.formats import detect, first_bytes
+from pptrace.ingest.formats import archive_of, detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
 from pptrace.ingest.nsight_export import REPORT_SUFFIXES
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, without_partners
@@ -172,10 +172,17 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
     named = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
     found, _ = _trace_files(without_partners(_without_exported(named[:_MOST_SNIFFED])))
     return [
-        f"{file.path.relative_to(directory)} (in a subdirectory; give it to read it)"
+        f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
         for file in found
         if not sniff_own_json(first_bytes(file.path))
     ]
+
+
+def _why_left(path: Path, read: Collection[Path]) -> str:
+    """Beside traces that are read lies what has another name than TensorBoard gives them."""
+    if any(other.parent == path.parent for other in read):
+        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the traces beside it are"
+    return "in a subdirectory"
 
 
 def _without_exported(paths: Sequence[Path]) -> list[Path]:
@@ -209,6 +216,8 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
             continue
         if file.format is not None:
             files.append(file)
+        elif archive := archive_of(first_bytes(path)):
+            skipped.append(f"{path.name} (a {archive} archive; unpack it)")
         elif path.name.endswith(_TRACE_SUFFIXES):
             skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
     return files, skipped
@@ -252,8 +261,8 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
         return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
     found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
     return (
-        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, or what Nsight Systems recorded "
-        "(.sqlite, .nsys-rep); check the path or record a run"
+        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
+        "(.sqlite, .nsys-rep), or tables of ops (.csv, .parquet); check the path or record a run"
     )
 
 

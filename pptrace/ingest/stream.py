@@ -31,7 +31,10 @@ _HEAD_DOUBT_BYTES = 4 * 1024 * 1024  # how much more text to try before a damage
 _UTF8_MARK = b"\xef\xbb\xbf"
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENTS_KEY_BYTES = 1024  # of key, colon, bracket and the white space between them
-WHAT_TO_GIVE = "give a trace written by torch.profiler (export_chrome_trace)"
+WHAT_TO_GIVE = (
+    "give a trace of torch.profiler (export_chrome_trace), an export of Nsight Systems (.sqlite) or a table of ops (CSV, "
+    "Parquet)"
+)
 
 
 Offer = Callable[[memoryview], bool]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import report_step
 from pptrace.clock import Clock, ClockMethod
 from pptrace.recognise.recognise import recognise
+from pptrace.report.load import load
 from pptrace.schedule.registry import build
 from pptrace.simulate.course import course_of
 from pptrace.tables import Category
@@ -133,3 +135,18 @@ def test_a_plan_of_some_of_a_pipelines_ranks_has_no_ideal() -> None:
     assert not is_plan_of_all(longer)
     line = "ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of 2 of the 4 ranks of a pipeline"
     assert line in notes(longer, Clock(ClockMethod.SINGLE_RANK, {}, 0), analyse(RECORDING.traces()).report.steps)
+
+
+def test_collectives_whose_other_members_have_no_trace_are_named_where_their_waiting_is_null(tmp_path: Path) -> None:
+    rows = ["0,0,F,0,0,1000,,,", "0,0,all_reduce,,500,1500,dp,1000000,2", "0,0,B,0,2000,4000,,,"]
+    table = tmp_path / "ops.csv"
+    table.write_text(
+        "\n".join(["rank,step,kind,microbatch,start_us,end_us,axis,bytes,group_size", *rows]), encoding="utf-8"
+    )
+    report = load([table]).report
+    (comm,) = report.steps[0].ranks[0].comms
+    assert (comm.wait_ns, comm.hidden_ns, comm.exposed_ns, comm.overlap_ratio) == (None, None, None, None)
+    assert any(
+        "comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of dp all_reduce" in line for line in report.warnings
+    )
+    assert not any("comms[].wait_ns" in line for line in analyse(RECORDING.traces()).report.warnings)

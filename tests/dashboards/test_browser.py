@@ -235,6 +235,11 @@ def test_a_trace_without_marks_says_that_there_are_no_steps(tmp_path: Path, serv
     page.click("#to-timeline")
     page.wait_for_selector("#timeline .annotation-text")
     page.wait_for_function("document.querySelector('#timeline').textContent.includes('No pipeline steps')")
+    assert page.locator("#timeline-source input:not(:disabled)").count() == 0, "nothing can be chosen"
+    assert page.locator("#timeline-source input:checked").count() == 0
+    assert page.text_content("#timeline-note") == ""
+    assert page.locator("#timeline .modebar-btn").count() == 0
+    assert "zoom" not in (page.text_content("main") or page.text_content("body") or "")
 
 
 def test_files_that_appear_are_noticed_on_reload(

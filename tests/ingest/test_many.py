@@ -58,6 +58,27 @@ def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
     assert result.warnings[0] == f"{paths[1]}: says rank 1, as {paths[0]} does; taken as rank 0"
 
 
+@pytest.mark.parametrize(("name", "taken"), [("x.json", 0), ("rank2.json", 2), ("rank7.json", 0)])
+@pytest.mark.parametrize(("said", "size"), [(9, 4), (1_000_000_000, 4), (4, 4)])
+def test_a_rank_that_its_job_does_not_have_is_not_believed(
+    write: Write, op: Op, name: str, taken: int, said: int, size: int
+) -> None:
+    path = write([op()], name, {"distributedInfo": {"rank": said, "world_size": size}})
+    result = read_traces(open_inputs([path]), 1)
+    assert ranks(result) == [(taken, name)]
+    line = f"{path}: says rank {said} of a job of {size} ranks, which is not believed; taken as rank {taken}"
+    assert result.warnings == (line,)
+
+
+@pytest.mark.parametrize("size", [None, "4", 10**12])
+def test_a_rank_beyond_any_job_is_not_believed(write: Write, op: Op, size: object) -> None:
+    path = write([op()], "x.json", {"distributedInfo": {"rank": 1_000_000_000, "world_size": size}})
+    result = read_traces(open_inputs([path]), 1)
+    assert ranks(result) == [(0, "x.json")]
+    assert "says rank 1000000000 where ranks below 1,000,000 are expected" in result.warnings[0]
+    assert ranks(read_traces(open_inputs([write([op()], "rank5000000.json")]), 1)) == [(0, "rank5000000.json")]
+
+
 def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) -> None:
     silent, other = write([op()], "s.json"), write([op()], "o.json", {"pptrace": {"rank": 2}})
     files = tuple(InputFile(path, InputFormat.KINETO, rank, 1) for path, rank in ((silent, 7), (other, 1)))

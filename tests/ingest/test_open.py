@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,25 @@ def test_formats_are_recognised_by_their_first_bytes(start: bytes, name: InputFo
     assert detect(start) is name
 
 
+@pytest.mark.parametrize(("suffix", "kind"), [("zip", "zip"), ("tar", "tar"), ("tar.gz", "tar"), ("tar.bz2", "bzip2")])
+def test_an_archive_is_to_be_unpacked(write: Write, op: Op, tmp_path: Path, suffix: str, kind: str) -> None:
+    formats = {"zip": "zip", "tar": "tar", "tar.gz": "gztar", "tar.bz2": "bztar"}
+    write([op()], "job/rank0.json")
+    packed = Path(shutil.make_archive(str(tmp_path / "traces"), formats[suffix], tmp_path / "job"))
+    with pytest.raises(TraceError, match=f"a {kind} archive; expected a trace; unpack it and give what it holds"):
+        read_traces(open_inputs([packed]), 1)
+    beside = packed.rename(tmp_path / "job" / packed.name)
+    assert opened(tmp_path / "job")[1] == (f"{tmp_path / 'job'}: skipped {beside.name} (a {kind} archive; unpack it)",)
+
+
+@pytest.mark.parametrize("content", [b"<!doctype html><html></html>", b"\x7fELF\x02\x01", b"hello"])
+def test_what_is_no_trace_gets_told_all_that_can_be_given(write: Write, content: bytes) -> None:
+    with pytest.raises(
+        TraceError, match=r"begins with .* give a trace of torch\.profiler .*Nsight Systems .*table of ops"
+    ):
+        read_traces(open_inputs([write(content)]), 1)
+
+
 def test_a_directory_gives_its_traces_in_the_order_of_numbers(write: Write, op: Op, tmp_path: Path) -> None:
     for rank in (10, 2, 0):
         write([op()], f"job/rank{rank}.json.gz")
@@ -87,8 +107,9 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     write(b"", "logs/events.out.tfevents")
     files, warnings = opened(tmp_path / "logs")
     assert files == ["worker0.1700.pt.trace.json.gz", "worker1.1700.pt.trace.json.gz"]
-    left = "(in a subdirectory; give it to read it)"
-    skipped = f"{tmp_path / 'logs'}: skipped run/other.json {left}, run/deeper/worker2.1700.pt.trace.json.gz {left}"
+    other = "run/other.json (not named *.pt.trace.json as the traces beside it are; give it to read it)"
+    deeper = "run/deeper/worker2.1700.pt.trace.json.gz (in a subdirectory; give it to read it)"
+    skipped = f"{tmp_path / 'logs'}: skipped {other}, {deeper}"
     assert warnings == (skipped,)
     write([op()], "logs/run2/worker0.1800.pt.trace.json")
     assert opened(tmp_path / "logs")[1] == (
