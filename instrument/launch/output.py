@@ -10,8 +10,6 @@ from typing import TextIO
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
-from pptrace.errors import PptraceError
-
 _KINETO_NOISE = b"USDT:"  # Kineto reports each start and stop of the profiler on stderr
 
 
@@ -50,8 +48,10 @@ class Terminal:
                 stream.flush()
             except BrokenPipeError:
                 pass  # nobody reads it; the ranks go on
-            except PptraceError as err:
-                self._err.write(f"pptrace: {err}\npptrace: what the ranks print is lost; the run goes on\n")
+            except OSError as err:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what it still holds, and what comes
+                what = f"stdout: cannot be written ({err.strerror})"
+                self._err.write(f"pptrace: {what}; what the ranks print is lost; the run goes on\n")
             if self._status:
                 self._err.write(self._status)
                 self._err.flush()

@@ -9,7 +9,7 @@ import sys
 import click
 
 from pptrace import __version__
-from pptrace.cli.output import guard_streams
+from pptrace.cli.output import drop_stdout, open_streams, stdout_error
 from pptrace.errors import PptraceError
 
 _COMMANDS = {
@@ -50,7 +50,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 bad input or no place for the output, 2 wrong usage, 130 interrupted."""
-    guard_streams()
+    open_streams()
     try:
         code = _run()
         sys.stdout.flush()
@@ -65,7 +65,12 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        drop_stdout()
         sys.exit(1)
+    except OSError as err:
+        if (lost := stdout_error(err)) is None:
+            raise
+        _fail(str(lost), lost.exit_code)
 
 
 def _run() -> int:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 from pptrace.errors import PptraceError, UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 def _write_text(target: str | Path, text: str) -> None:
@@ -66,37 +62,31 @@ class Outputs:
         return [option for option, target in self.targets.items() if target is not None and str(target) == "-"]
 
 
-class _Stdout(io.FileIO):
-    """Stdout's file: what it does not take ends the command with one line, and what comes after that is dropped."""
-
-    _is_broken = False
-
-    def write(self, data: ReadableBuffer) -> int:
-        if self._is_broken:
-            return len(memoryview(data))
-        try:
-            return super().write(data)
-        except OSError as err:
-            self._is_broken = True
-            if isinstance(err, BrokenPipeError):
-                raise
-            reason = "it is closed" if err.errno == errno.EBADF else err.strerror
-            raise PptraceError(
-                f"stdout: cannot be written ({reason}); expected a terminal, a pipe or a file with room left; give one"
-            ) from None
+_LOST = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Of a stream that is closed, or on a file that takes no more."""
 
 
-def guard_streams() -> None:
-    """Make a stdout that is closed or full an error of one line. Python has None for a stream that is closed."""
+def stdout_error(err: OSError) -> PptraceError | None:
+    """The error of one line where a write to stdout failed; None for any other. What is printed afterwards is dropped."""
+    if err.filename is not None or err.errno not in _LOST:
+        return None
+    drop_stdout()
+    reason = "it is closed" if err.errno == errno.EBADF else err.strerror
+    return PptraceError(
+        f"stdout: cannot be written ({reason}); expected a terminal, a pipe or a file with room left; give one"
+    )
+
+
+def drop_stdout() -> None:
+    """Let what stdout still holds, and what comes, go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_streams() -> None:
+    """Streams in place of those that are closed, of which Python has None: one of stdout that fails as a closed one does."""
     if sys.stdout is None or sys.stderr is None:
-        null = os.open(
-            os.devnull, os.O_RDONLY
-        )  # takes the number of the closed stream, which no file opened later then gets
+        # The lowest free number, that of the closed stream, which no file opened later then gets.
+        null = os.open(os.devnull, os.O_RDONLY)
         sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-        sys.stdout = sys.stdout or _guarded(null, "utf-8", "replace")
-    elif (out := sys.__stdout__) is not None and sys.stdout is out and not out.isatty():
-        sys.stdout = _guarded(out.fileno(), out.encoding, out.errors)
-
-
-def _guarded(fd: int, encoding: str, errors: str | None) -> TextIO:
-    return io.TextIOWrapper(io.BufferedWriter(_Stdout(fd, "wb", closefd=False)), encoding, errors)
+        sys.stdout = sys.stdout or os.fdopen(null, "w", encoding="utf-8", errors="replace", closefd=False)
