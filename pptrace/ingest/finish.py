@@ -52,12 +52,14 @@ class SortedEvents:
     warnings: tuple[str, ...]
 
     def places(self, rows: Sequence[int]) -> Int64:
-        """Where rows of the file stand now, -1 for those left out."""
+        """Where rows of the file stand now, -1 for those left out. Few are asked for: the others take a byte each."""
         if not rows:
             return np.zeros(0, dtype=np.int64)
-        place: Int64 = np.full(self.num_rows, -1, dtype=np.int64)
-        place[self.order] = np.arange(len(self.order))
-        return np.asarray(place[np.asarray(rows)])
+        wanted = np.zeros(self.num_rows, dtype=np.bool_)
+        wanted[np.asarray(rows, dtype=np.int64)] = True
+        found = np.flatnonzero(wanted[self.order])
+        place = dict(zip(self.order[found].tolist(), found.tolist(), strict=True))
+        return np.array([place.get(row, -1) for row in rows], dtype=np.int64)
 
     def events(self, comm_args: pd.DataFrame) -> Events:
         return Events(
