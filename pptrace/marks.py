@@ -2,12 +2,13 @@
 
 Grammar, version 1:
 
-    name   = "pp1:" (op | p2p | wait | collective | exchange | await | span) { " " key "=" value }
+    name   = "pp1:" (op | p2p | wait | collective | exchange | call | await | span) { " " key "=" value }
     op     = action                                  e.g.  pp1:2F3 chunk=0 phase=steady step=7
     p2p    = "p2p" … ops=transfer{","transfer}       e.g.  pp1:p2p step=7 axis=pp ops=2SEND_F3>5@4096,2RECV_B0<5@4096
     wait   = "wait" … op=transfer                    e.g.  pp1:wait step=7 op=2RECV_B0<5@4096
     collective = "all_reduce" | "all_gather" | …     e.g.  pp1:all_reduce step=7 axis=dp size=4 bytes=1048576
     exchange = "exchange" … ops=link{","link}        e.g.  pp1:exchange step=7 axis=cp ops=>5@4096,<3@4096
+    call   = "call" … kind= group= seq=              e.g.  pp1:call step=7 kind=send group=0 seq=4 bytes=4096 peer=5 handle=3
     await  = "await" …                               e.g.  pp1:await step=7 axis=cp handle=12
     span   = "STEP" | "OPTIMIZER" | "GRAD_SYNC" | …  e.g.  pp1:STEP step=7
     transfer = action link
@@ -23,6 +24,10 @@ the ``p2p`` range ends with the posting and the ``wait`` ranges follow later, on
 An ``exchange`` is point-to-point too, but its messages carry no microbatch: the steps of a ring, or control messages. A
 collective or an exchange whose range ends with the posting has a ``handle``, a number that its rank uses once; an ``await``
 range with the same handle follows, and its end says when the call was seen complete.
+
+A ``call`` is a collective or a message of a runtime that pptrace only watches: it names the process group, whose ranks and axis
+are in the trace's metadata, and counts the calls of that group (of a message: those of its direction with that peer). The
+``phase`` of an op is left out where no plan tells it.
 """
 
 from __future__ import annotations
@@ -62,6 +67,7 @@ class SpanKind(StrEnum):
     OPTIMIZER = "OPTIMIZER"
     GRAD_SYNC = "GRAD_SYNC"
     DATA = "DATA"
+    EVAL = "EVAL"  # a pass of a pipeline without backwards
 
 
 class Axis(StrEnum):
@@ -73,15 +79,17 @@ class Axis(StrEnum):
     DP_CP = "dp-cp"  # both together: the ranks that hold equal parameters and different tokens
     WORLD = "world"
     EMBEDDING = "embd"  # first and last stage, for tied embeddings
+    UNKNOWN = "unknown"
     MIRROR = "mirror"  # pipeline ranks r and p−1−r, which hold copies of the same stages (DualPipe)
 
 
 @dataclass(frozen=True, slots=True)
 class OpMark:
-    """A schedule op: F, B, I, W or an overlapped pair."""
+    """A schedule op: F, B, I, W or an overlapped pair. Without ``has_phase``, the action's phase says nothing."""
 
     action: Action
     step: int
+    has_phase: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +150,24 @@ class ExchangeMark:
 
 
 @dataclass(frozen=True, slots=True)
+class CallMark:
+    """A collective or one message of a watched runtime: ``kind`` is a collective's, ``send`` or ``recv``.
+
+    ``peer`` is a global rank, None where there is none or any may send; ``sequence`` counts from 0 as in the grammar.
+    """
+
+    kind: str
+    group: str
+    sequence: int
+    bytes: int
+    step: int
+    peer: int | None = None
+    handle: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitMark:
-    """The wait for a collective or an exchange that was posted before."""
+    """The wait for a collective, an exchange or a call that was posted before."""
 
     axis: Axis
     step: int
@@ -165,16 +189,18 @@ class UnknownMark:
 
 
 _COLLECTIVES = frozenset(Collective)
+_CALLS = frozenset({*_COLLECTIVES, "send", "recv"})
 _SPANS = frozenset(SpanKind)
 
-Mark = OpMark | P2PMark | WaitMark | CollectiveMark | ExchangeMark | AwaitMark | SpanMark
+Mark = OpMark | P2PMark | WaitMark | CollectiveMark | ExchangeMark | CallMark | AwaitMark | SpanMark
 
 
 def format_mark(mark: Mark) -> str:
     """The range name of a mark. :func:`parse_mark` is its inverse."""
     match mark:
-        case OpMark(action, step):
-            return f"{PREFIX}{action} chunk={action.chunk} phase={action.phase} step={step}"
+        case OpMark(action, step, has_phase):
+            phase = f" phase={action.phase}" if has_phase else ""
+            return f"{PREFIX}{action} chunk={action.chunk}{phase} step={step}"
         case P2PMark(transfers, axis, step):
             return f"{PREFIX}p2p step={step} axis={axis} ops={','.join(map(_format_transfer, transfers))}"
         case WaitMark(transfer, step):
@@ -184,6 +210,9 @@ def format_mark(mark: Mark) -> str:
         case ExchangeMark(links, axis, step, handle):
             ops = ",".join(map(_format_link, links))
             return f"{PREFIX}exchange step={step} axis={axis} ops={ops}{_format_handle(handle)}"
+        case CallMark(kind, group, sequence, num_bytes, step, peer, handle):
+            end = f"{'' if peer is None else f' peer={peer}'}{_format_handle(handle)}"
+            return f"{PREFIX}call step={step} kind={kind} group={group} seq={sequence} bytes={num_bytes}{end}"
         case AwaitMark(axis, step, handle):
             return f"{PREFIX}await step={step} axis={axis}{_format_handle(handle)}"
         case SpanMark(kind, step):
@@ -236,11 +265,19 @@ def _parse_body(head: str, values: dict[str, str]) -> Mark:
     if head == "exchange":
         links = tuple(_parse_link(item) for item in values["ops"].split(","))
         return ExchangeMark(links, Axis(values["axis"]), step, _parse_handle(values))
+    if head == "call":
+        if values["kind"] not in _CALLS:
+            raise ValueError(f"{values['kind']!r} is no collective, send or recv")
+        peer = _number(values["peer"]) if "peer" in values else None
+        sequence, num_bytes = _number(values["seq"]), _number(values["bytes"])
+        return CallMark(values["kind"], values["group"], sequence, num_bytes, step, peer, _parse_handle(values))
     if head == "await":
         return AwaitMark(Axis(values["axis"]), step, _number(values["handle"]))
     if head in _SPANS:
         return SpanMark(SpanKind(head), step)
-    return OpMark(_tag(parse_action(head), _number(values["chunk"]), Phase(values["phase"])), step)
+    has_phase = "phase" in values
+    phase = Phase(values["phase"]) if has_phase else Phase.STEADY
+    return OpMark(_tag(parse_action(head), _number(values["chunk"]), phase), step, has_phase)
 
 
 def _number(text: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from pptrace.marks import (
     VERSION,
     AwaitMark,
     Axis,
+    CallMark,
     Collective,
     CollectiveMark,
     ExchangeMark,
@@ -52,7 +55,18 @@ marks: st.SearchStrategy[Mark] = st.one_of(
     st.builds(WaitMark, transfers, large),
     st.builds(CollectiveMark, st.sampled_from(Collective), st.sampled_from(Axis), small, large, large, handles),
     st.builds(ExchangeMark, st.lists(links, min_size=1, max_size=4).map(tuple), st.sampled_from(Axis), large, handles),
+    st.builds(
+        CallMark,
+        st.sampled_from(["send", "recv", *Collective]),
+        st.from_regex(r"[!-~]+", fullmatch=True),
+        large,
+        large,
+        large,
+        st.none() | small,
+        handles,
+    ),
     st.builds(AwaitMark, st.sampled_from(Axis), large, large),
+    st.builds(lambda action, step: OpMark(replace(action, phase=Phase.STEADY), step, has_phase=False), compute, large),
     st.builds(SpanMark, st.sampled_from(SpanKind), large),
 )
 
@@ -100,7 +114,7 @@ def test_another_version_of_the_grammar_is_reported_and_not_guessed_at(mark: Mar
 @pytest.mark.parametrize(
     "name",
     [
-        *("pp1:", "pp1: ", "pp1:2F3", "pp1:2F3 chunk=0 phase=steady", "pp1:2F3 chunk=0 step=1", "pp1:2F3 phase=steady step=1"),
+        *("pp1:", "pp1: ", "pp1:2F3", "pp1:2F3 chunk=0 phase=steady", "pp1:2F3 phase=steady step=1"),
         *("pp1:2F3xyz chunk=0 phase=steady step=1", "pp1:2F3 chunk=0 phase=fast step=1", "pp1:2F3 chunk=x phase=steady step=1"),
         *("pp1:2F3 chunk=0 phase=steady step=-1", "pp1:2F3 chunk=0 phase=steady step=1_0", "pp1:STEP step=+1"),
         *("pp1:STEP step=٣", f"pp1:STEP step={'9' * 25}", f"pp1:STEP step={'9' * 5000}", f"pp1:{'9' * 5000}F0 step=1"),
@@ -110,6 +124,7 @@ def test_another_version_of_the_grammar_is_reported_and_not_guessed_at(mark: Mar
         "pp1:p2p step=1 axis=xx ops=2SEND_F3>5@1",
         *("pp1:p2p step=1 axis=pp ops=2SEND_F3>5@1,", "pp1:wait step=1", "pp1:wait step=1 op=2SEND_F3>x@1"),
         *("pp1:all_reduce step=1 axis=dp size=4", "pp1:all_reduce step=1 axis=dp size=4 bytes=1e6", "pp1:allreduce step=1"),
+        *("pp1:call step=1 kind=sent group=0 seq=0 bytes=1", "pp1:call step=1 kind=send seq=0 bytes=1"),
         *("pp1:STEP  step=1", "pp1:STEP step=1 ", "pp1:STEP step=", "pp1:STEP step=1 extra", "pp1:STEP\nstep=1"),
     ],
 )  # fmt: skip

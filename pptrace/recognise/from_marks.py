@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pptrace.marks import (
     AwaitMark,
+    CallMark,
     CollectiveMark,
     ExchangeMark,
     Mark,
     OpMark,
     P2PMark,
     SpanMark,
-    UnknownMark,
     WaitMark,
-    parse_mark,
 )
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.mark_ranges import MarkedRange, MarkedRanges
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action
-from pptrace.tables import COMMS, OPS, Category, Trace
+from pptrace.tables import COMMS, OPS
 
 
-@dataclass(frozen=True, slots=True)
-class _Marked:
-    """A marked range on the host."""
+def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
+    """The ops and comms that marks describe whole; ``call`` marks are left to :mod:`pptrace.recognise.marked_calls`.
 
-    mark: Mark
-    start_ns: int
-    end_ns: int
-
-
-def tables_from_marks(trace: Trace, work: DeviceWork) -> RankTables | None:
-    """The ops and comms of a trace with marks; None when it has none."""
-    ranges, unknown = _marked_ranges(trace)
+    The framework is "" where the marks name no op: then they say how the script goes on, and labels or order tell the ops.
+    """
     warnings = tuple(
-        f"{len(names)} ranges named like {names[0][:60]!r} are not read: {reason}" for reason, names in unknown.items()
+        f"{len(names)} ranges named like {names[0][:60]!r} are not read: {reason}"
+        for reason, names in marks.unreadable.items()
     )
-    if not ranges and not warnings:
-        return None
-    ranges, given_up = _last_runs(ranges)
+    ranges, given_up = _last_runs(marks.ranges)
     if given_up:
         warnings += (_given_up_warning(given_up),)
     owner = Owner(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
-    awaits: dict[int, _Marked] = {}
+    awaits: dict[int, MarkedRange] = {}
     for entry in ranges:
         if isinstance(entry.mark, WaitMark):
             waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = entry
@@ -64,31 +54,13 @@ def tables_from_marks(trace: Trace, work: DeviceWork) -> RankTables | None:
                 comms += _p2p_rows(entry, waits, owner)
             case CollectiveMark() | ExchangeMark():
                 comms += _axis_rows(entry, awaits, owner)
-            case WaitMark() | AwaitMark():
+            case WaitMark() | AwaitMark() | CallMark():
                 pass
-    return RankTables("pptrace", table_of(OPS, ops), table_of(COMMS, comms), warnings)
+    has_ops = any(isinstance(entry.mark, OpMark) for entry in ranges)
+    return RankTables("pptrace" if has_ops else "", table_of(OPS, ops), table_of(COMMS, comms), warnings)
 
 
-def _marked_ranges(trace: Trace) -> tuple[list[_Marked], dict[str, list[str]]]:
-    """Marked host ranges in time order, and by reason the names of those that could not be read."""
-    events = trace.events
-    parsed = [parse_mark(name) for name in events.names]
-    unknown: dict[str, list[str]] = {}
-    is_mark = np.array([mark is not None for mark in parsed], dtype=bool)
-    if not is_mark.any():
-        return [], unknown
-    rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
-    found: list[_Marked] = []
-    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
-        mark = parsed[events.name_id[row]]
-        if isinstance(mark, UnknownMark):
-            unknown.setdefault(mark.reason, []).append(mark.text)
-        elif mark is not None:
-            found.append(_Marked(mark, int(events.start_ns[row]), end_ns))
-    return found, unknown
-
-
-def _last_runs(ranges: list[_Marked]) -> tuple[list[_Marked], list[_Marked]]:
+def _last_runs(ranges: Sequence[MarkedRange]) -> tuple[list[MarkedRange], list[MarkedRange]]:
     """The ranges without those that a rank gave up, and the ops it gave up.
 
     A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same
@@ -105,7 +77,7 @@ def _last_runs(ranges: list[_Marked]) -> tuple[list[_Marked], list[_Marked]]:
     return kept, given_up
 
 
-def _given_up_warning(ops: list[_Marked]) -> str:
+def _given_up_warning(ops: list[MarkedRange]) -> str:
     steps = sorted({entry.mark.step for entry in ops})
     total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
     return (
@@ -114,7 +86,7 @@ def _given_up_warning(ops: list[_Marked]) -> str:
     )
 
 
-def _op_row(entry: _Marked, owner: Owner) -> dict[str, Any]:
+def _op_row(entry: MarkedRange, owner: Owner) -> dict[str, Any]:
     mark = entry.mark
     span = owner.span(entry.start_ns, entry.end_ns, communication=False)
     start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
@@ -133,7 +105,8 @@ def _op_row(entry: _Marked, owner: Owner) -> dict[str, Any]:
     }
     if isinstance(mark, OpMark):
         action = mark.action
-        row |= {"kind": action.kind.value, "stage": action.stage, "chunk": action.chunk, "phase": action.phase.value}
+        phase = action.phase.value if mark.has_phase else ""
+        row |= {"kind": action.kind.value, "stage": action.stage, "chunk": action.chunk, "phase": phase}
         row["microbatch"] = action.microbatch if action.microbatch is not None else -1
         row["pair"] = str(action) if action.parts else ""
     elif isinstance(mark, SpanMark):
@@ -143,7 +116,7 @@ def _op_row(entry: _Marked, owner: Owner) -> dict[str, Any]:
     return row
 
 
-_Waits = dict[tuple[Action, int, int], _Marked]
+_Waits = dict[tuple[Action, int, int], MarkedRange]
 """(action, peer, step) → the wait for that transfer."""
 
 
@@ -158,7 +131,7 @@ class _Times:
     stream: int = -1
 
 
-def _times(call: _Marked, wait: _Marked | None, owner: Owner) -> _Times:
+def _times(call: MarkedRange, wait: MarkedRange | None, owner: Owner) -> _Times:
     """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
     if span := owner.span(call.start_ns, call.end_ns, communication=True):
         start, end, stream = span
@@ -168,7 +141,7 @@ def _times(call: _Marked, wait: _Marked | None, owner: Owner) -> _Times:
     return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
-def _p2p_rows(entry: _Marked, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
+def _p2p_rows(entry: MarkedRange, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
@@ -191,11 +164,11 @@ def _p2p_rows(entry: _Marked, waits: _Waits, owner: Owner) -> list[dict[str, Any
     return rows
 
 
-def _awaited_bytes(wait: _Marked | None) -> int:
+def _awaited_bytes(wait: MarkedRange | None) -> int:
     return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
 
 
-def _axis_rows(entry: _Marked, awaits: Mapping[int, _Marked], owner: Owner) -> list[dict[str, Any]]:
+def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], owner: Owner) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)

@@ -11,6 +11,9 @@ from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
+from pptrace.recognise.mark_ranges import marked_ranges
+from pptrace.recognise.marked_calls import calls_with_marks
+from pptrace.recognise.rank_tables import RankTables
 from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
 
 
@@ -59,13 +62,28 @@ class RankFound:
 
 
 def recognise_rank(trace: Trace) -> RankFound:
-    """Find the ops, the communication and the device work of one rank."""
+    """Find the ops, the communication and the device work of one rank.
+
+    Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
+    """
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
-    tables = tables_from_trace(trace) or tables_from_marks(trace, work)
-    told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
-    calls = empty_table(CALLS) if told else find_calls(trace.events)
-    if tables is None:
-        tables = tables_from_labels(trace, work, calls)
+    tables = tables_from_trace(trace)
+    if tables is not None:
+        calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
+        return _rank_found(trace, work, tables, calls)
+    marks = marked_ranges(trace.events)
+    calls = find_calls(trace.events)
+    if not marks:
+        return _rank_found(trace, work, tables_from_labels(trace, work, calls), calls)
+    calls = calls_with_marks(calls, marks, work, trace.metadata)
+    marked = tables_from_marks(marks, work)
+    if not marked.framework:
+        marked = marked.joined_with(tables_from_labels(trace, work, calls))
+    return _rank_found(trace, work, marked, calls)
+
+
+def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:
     if tables is None:
         return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
-    return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)
+    framework = str(trace.metadata.get("framework") or "") or tables.framework
+    return RankFound(trace.info, framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.recognise.devices import DeviceWork
-from pptrace.tables import Schema, make_table
+from pptrace.tables import Schema, make_table, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,18 @@ class RankTables:
     ops: pd.DataFrame
     comms: pd.DataFrame
     warnings: tuple[str, ...] = ()
+
+    def joined_with(self, others: RankTables | None) -> RankTables:
+        """These tables, and what others have besides: ops, messages, and spans of a kind that these have none of."""
+        if others is None:
+            return self
+        extra = others.ops[~others.ops["kind"].isin(set(self.ops["kind"]))]
+        return RankTables(
+            self.framework or others.framework,
+            stacked([self.ops, extra]),
+            stacked([self.comms, others.comms]),
+            (*self.warnings, *others.warnings),
+        )
 
 
 def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

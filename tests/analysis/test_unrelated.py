@@ -85,7 +85,9 @@ def test_of_a_device_that_was_not_recorded_nothing_is_told_by_its_launches(one_h
 
 def test_a_run_on_cpus_is_told_by_its_host_ranges() -> None:
     plain, gloo = analyse(RECORDING.traces()).report, report_with("gloo:barrier")
-    assert gloo.steps[0].bubble == plain.steps[0].bubble
+    assert gloo.steps[0].bubble.ratio == pytest.approx(
+        plain.steps[0].bubble.ratio, rel=0.01
+    )  # 1 ns of an op is the barrier
     assert gloo.steps[0].bubble.ratio is not None
 
 

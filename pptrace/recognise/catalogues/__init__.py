@@ -16,6 +16,7 @@ from pptrace.recognise.catalogues import (
     megatron,
     nanotron,
     pith_train,
+    pptrace_marks,
     torch_pipelining,
     vescale,
     zero_bubble,
@@ -28,6 +29,7 @@ _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids
 """What ``emit_nvtx`` adds to every name."""
 _RULES = tuple(
     chain(
+        pptrace_marks.RULES,
         torch_pipelining.RULES,
         zero_bubble.RULES,
         pith_train.RULES,
