@@ -8,6 +8,7 @@ device.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from pptrace.marks import (
     DOMAIN,
     AwaitMark,
     Axis,
+    CallMark,
     Collective,
     CollectiveMark,
     ExchangeMark,
@@ -98,6 +100,30 @@ class _NamedRange:
             self._domain.pop_range()
 
 
+class _Communicating(threading.local):
+    depth = 0
+
+
+_communicating = _Communicating()
+
+
+class _CommunicationRange(_NamedRange):
+    """A range of a call: while it is open, its thread is communicating."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _communicating.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        _communicating.depth -= 1
+        super().__exit__()
+
+
+_OF_COMMUNICATION = (P2PMark, WaitMark, CollectiveMark, ExchangeMark, AwaitMark, CallMark)
+
+
 class Recorder:
     """Opens ranges; usable from any thread.
 
@@ -118,6 +144,11 @@ class Recorder:
     def listening(self) -> bool:
         """Whether a range opened now, in this thread, would be seen by anybody."""
         return self._domain is not None or _profiler_enabled()
+
+    @property
+    def communicating(self) -> bool:
+        """Whether a range of a call or of a wait is open in this thread: what lies inside is part of it."""
+        return _communicating.depth > 0
 
     def op(self, action: Action, step: int) -> Range:
         """The range of a schedule op."""
@@ -174,4 +205,5 @@ class Recorder:
         """The range of a mark that exists already."""
         if self._domain is None and not _profiler_enabled():
             return _NULL
-        return _NamedRange(format_mark(mark), self._domain)
+        kind = _CommunicationRange if isinstance(mark, _OF_COMMUNICATION) else _NamedRange
+        return kind(format_mark(mark), self._domain)

@@ -52,6 +52,12 @@ class Session:
         anything that JSON can hold. May be called again: the last description counts.
         """
 
+    def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
+        """Say which runtime pptrace watches, and the plan that it follows, where it has one."""
+
+    def begin_pass(self) -> None:
+        """A pass of a watched pipeline with backwards begins; a second one in the same step begins another step."""
+
     def steps(self, n: int) -> Iterator[int]:
         """Yield 0 … n − 1, each inside its STEP range; the profiler starts and stops at the chosen steps."""
         self.expect_steps(n)

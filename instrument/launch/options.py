@@ -33,6 +33,8 @@ class RunOptions:
     profiler: str = "torch"
     window: StepWindow = StepWindow(2, 5)  # noqa: RUF009
     timeout_s: float | None = None
+    hooks: bool = True
+    """Whether the runtimes that the script imports are watched."""
 
     @property
     def script_name(self) -> str:

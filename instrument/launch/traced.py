@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from instrument.adapters.install import Adapters
 from instrument.launch.facts import (
     TRACE_SCHEMA,
     ClockSample,
@@ -49,6 +50,7 @@ class TracedSession(Session):
         writer: RecordWriter,
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
+        with_hooks: bool = True,
     ) -> None:
         super().__init__(Recorder())
         self._place = place
@@ -60,12 +62,18 @@ class TracedSession(Session):
         self._expected = 0
         self._started: ClockSample | None = None
         self._saving = threading.Lock()
+        self._with_hooks = with_hooks
         self._hooks: OptimizerSteps | None = None
+        self._adapters: Adapters | None = None
+        self._marks_steps = False
+        self._passes = 0  # of the step that runs now
 
     def open(self) -> None:
         """Begin to observe: before the script's first line."""
         self._writer.add_facts(versions=read_versions())
-        self._hooks = OptimizerSteps(self)
+        if self._with_hooks:
+            self._hooks = OptimizerSteps(self)
+            self._adapters = Adapters(self)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)
 
@@ -80,7 +88,20 @@ class TracedSession(Session):
             mesh=dict(mesh), plan=plan_as_json(plan), pp_ranks=list(pp_ranks), model=dict(model or {})
         )
 
+    def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
+        if plan is None:
+            self._writer.add_facts(framework=framework)
+        else:
+            self._writer.add_facts(framework=framework, plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
+
+    def begin_pass(self) -> None:
+        if self._passes and not self._marks_steps:
+            self.end_step()
+            self.begin_step()
+        self._passes += 1
+
     def expect_steps(self, n: int) -> None:
+        self._marks_steps = True
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
@@ -94,6 +115,7 @@ class TracedSession(Session):
                 self._start(profiler)
             elif self.num_steps == self._window.first - 1:
                 profiler.prepare()
+        self._passes = 0
         super().begin_step()
 
     def end_step(self) -> None:
@@ -137,7 +159,10 @@ class TracedSession(Session):
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
         stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._window.stop)
         self._writer.add_facts(backend=backend, device=device, clock=clock)
+        if self._adapters is not None:
+            self._writer.add_facts(**self._adapters.facts())
         facts = self._writer.record.facts
+        watched = {name: facts[name] for name in ("framework", "hooks", "groups", "notes") if facts.get(name)}
         return {
             "schema": TRACE_SCHEMA,
             "rank": self._place.rank,
@@ -153,6 +178,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            **watched,
         }
 
     def _shortfall(self) -> str | None:

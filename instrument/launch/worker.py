@@ -38,6 +38,7 @@ class WorkerConfig:
     control_dir: Path
     profiler: str
     window: StepWindow
+    hooks: bool = True
 
     def to_environ(self) -> dict[str, str]:
         return {
@@ -45,6 +46,7 @@ class WorkerConfig:
             "PPTRACE_CONTROL_DIR": str(self.control_dir),
             "PPTRACE_PROFILER": self.profiler,
             "PPTRACE_STEPS": str(self.window),
+            "PPTRACE_HOOKS": "1" if self.hooks else "0",
         }
 
     @staticmethod
@@ -54,6 +56,7 @@ class WorkerConfig:
             Path(environ["PPTRACE_CONTROL_DIR"]),
             environ["PPTRACE_PROFILER"],
             parse_steps(environ["PPTRACE_STEPS"]),
+            environ.get("PPTRACE_HOOKS", "1") != "0",
         )
 
 
@@ -157,7 +160,8 @@ class Rank:
         profiler = self._make_profiler()
         place = Place(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
-        traced = TracedSession(place, config.window, profiler, self._writer, counter, self._ending.hold)
+        writer, hold = self._writer, self._ending.hold
+        traced = TracedSession(place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks)
         session.install(traced)
         traced.open()
         return traced

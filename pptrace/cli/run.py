@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory [default: pptrace_runs/TIME-SCRIPT]."
 )
 @click.option("--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="What records.")
-@click.option("--steps", default="2:5", show_default=True, metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.")
+@click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 2:5]")
 @click.option(
     "--timeout", type=float, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
+)
+@click.option(
+    "--no-hooks", is_flag=True, help="Watch nothing that the script imports; --steps is then 'all' by default."
 )
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
@@ -48,8 +51,9 @@ def command(
     rdzv_endpoint: str | None,
     output: Path | None,
     profiler: str,
-    steps: str,
+    steps: str | None,
     timeout: float | None,
+    no_hooks: bool,
     no_analyze: bool,
     module: bool,
     script: str,
@@ -61,7 +65,7 @@ def command(
     steps are told by its optimizer. Options come before SCRIPT.
     """
     from instrument.launch.options import RunOptions, check_options, default_run_dir
-    from instrument.launch.window import parse_steps
+    from instrument.launch.window import DEFAULT_STEPS, parse_steps
 
     full = ("-m", script, *args) if module else (script, *args)
     if nnodes > 1 and (node_rank is None or output is None):
@@ -74,8 +78,9 @@ def command(
         node_rank=node_rank or 0,
         rdzv_endpoint=rdzv_endpoint,
         profiler=profiler,
-        window=parse_steps(steps),
+        window=parse_steps(steps or ("all" if no_hooks else DEFAULT_STEPS)),
         timeout_s=timeout,
+        hooks=not no_hooks,
     )
     check_options(options)
     _require_torch()

@@ -1,0 +1,143 @@
+"""Hooks: functions of other packages wrapped so that their calls are seen, without a change in what they do.
+
+A hook never breaks the script. What its own code raises takes that hook out, with one line that says so; the wrapped function
+runs as it would without it. Inside ``torch.compile`` the wrapper is not there at all: the compiler sees the function itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class Hook:
+    """What is called before and after a function: ``before(args, kwargs)`` gives a token that ``after`` and ``failed`` get.
+
+    ``after(token, result)`` follows a call that returned, ``failed(token)`` one that raised.
+    """
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at a call that is about to begin."""
+
+    def after(self, token: Any, result: Any) -> None:
+        """Look at what it returned."""
+
+    def failed(self, token: Any) -> None:
+        """The call raised."""
+
+
+class Hooks:
+    """All hooks of this process.
+
+    ``report`` takes one line for a person: a hook that was taken out, a version that is not known.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._pid = os.getpid()
+        self.active = True
+        self.lines: list[str] = []
+        """What was reported, for the trace's metadata."""
+        self.installed: dict[str, str] = {}
+        """By package that is hooked, its version."""
+        self._undo: list[Callable[[], None]] = []
+        os.register_at_fork(after_in_child=self._leave_child)
+
+    def say(self, line: str) -> None:
+        """Report a line once."""
+        if line not in self.lines:
+            self.lines.append(line)
+            self._report(line)
+
+    def wrap(self, owner: Any, name: str, hook: Hook) -> Callable[..., Any]:
+        """Replace ``owner.name`` by a function that does the same and is watched by ``hook``; the replacement.
+
+        Raises:
+            AttributeError: the owner has no such function: another version than the ones that are known.
+        """
+        original = getattr(owner, name)
+        wrapper = self.watched(original, hook)
+        setattr(owner, name, wrapper)
+        self._undo.append(lambda: setattr(owner, name, original))
+        return wrapper
+
+    def watched(self, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+        """A function that does what ``original`` does, watched by ``hook``."""
+        alive = True
+
+        def give_up(err: Exception) -> None:
+            nonlocal alive
+            alive = False
+            name = getattr(original, "__qualname__", getattr(original, "__name__", "?"))
+            self.say(
+                f"the hook of {name} raised {type(err).__name__}: {err}; it is taken out, the script goes on without it"
+            )
+
+        @functools.wraps(original)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not alive or not self.active:
+                return original(*args, **kwargs)
+            try:
+                token = hook.before(args, kwargs)
+            except Exception as err:
+                give_up(err)
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                _quietly(hook.failed, token, give_up)
+                raise
+            try:
+                hook.after(token, result)
+            except Exception as err:
+                give_up(err)
+            return result
+
+        return observed
+
+    def replace_everywhere(self, name: str, original: object, replacement: object, prefix: str) -> None:
+        """Put a replacement also where modules that are imported already have taken the original by name."""
+        for module in list(sys.modules.values()):
+            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == prefix:
+                known = vars(module).get(name)
+                if known is original:
+                    setattr(module, name, replacement)
+                    self._undo.append(functools.partial(setattr, module, name, original))
+
+    def remove(self) -> None:
+        """Put everything back."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self.active = False
+
+    def _leave_child(self) -> None:
+        """A forked child, such as a data loader's worker, is no rank of the run."""
+        self.active = False
+
+
+def _quietly(failed: Callable[[Any], None], token: Any, give_up: Callable[[Exception], None]) -> None:
+    """Tell a hook of a failure; its own must not hide the script's."""
+    try:
+        failed(token)
+    except Exception as err:
+        give_up(err)
+
+
+def require(owner: Any, names: Iterable[str]) -> None:
+    """Check that a package is of a known shape.
+
+    Raises:
+        AttributeError: it lacks one of the names.
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {name!r}")

@@ -1,0 +1,90 @@
+"""Installs the hooks of a rank before the script's first line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from instrument.adapters.call_marks import CallMarks
+from instrument.adapters.calls import CallObserver
+from instrument.adapters.hooks import Hooks
+from instrument.adapters.imports import ImportHooks
+from instrument.adapters.torch_distributed import DistributedCalls
+from instrument.adapters.torch_pipelining import Passes, PipeliningHooks
+from instrument.adapters.works import Works
+
+
+class Adapters:
+    """The hooks of this process and what they learnt.
+
+    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks.
+    """
+
+    def __init__(self, session: Passes, observers: Sequence[CallObserver] = ()) -> None:
+        self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
+        self.imports = ImportHooks()
+        self.calls: DistributedCalls | None = None
+        self._session = session
+        if not dist.is_available():
+            return
+        self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
+        if "torch.distributed" in self.hooks.installed:
+            self.imports.when_imported("torch.distributed.pipelining.schedules", self._watch_pipelining)
+
+    def remove(self) -> None:
+        """Take all hooks out."""
+        self.imports.remove()
+        self.hooks.remove()
+
+    def facts(self) -> Mapping[str, object]:
+        """What the trace's metadata says of the hooks: versions, what was reported, and the process groups by name."""
+        calls = self.calls
+        groups = {} if calls is None else calls.groups
+        axes = {} if calls is None else calls.axes
+        return {
+            "hooks": dict(self.hooks.installed),
+            "notes": list(self.hooks.lines),
+            "groups": {
+                "_".join(name.split()) or "-": {
+                    "ranks": list(group.ranks),
+                    "axis": axes.get(name, group.axis),
+                    "description": group.description,
+                }
+                for name, group in groups.items()
+            },
+        }
+
+    def _watch_calls(self, observers: Sequence[CallObserver]) -> None:
+        works = Works(self.hooks)
+        self._works = works
+        marks = CallMarks(self._session.recorder, self._session)
+        self.calls = DistributedCalls(self.hooks, works, [*observers, marks])
+
+    def _watch_pipelining(self, module: ModuleType) -> None:
+        self._try(
+            "torch.distributed.pipelining",
+            torch.__version__,
+            lambda: PipeliningHooks(module, self.hooks, self._works, self._session),
+        )
+
+    def _try(self, name: str, version: str, install: Callable[[], object]) -> None:
+        """Install the hooks of a package; one of a shape that is not known stays as it is, with a line."""
+        try:
+            install()
+        except (AttributeError, TypeError, ImportError) as err:
+            self.hooks.say(f"{name} {version} is not a version that pptrace knows ({err}); it runs without hooks")
+        else:
+            self.hooks.installed[name] = version
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; "unknown" where nothing says it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

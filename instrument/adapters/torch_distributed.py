@@ -1,0 +1,315 @@
+"""Hooks of ``torch.distributed``'s functions: every collective and message that Python code calls, and its ``Work`` handle.
+
+Calls that C++ makes by itself (DDP's reducer, functional collectives of compiled or DTensor code) do not pass here; the
+profiler's own events tell them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from instrument.adapters.calls import Call, CallGroup, CallObserver
+from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.works import Works, is_work
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """Where the arguments of a function stand: (position, name), position −1 for keyword only.
+
+    ``tensors`` are the arguments whose bytes count, the larger sum of which is the message; ``root`` is (position, name, name of
+    the rank within the group).
+    """
+
+    kind: str
+    tensors: tuple[tuple[int, str], ...]
+    group: int
+    is_async: int | None = None  # None: never; -2: always
+    root: tuple[int, str, str] | None = None
+
+
+_ALWAYS = -2
+_FUNCTIONS = {
+    "all_reduce": _Function("all_reduce", ((0, "tensor"),), 2, 3),
+    "all_reduce_coalesced": _Function("all_reduce", ((0, "tensors"),), 2, 3),
+    "broadcast": _Function("broadcast", ((0, "tensor"),), 2, 3, (1, "src", "group_src")),
+    "reduce": _Function("reduce", ((0, "tensor"),), 3, 4, (1, "dst", "group_dst")),
+    "all_gather": _Function("all_gather", ((0, "tensor_list"), (1, "tensor")), 2, 3),
+    "all_gather_coalesced": _Function("all_gather", ((0, "output_tensor_lists"), (1, "input_tensor_list")), 2, 3),
+    "all_gather_into_tensor": _Function("all_gather", ((0, "output_tensor"), (1, "input_tensor")), 2, 3),
+    "all_gather_single": _Function("all_gather", ((0, "output_tensor"), (1, "input_tensor")), 2, 3),
+    "_all_gather_base": _Function("all_gather", ((0, "output_tensor"), (1, "input_tensor")), 2, 3),
+    "gather": _Function("gather", ((0, "tensor"), (1, "gather_list")), 3, 4, (2, "dst", "group_dst")),
+    "scatter": _Function("scatter", ((0, "tensor"), (1, "scatter_list")), 3, 4, (2, "src", "group_src")),
+    "reduce_scatter": _Function("reduce_scatter", ((0, "output"), (1, "input_list")), 3, 4),
+    "reduce_scatter_tensor": _Function("reduce_scatter", ((0, "output"), (1, "input")), 3, 4),
+    "reduce_scatter_single": _Function("reduce_scatter", ((0, "output"), (1, "input")), 3, 4),
+    "_reduce_scatter_base": _Function("reduce_scatter", ((0, "output"), (1, "input")), 3, 4),
+    "all_to_all_single": _Function("all_to_all", ((0, "output"), (1, "input")), 4, 5),
+    "all_to_all": _Function("all_to_all", ((0, "output_tensor_list"), (1, "input_tensor_list")), 2, 3),
+    "barrier": _Function("barrier", (), 0, 1),
+    "monitored_barrier": _Function("barrier", (), 0),
+    "send": _Function("send", ((0, "tensor"),), 2, root=(1, "dst", "group_dst")),
+    "recv": _Function("recv", ((0, "tensor"),), 2, root=(1, "src", "group_src")),
+    "isend": _Function("send", ((0, "tensor"),), 2, _ALWAYS, (1, "dst", "group_dst")),
+    "irecv": _Function("recv", ((0, "tensor"),), 2, _ALWAYS, (1, "src", "group_src")),
+}
+"""As ``torch/distributed/distributed_c10d.py`` of torch 2.6 to 2.13 has them; a version may lack some."""
+
+
+@dataclass(slots=True)
+class _Local(threading.local):
+    """What this thread is inside of."""
+
+    depth: int = 0
+    batch: list[Call] | None = None
+    batch_number: int = -1
+
+
+@dataclass(slots=True)
+class _Sequences:
+    """How many calls of each kind a group has had."""
+
+    collectives: int = 0
+    messages: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def next(self, kind: str, peer: int) -> int:
+        if kind not in ("send", "recv"):
+            self.collectives += 1
+            return self.collectives - 1
+        count = self.messages.get((kind, peer), 0)
+        self.messages[kind, peer] = count + 1
+        return count
+
+
+class DistributedCalls:
+    """Watches the calls of this process, and tells observers of them."""
+
+    def __init__(self, hooks: Hooks, works: Works, observers: Sequence[CallObserver]) -> None:
+        self._hooks = hooks
+        self._works = works
+        self._observers = list(observers)
+        self._numbers = itertools.count()
+        self._batches = itertools.count()
+        self._local = _Local()
+        self._groups: WeakKeyDictionary[Any, tuple[CallGroup, _Sequences]] = WeakKeyDictionary()
+        self.axes: dict[str, str] = {}
+        """By group's name the axis that an adapter knows."""
+        self.groups: dict[str, CallGroup] = {}
+        """By name every group that was used, also those that are gone."""
+        for name, function in _FUNCTIONS.items():
+            if hasattr(c10d, name):
+                self._wrap(name, _CallHook(self, function))
+        self._wrap("batch_isend_irecv", _BatchHook(self))
+        self._wrap_coalescing_manager()
+
+    def _wrap(self, name: str, hook: Hook) -> None:
+        original = getattr(c10d, name)
+        wrapper = self._hooks.wrap(c10d, name, hook)
+        self._hooks.replace_everywhere(name, original, wrapper, "torch")
+
+    def _wrap_coalescing_manager(self) -> None:
+        original = getattr(c10d, "_coalescing_manager", None)
+        if original is None:
+            return
+
+        @contextmanager
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._local.batch is not None or not self._hooks.active:  # the batch around it settles its calls
+                with original(*args, **kwargs) as manager:
+                    yield manager
+                return
+            calls, works = self.begin_batch(), []
+            try:
+                with original(*args, **kwargs) as manager:
+                    yield manager
+                works = list(manager.works)
+            finally:
+                self.end_batch(calls, works)
+
+        c10d._coalescing_manager = watched
+        self._hooks.replace_everywhere("_coalescing_manager", original, watched, "torch")
+
+    def begin_batch(self) -> list[Call]:
+        """Gather the calls of this thread, until they are settled together."""
+        if self._local.batch is None:
+            self._local.batch = []
+            self._local.batch_number = next(self._batches)
+        return self._local.batch
+
+    def end_batch(self, calls: list[Call], works: Sequence[Any]) -> None:
+        """A batch has been posted, with these handles."""
+        self._local.batch = None
+        self._settle_batch(calls, works)
+
+    def _settle_batch(self, calls: list[Call], works: Sequence[Any]) -> None:
+        handles = [work for work in works if is_work(work)]
+        if len(handles) == len(calls):
+            for call, work in zip(calls, handles, strict=True):
+                self._works.watch(work, (_CallWait(self, call),))
+        elif handles:
+            self._works.watch(handles[-1], tuple(_CallWait(self, call) for call in calls))
+        else:
+            for call in calls:
+                self._tell("completed", call)
+
+    def begin(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The call that a function is about to make; None inside another call, and for a rank that is no member."""
+        local = self._local
+        if local.depth:
+            local.depth += 1
+            return None
+        call = self._call(function, args, kwargs) if dist.is_initialized() else None
+        local.depth = 1
+        if call is not None:
+            self._tell("posted", call)
+        return call
+
+    def _call(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        group = _argument(args, kwargs, function.group, "group")
+        if group is None:
+            group = c10d._get_default_group()
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            return None
+        known, sequences = self._group(group)
+        peer = self._peer(function, args, kwargs, known)
+        is_async = function.is_async == _ALWAYS or bool(
+            function.is_async is not None and _argument(args, kwargs, function.is_async, "async_op")
+        )
+        size = max((_num_bytes(_argument(args, kwargs, *tensor)) for tensor in function.tensors), default=0)
+        batch = self._local.batch
+        return Call(
+            next(self._numbers),
+            function.kind,
+            known,
+            peer,
+            size,
+            sequences.next(function.kind, peer),
+            -1 if batch is None else self._local.batch_number,
+            is_async or batch is not None,
+        )
+
+    def end(self, call: Call | None, result: Any) -> None:
+        """The function has returned."""
+        self._local.depth -= 1
+        if call is None:
+            return
+        self._tell("returned", call)
+        if self._local.batch is not None:
+            self._local.batch.append(call)
+            return
+        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
+            call.peer = result
+        if call.is_async and is_work(result):
+            self._works.watch(result, (_CallWait(self, call),))
+        else:
+            self._tell("completed", call)
+
+    def abort(self, call: Call | None) -> None:
+        """The function raised."""
+        self._local.depth -= 1
+        if call is not None:
+            self._tell("failed", call)
+
+    def _group(self, group: Any) -> tuple[CallGroup, _Sequences]:
+        known = self._groups.get(group)
+        if known is None:
+            name = str(group.group_name)
+            description = str(getattr(group, "group_desc", ""))
+            ranks = tuple(dist.get_process_group_ranks(group))
+            own = CallGroup(name, ranks, str(dist.get_backend(group)), description, self.axes.get(name, ""))
+            known = self._groups[group] = (own, _Sequences())
+            self.groups[name] = own
+        return known
+
+    def _peer(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any], group: CallGroup) -> int:
+        if function.root is None:
+            return -1
+        position, name, local_name = function.root
+        local = kwargs.get(local_name)
+        if isinstance(local, int) and local < len(group.ranks):
+            return group.ranks[local]
+        peer = _argument(args, kwargs, position, name)
+        if peer is None:
+            return -1 if function.kind == "recv" else 0
+        return int(peer)
+
+    def _tell(self, event: str, call: Call) -> None:
+        for observer in tuple(self._observers):
+            try:
+                getattr(observer, event)(call)
+            except Exception as err:
+                self._observers.remove(observer)
+                self._hooks.say(f"{type(observer).__name__} raised {type(err).__name__}: {err}; it is taken out")
+
+    def wait(self, call: Call) -> None:
+        self._tell("waiting", call)
+
+    def complete(self, call: Call) -> None:
+        self._tell("completed", call)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallWait:
+    """A call as its handle knows it."""
+
+    calls: DistributedCalls
+    call: Call
+
+    def waiting(self) -> None:
+        self.calls.wait(self.call)
+
+    def completed(self) -> None:
+        self.calls.complete(self.call)
+
+
+class _CallHook(Hook):
+    def __init__(self, calls: DistributedCalls, function: _Function) -> None:
+        self._calls = calls
+        self._function = function
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        return self._calls.begin(self._function, args, kwargs)
+
+    def after(self, token: Call | None, result: Any) -> None:
+        self._calls.end(token, result)
+
+    def failed(self, token: Call | None) -> None:
+        self._calls.abort(token)
+
+
+class _BatchHook(Hook):
+    """``batch_isend_irecv`` calls ``isend`` and ``irecv``; their handles come at its end."""
+
+    def __init__(self, calls: DistributedCalls) -> None:
+        self._calls = calls
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+        return self._calls.begin_batch()
+
+    def after(self, token: list[Call], result: Any) -> None:
+        self._calls.end_batch(token, result if isinstance(result, list) else [result])
+
+    def failed(self, token: list[Call]) -> None:
+        self._calls.end_batch(token, ())
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if 0 <= position < len(args) else kwargs.get(name)
+
+
+def _num_bytes(value: Any) -> int:
+    """The bytes of a tensor, or of all tensors of a list or of lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
