@@ -10,12 +10,14 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from instrument.adapters import megatron_core
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.imports import ImportHooks
 from instrument.adapters.torch_distributed import DistributedCalls
-from instrument.adapters.torch_pipelining import Passes, PipeliningHooks
+from instrument.adapters.torch_pipelining import PipeliningHooks
+from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
 
 
@@ -25,7 +27,7 @@ class Adapters:
     ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks.
     """
 
-    def __init__(self, session: Passes, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, session: PassListener, observers: Sequence[CallObserver] = ()) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.calls: DistributedCalls | None = None
@@ -35,6 +37,8 @@ class Adapters:
         self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
         if "torch.distributed" in self.hooks.installed:
             self.imports.when_imported("torch.distributed.pipelining.schedules", self._watch_pipelining)
+            self.imports.when_imported("megatron.core.parallel_state", self._watch_megatron_state)
+            self.imports.when_imported(megatron_core.SCHEDULES, self._watch_megatron)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -72,11 +76,23 @@ class Adapters:
             lambda: PipeliningHooks(module, self.hooks, self._works, self._session),
         )
 
+    def _watch_megatron_state(self, module: ModuleType) -> None:
+        version = version_of("megatron-core")
+        self._try("megatron.core.parallel_state", version, lambda: megatron_core.watch_order(module, self.hooks))
+
+    def _watch_megatron(self, module: ModuleType) -> None:
+        version = version_of("megatron-core")
+        self._try(
+            "megatron-core",
+            version,
+            lambda: megatron_core.MegatronHooks(module, self.hooks, self._works, self._session),
+        )
+
     def _try(self, name: str, version: str, install: Callable[[], object]) -> None:
         """Install the hooks of a package; one of a shape that is not known stays as it is, with a line."""
         try:
             install()
-        except (AttributeError, TypeError, ImportError) as err:
+        except (AttributeError, KeyError, TypeError, ValueError, ImportError) as err:
             self.hooks.say(f"{name} {version} is not a version that pptrace knows ({err}); it runs without hooks")
         else:
             self.hooks.installed[name] = version
