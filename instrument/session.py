@@ -57,6 +57,12 @@ class Session:
     ) -> None:
         """Say which runtime pptrace watches, and the plan that it follows and its mesh, where it has them."""
 
+    def begin_optimizer(self, optimizer: object) -> None:
+        """The step of a watched wrapper of optimizers begins: what steps inside is part of it."""
+
+    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
+        """It is over; not ``stepped``: it raised."""
+
     def begin_pass(self) -> None:
         """A pass of a watched pipeline with backwards begins; a second one in the same step begins another step."""
 

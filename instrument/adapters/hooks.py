@@ -7,6 +7,7 @@ runs as it would without it. Inside ``torch.compile`` the wrapper is not there a
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -141,3 +142,19 @@ def require(owner: Any, names: Iterable[str]) -> None:
     for name in names:
         if not hasattr(owner, name):
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {name!r}")
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def require_parameters(owner: Any, name: str, parameters: Iterable[str]) -> None:
+    """Check that a function is of a known shape.
+
+    Raises:
+        AttributeError: it is missing, or lacks a parameter.
+    """
+    require(owner, (name,))
+    lacking = set(parameters) - set(signature_of(getattr(owner, name)).parameters)
+    if lacking:
+        raise AttributeError(f"{name} of {owner.__name__} has no parameter {min(lacking)!r}")

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from instrument.adapters import megatron_core
+from instrument.adapters import megatron_core, megatron_state
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
@@ -37,8 +37,8 @@ class Adapters:
         self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
         if "torch.distributed" in self.hooks.installed:
             self.imports.when_imported("torch.distributed.pipelining.schedules", self._watch_pipelining)
-            self.imports.when_imported("megatron.core.parallel_state", self._watch_megatron_state)
-            self.imports.when_imported(megatron_core.SCHEDULES, self._watch_megatron)
+            for name in megatron_core.MODULES:
+                self.imports.when_imported(name, self._watch_megatron)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -76,17 +76,16 @@ class Adapters:
             lambda: PipeliningHooks(module, self.hooks, self._works, self._session),
         )
 
-    def _watch_megatron_state(self, module: ModuleType) -> None:
-        version = version_of("megatron-core")
-        self._try("megatron.core.parallel_state", version, lambda: megatron_core.watch_order(module, self.hooks))
-
     def _watch_megatron(self, module: ModuleType) -> None:
-        version = version_of("megatron-core")
-        self._try(
-            "megatron-core",
-            version,
-            lambda: megatron_core.MegatronHooks(module, self.hooks, self._works, self._session),
-        )
+        """Hook one of Megatron-LM's modules, each of which may be of a shape that is not known."""
+        hooks, session = self.hooks, self._session
+        install: dict[str, Callable[[], object]] = {
+            megatron_state.STATE: lambda: megatron_state.watch_order(module, hooks),
+            megatron_state.OPTIMIZERS: lambda: megatron_state.watch_optimizers(module, hooks, session),
+            megatron_state.GRADIENTS: lambda: megatron_state.watch_gradients(module, hooks, session),
+            megatron_core.SCHEDULES: lambda: megatron_core.MegatronHooks(module, hooks, self._works, session),
+        }
+        self._try(module.__name__, version_of("megatron-core"), install[module.__name__])
 
     def _try(self, name: str, version: str, install: Callable[[], object]) -> None:
         """Install the hooks of a package; one of a shape that is not known stays as it is, with a line."""

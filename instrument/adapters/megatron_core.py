@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from instrument.adapters.hooks import Hook, Hooks, require
-from instrument.adapters.megatron_plans import PassShape, Work, plan_of
+from instrument.adapters.hooks import Hook, Hooks, require, require_parameters, signature_of
+from instrument.adapters.megatron_plans import PassShape, plan_of
+from instrument.adapters.megatron_run import Run
+from instrument.adapters.megatron_state import GRADIENTS, OPTIMIZERS, STATE, mesh_of
 from instrument.adapters.watched_pass import PassListener, WatchedPass
 from instrument.adapters.works import Works, is_work
 from instrument.recorder import Range
@@ -31,7 +31,8 @@ FRAMEWORK = "megatron-lm"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _P2P = "megatron.core.pipeline_parallel.p2p_communication"
 _COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
-_STATE = "megatron.core.parallel_state"
+MODULES = (STATE, OPTIMIZERS, GRADIENTS, SCHEDULES)
+"""The modules that are hooked when they are imported."""
 _PASSES = {
     "forward_backward_no_pipelining": False,
     "forward_backward_pipelining_without_interleaving": False,
@@ -48,61 +49,6 @@ _SHAPE_BYTES = 24
 """Of the shape of a tensor, three int64, that is sent before it where sequence lengths vary."""
 
 
-@dataclass(slots=True)
-class _Run:
-    """The pass that runs now, as far as it has come."""
-
-    shape: PassShape
-    rank: int
-    models: Sequence[Any]
-    forward: Action | None = None
-    backward: Action | None = None
-    """The ops that began last."""
-    num_begun: dict[Kind, int] = field(default_factory=lambda: {Kind.F: 0, Kind.B: 0})
-    num_received: dict[Kind, int] = field(default_factory=lambda: {Kind.RECV_F: 0, Kind.RECV_B: 0})
-    of_output: dict[int, Work] = field(default_factory=dict)
-    """By id of the first tensor that a forward gave what it was; the schedule keeps that tensor until the backward."""
-
-    def action(self, kind: Kind, work: Work) -> Action:
-        chunk, microbatch = work
-        return Action(kind, chunk * self.shape.pp + self.rank, microbatch, chunk)
-
-    def begin_forward(self, model: Any, microbatch: int | None) -> Action:
-        count = self.num_begun[Kind.F]
-        self.num_begun[Kind.F] += 1
-        chunk = next((index for index, known in enumerate(self.models) if known is model), None)
-        if chunk is None or microbatch is None:
-            planned = self.shape.forwards[count]
-            chunk, microbatch = planned[0] if chunk is None else chunk, planned[1]
-        self.forward = self.action(Kind.F, (chunk, microbatch))
-        return self.forward
-
-    def forward_gave(self, forward: Action, output: Any) -> None:
-        tensor = _first_tensor(output)
-        if tensor is not None and forward.microbatch is not None:
-            self.of_output[id(tensor)] = (forward.chunk, forward.microbatch)
-
-    def begin_backward(self, output: Any) -> Action:
-        count = self.num_begun[Kind.B]
-        self.num_begun[Kind.B] += 1
-        work = self.of_output.pop(id(_first_tensor(output)), None) or self.shape.backwards[count]
-        self.backward = self.action(Kind.B, work)
-        return self.backward
-
-    def message(self, kind: Kind) -> Action | None:
-        """What a message is that is about to be posted; None where no op needs it."""
-        if kind.is_send:
-            op = self.forward if kind is Kind.SEND_F else self.backward
-            return None if op is None else Action(kind, op.stage, op.microbatch, op.chunk)
-        if self.shape.num_chunks == 1:  # the next one, however many tensors it consists of
-            microbatch = self.num_begun[Kind.F if kind is Kind.RECV_F else Kind.B]
-            return self.action(kind, (0, microbatch)) if microbatch < self.shape.num_microbatches else None
-        order = self.shape.received(kind, self.rank)
-        count = self.num_received[kind]
-        self.num_received[kind] += 1
-        return self.action(kind, order[count]) if count < len(order) else None
-
-
 class MegatronHooks:
     """Watches the schedules of this process."""
 
@@ -112,42 +58,42 @@ class MegatronHooks:
         Raises:
             AttributeError: this is another Megatron-LM than those that are known.
         """
-        p2p, self._state = sys.modules[_P2P], sys.modules[_STATE]
+        p2p, self._state = sys.modules[_P2P], sys.modules[STATE]
         require(self._state, ("get_pipeline_model_parallel_group",))
         require(schedules, ("get_model_config",))
         for name in _PASSES:
-            _require_parameters(schedules, name, ("model", "num_microbatches", "forward_only"))
-        _require_parameters(schedules, "forward_step", ("model", "current_microbatch"))
-        _require_parameters(schedules, "backward_step", ("output_tensor",))
+            require_parameters(schedules, name, ("model", "num_microbatches", "forward_only"))
+        require_parameters(schedules, "forward_step", ("model", "current_microbatch"))
+        require_parameters(schedules, "backward_step", ("output_tensor",))
         for name in ("_p2p_ops", "_batched_p2p_ops"):
-            _require_parameters(p2p, name, (*_MESSAGES, "prev_pipeline_rank", "next_pipeline_rank"))
+            require_parameters(p2p, name, (*_MESSAGES, "prev_pipeline_rank", "next_pipeline_rank"))
         self._schedules = schedules
         self._pass = WatchedPass(listener, works)
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._plans: dict[PassShape, Plan | None] = {}
         self._described: tuple[PassShape, tuple[int, ...]] | None = None
         for name, interleaved in _PASSES.items():
             hooks.wrap(schedules, name, _PassHook(self, interleaved))
-        hooks.wrap(schedules, "forward_step", _ForwardHook(self, _signature(schedules.forward_step)))
-        hooks.wrap(schedules, "backward_step", _BackwardHook(self, _signature(schedules.backward_step)))
+        hooks.wrap(schedules, "forward_step", _ForwardHook(self, signature_of(schedules.forward_step)))
+        hooks.wrap(schedules, "backward_step", _BackwardHook(self, signature_of(schedules.backward_step)))
         for name in ("_p2p_ops", "_batched_p2p_ops"):
             hooks.wrap(p2p, name, _MessagesHook(self))
         owner = getattr(p2p, "P2PCommunicator", p2p)
         if hasattr(owner, "_communicate_shapes"):
-            shapes = _signature(owner._communicate_shapes)
+            shapes = signature_of(owner._communicate_shapes)
             hooks.wrap(owner, "_communicate_shapes", _ShapesHook(self, shapes))
         combined = sys.modules.get(_COMBINED)
         if combined is not None:
             name = "combined_forward_backward_step"
-            _require_parameters(combined, name, ("f_model", "b_model", "b_output_tensor", "current_microbatch"))
-            hooks.wrap(combined, name, _CombinedHook(self, _signature(getattr(combined, name))))
+            require_parameters(combined, name, ("f_model", "b_model", "b_output_tensor", "current_microbatch"))
+            hooks.wrap(combined, name, _CombinedHook(self, signature_of(getattr(combined, name))))
 
     @property
     def watched(self) -> WatchedPass:
         return self._pass
 
     @property
-    def run(self) -> _Run | None:
+    def run(self) -> Run | None:
         """The pass with backwards that runs now."""
         return self._run if self._pass.runs else None
 
@@ -170,7 +116,7 @@ class MegatronHooks:
         )
         rank = ranks.index(dist.get_rank())
         plan = None if getattr(config, "hybrid_context_parallel", False) else self._plan(shape, ranks)
-        self._run = _Run(shape, rank, models)
+        self._run = Run(shape, rank, models)
         self._pass.begin(plan, rank)
 
     def _pipeline(self, communicator: Any) -> Any:
@@ -199,8 +145,7 @@ class MegatronHooks:
             return named
         for name, kind in _MESSAGES.items():
             tensor = arguments.get(name)
-            action = None if tensor is None else run.message(kind)
-            if action is not None:
+            if tensor is not None and (action := run.message(kind)) is not None:
                 peer = arguments["prev_pipeline_rank" if name.endswith("prev") else "next_pipeline_rank"]
                 named[name] = Transfer(action, int(peer), tensor.numel() * tensor.element_size())
         return named
@@ -215,59 +160,6 @@ class MegatronHooks:
         names = ("tensor_send_next", "recv_prev", "tensor_send_prev", "recv_next")
         given = [name for name in names if arguments[name] is not None and arguments[name] is not False]
         return [Link("send" in name, int(ends[name[-4:]]), _SHAPE_BYTES) for name in given]
-
-
-def mesh_of(state: ModuleType, num_chunks: int) -> dict[str, int | str] | None:
-    """The sizes of the mesh; None where ``parallel_state`` was not initialised."""
-    functions = {
-        "tp": "get_tensor_model_parallel_world_size",
-        "cp": "get_context_parallel_world_size",
-        "dp": "get_data_parallel_world_size",
-        "pp": "get_pipeline_model_parallel_world_size",
-        "ep": "get_expert_model_parallel_world_size",
-    }
-    try:
-        sizes: dict[str, int | str] = {axis: int(getattr(state, name)()) for axis, name in functions.items()}
-    except (AssertionError, AttributeError, TypeError):
-        return None
-    order = "-".join(axis for axis in str(getattr(state, _ORDER, "tp-cp-ep-dp-pp")).split("-") if axis != "ep")
-    return sizes | {"vpp": num_chunks, "order": order}
-
-
-_ORDER = "_pptrace_order"
-
-
-def watch_order(state: ModuleType, hooks: Hooks) -> None:
-    """Keep in which order ``initialize_model_parallel`` lays the axes over the ranks.
-
-    Raises:
-        AttributeError: this is another Megatron-LM than those that are known.
-    """
-    _require_parameters(state, "initialize_model_parallel", ("order",))
-    hooks.wrap(state, "initialize_model_parallel", _OrderHook(state, _signature(state.initialize_model_parallel)))
-
-
-def _signature(function: Any) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-def _require_parameters(owner: Any, name: str, parameters: Iterable[str]) -> None:
-    """Check that a function is of a known shape.
-
-    Raises:
-        AttributeError: it is missing, or lacks a parameter.
-    """
-    require(owner, (name,))
-    lacking = set(parameters) - set(_signature(getattr(owner, name)).parameters)
-    if lacking:
-        raise AttributeError(f"{name} of {owner.__name__} has no parameter {min(lacking)!r}")
-
-
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    """The first tensor of an output, which may be one, or a list, or (of ``forward_step``) a pair with a number of tokens."""
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return value if isinstance(value, torch.Tensor) else None
 
 
 class _BoundHook(Hook):
@@ -406,17 +298,3 @@ class _ShapesHook(_BoundHook):
 
     def failed(self, token: Range | None) -> None:
         self.after(token, None)
-
-
-class _OrderHook(Hook):
-    def __init__(self, state: ModuleType, signature: inspect.Signature) -> None:
-        self._state = state
-        self._signature = signature
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return str(bound.arguments["order"])
-
-    def after(self, token: str, result: Any) -> None:
-        setattr(self._state, _ORDER, token)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from instrument.adapters.hooks import Hook
 from instrument.adapters.works import Works
 from instrument.recorder import Range, Recorder
 from pptrace.marks import Axis, ExchangeMark, Link, OpMark, P2PMark, SpanKind, Transfer, WaitMark
@@ -27,6 +28,12 @@ class PassListener(Protocol):
 
     def begin_pass(self) -> None:
         """A pass of a pipeline with backwards begins."""
+
+    def begin_optimizer(self, optimizer: object) -> None:
+        """The step of a wrapper of optimizers begins: what steps inside is part of it."""
+
+    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
+        """It is over; not ``stepped``: it raised."""
 
     def describe_watched(
         self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
@@ -110,6 +117,40 @@ class WatchedPass:
         """Mark the waits for a handle that these messages complete with."""
         step = self.listener.num_steps
         self.works.watch(work, tuple(TransferWait(self.listener.recorder, transfer, step) for transfer in transfers))
+
+
+class OptimizerHook(Hook):
+    """The step of a wrapper of optimizers, a method."""
+
+    def __init__(self, listener: PassListener) -> None:
+        self._listener = listener
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._listener.begin_optimizer(args[0])
+        return args[0]
+
+    def after(self, token: Any, result: Any) -> None:
+        self._listener.end_optimizer(token, stepped=True)
+
+    def failed(self, token: Any) -> None:
+        self._listener.end_optimizer(token, stepped=False)
+
+
+class SpanHook(Hook):
+    """A function whose time is a span, such as the synchronisation of gradients."""
+
+    def __init__(self, listener: PassListener, kind: SpanKind) -> None:
+        self._listener = listener
+        self._kind = kind
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range:
+        return _opened(self._listener.recorder.span(self._kind, self._listener.num_steps))
+
+    def after(self, token: Range, result: Any) -> None:
+        token.__exit__(None, None, None)
+
+    def failed(self, token: Range) -> None:
+        token.__exit__(None, None, None)
 
 
 def _opened(entered: Range) -> Range:

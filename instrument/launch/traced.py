@@ -97,6 +97,14 @@ class TracedSession(Session):
         if plan is not None:
             self._writer.add_facts(plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
 
+    def begin_optimizer(self, optimizer: object) -> None:
+        if self._hooks is not None:
+            self._hooks.begin_whole(optimizer)
+
+    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
+        if self._hooks is not None:
+            self._hooks.end_whole(optimizer, stepped=stepped)
+
     def begin_pass(self) -> None:
         if self._passes and not self._marks_steps:
             self.end_step()
