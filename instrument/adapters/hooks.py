@@ -104,6 +104,12 @@ class Hooks:
 
         return observed
 
+    def replace_item(self, table: dict[Any, Any], key: Any, replacement: object) -> None:
+        """Put a replacement into a table of functions."""
+        original = table[key]
+        table[key] = replacement
+        self._undo.append(lambda: table.__setitem__(key, original))
+
     def replace_everywhere(self, name: str, original: object, replacement: object, prefix: str) -> None:
         """Put a replacement also where modules that are imported already have taken the original by name."""
         for module in list(sys.modules.values()):

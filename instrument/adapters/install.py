@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from instrument.adapters import megatron_core, megatron_state
+from instrument.adapters import deepspeed_pipe, megatron_core, megatron_state
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
@@ -39,6 +39,7 @@ class Adapters:
             self.imports.when_imported("torch.distributed.pipelining.schedules", self._watch_pipelining)
             for name in megatron_core.MODULES:
                 self.imports.when_imported(name, self._watch_megatron)
+            self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -86,6 +87,15 @@ class Adapters:
             megatron_core.SCHEDULES: lambda: megatron_core.MegatronHooks(module, hooks, self._works, session),
         }
         self._try(module.__name__, version_of("megatron-core"), install[module.__name__])
+
+    def _watch_deepspeed(self, module: ModuleType) -> None:
+        axes = {} if self.calls is None else self.calls.axes
+        install = deepspeed_pipe.DeepSpeedHooks
+        self._try(
+            "deepspeed",
+            version_of("deepspeed"),
+            lambda: install(module, self.hooks, self._works, self._session, axes),
+        )
 
     def _try(self, name: str, version: str, install: Callable[[], object]) -> None:
         """Install the hooks of a package; one of a shape that is not known stays as it is, with a line."""
