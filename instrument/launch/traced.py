@@ -85,7 +85,11 @@ class TracedSession(Session):
         model: Mapping[str, object] | None = None,
     ) -> None:
         self._writer.add_facts(
-            mesh=dict(mesh), plan=plan_as_json(plan), pp_ranks=list(pp_ranks), model=dict(model or {})
+            framework="pptrace",
+            mesh=dict(mesh),
+            plan=plan_as_json(plan),
+            pp_ranks=list(pp_ranks),
+            model=dict(model or {}),
         )
 
     def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
@@ -160,7 +164,9 @@ class TracedSession(Session):
         stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._window.stop)
         self._writer.add_facts(backend=backend, device=device, clock=clock)
         if self._adapters is not None:
-            self._writer.add_facts(**self._adapters.facts())
+            learnt = self._adapters.facts()
+            known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
+            self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
         facts = self._writer.record.facts
         watched = {name: facts[name] for name in ("framework", "hooks", "groups", "notes") if facts.get(name)}
         return {

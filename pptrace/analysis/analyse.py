@@ -12,6 +12,7 @@ from pptrace.analysis.aligned import Aligned
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
@@ -83,9 +84,10 @@ def analyse_ranks(
     clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
     data, together = _align(found, clock)
     windows = step_windows(data.ops, found.mesh)
+    marked = () if windows else marked_windows(data.ops)
     if step is not None:
-        windows = _only(step, windows)
-    steps = _report_steps(windows, data, found)
+        windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
+    steps = _report_steps(windows, data, found) or report_marked_steps(marked, data)
     summary = _schedule_summary(found.schedule)
     report = Report(
         pptrace_version=__version__,
@@ -124,7 +126,7 @@ def _align(found: Recognised, clock: Clock) -> tuple[Aligned, tuple[str, ...]]:
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of)
     together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
     comms = with_transfers(together.comms)
-    lanes = {rank: lane_of(rank, ops, comms, found.work, clock) for rank in found.facts}
+    lanes = {rank: lane_of(rank, ops, comms, found.work, clock, found.host_work.get(rank)) for rank in found.facts}
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
     return Aligned(ops, comms, memory, lanes, found.work, clock, volume), together.told

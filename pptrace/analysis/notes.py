@@ -38,6 +38,9 @@ def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Ite
     yield from clock.warnings
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
     uncertainty = clock.uncertainty_ns or 0
+    if steps and ops.empty:
+        yield from _clocks_of_steps(uncertainty, steps)
+        return
     if not steps or uncertainty <= _CERTAIN * (median := float((ops["end_ns"] - ops["start_ns"]).median())):
         return
     doubt = "no more certain than that"
@@ -47,6 +50,16 @@ def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Ite
         f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
         f"waiting and transfers compare ranks and are {doubt}"
     )
+
+
+def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterator[str]:
+    """The same for steps without a pipeline."""
+    shortest = min(step.end_ns - step.start_ns for step in steps)
+    if uncertainty_ns > _CERTAIN * shortest:
+        yield (
+            f"the clocks may be off by ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
+            f"transfers compare ranks and are {'null' if 2 * uncertainty_ns > shortest else 'no more certain than that'}"
+        )
 
 
 def is_plan_of_all(found: Recognised) -> bool:
@@ -163,6 +176,13 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
             "given; see the README for the runtimes that are recognised"
         )
         return
+    if not any(step.has_pipeline for step in steps):
+        yield (
+            "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
+            "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
+        )
+        yield f"null in this report: {', '.join(_null_fields(found, steps))}"
+        return
     plan = found.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(found)
     if is_partial and plan is not None:
@@ -180,7 +200,8 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
 def _null_fields(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
-    yield "waterfall_ns.host (launching is not told apart)"
+    if any(step.has_pipeline for step in steps):
+        yield "waterfall_ns.host (launching is not told apart)"
     if found.memory.empty:
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):

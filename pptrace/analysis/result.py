@@ -142,6 +142,11 @@ class StepReport:
     bubble: Bubble
     ranks: tuple[RankStep, ...]
 
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether these are ops of a pipeline; else each rank's window is its own STEP range, and it has no phases."""
+        return any(rank.phases for rank in self.ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class CommTotal:

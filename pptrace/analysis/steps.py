@@ -106,10 +106,10 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
         bubble_ns=bubble,
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
-        comms=_comms(comms if comparable else _unmatched(comms), rank, window.step, data),
-        spans=_durations(part.spans),
+        comms=comms_of_step(comms, rank, window.step, data, matched=comparable),
+        spans=durations(part.spans),
         device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
-        peak_memory_bytes=_peak_memory(data, rank, part.spans),
+        peak_memory_bytes=peak_memory(data, rank, part.spans),
         ops=_op_summaries(ops),
     )
 
@@ -117,8 +117,12 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
 _TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
 
 
-def _comms(comms: Slice, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
-    """The summaries of a rank's step, without times where its device was not recorded."""
+def comms_of_step(comms: Slice, rank: int, step: int, data: Aligned, *, matched: bool) -> tuple[CommSummary, ...]:
+    """The summaries of a rank's communication in a step, without times where its device was not recorded.
+
+    Not ``matched``, the ranks' times do not compare: then nothing tells waiting from transfer.
+    """
+    comms = comms if matched else _unmatched(comms)
     predicted = None if data.volume is None else data.volume.of_rank(rank, step)
     summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
     if not data.work[rank].unseen:
@@ -138,11 +142,11 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
         is_step = rows["kind"] == "STEP"
         if is_step.any():
             start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())
-            found.append(MarkedStep(rank, step, start, end, _durations(rows.where(~is_step))))
+            found.append(MarkedStep(rank, step, start, end, durations(rows.where(~is_step))))
     return tuple(found)
 
 
-def _durations(spans: Slice) -> dict[str, int]:
+def durations(spans: Slice) -> dict[str, int]:
     """By kind, ns."""
     return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
 
@@ -169,7 +173,7 @@ def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummar
     }
 
 
-def _peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
+def peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
     """The most that was allocated during the rank's step; None when the trace has no memory events."""
     step = spans.where(spans["kind"] == "STEP")
     return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

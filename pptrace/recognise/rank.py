@@ -11,9 +11,11 @@ from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
+from pptrace.recognise.host_compute import HostWork, host_work
 from pptrace.recognise.mark_ranges import marked_ranges
 from pptrace.recognise.marked_calls import calls_with_marks
 from pptrace.recognise.rank_tables import RankTables
+from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
 
 
@@ -23,7 +25,8 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it.
+    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
+    when the host computed, of a rank without device events and without forwards and backwards.
     """
 
     info: TraceInfo
@@ -34,6 +37,7 @@ class RankFound:
     work: DeviceWork
     warnings: tuple[str, ...] = ()
     calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
+    host_work: HostWork = field(default_factory=HostWork)
 
     @property
     def number(self) -> int:
@@ -83,7 +87,8 @@ def recognise_rank(trace: Trace) -> RankFound:
 
 
 def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:
-    if tables is None:
-        return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
+    tables = tables or RankTables("", empty_table(OPS), empty_table(COMMS))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
-    return RankFound(trace.info, framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)
+    has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
+    host = HostWork() if has_ops or len(work) or work.unseen else host_work(trace.events)
+    return RankFound(trace.info, framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host)

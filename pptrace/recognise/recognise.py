@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,7 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
+from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -36,7 +37,8 @@ UNLABELLED = "unlabelled"
 class Recognised:
     """What the traces hold, each rank still on its own clock.
 
-    ``work`` is each rank's device work; ``facts`` what each rank's recorder wrote about itself ({} for others' traces).
+    ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
+    each rank's recorder wrote about itself ({} for others' traces).
     """
 
     framework: str
@@ -48,6 +50,7 @@ class Recognised:
     schedule: ScheduleInfo
     facts: Mapping[int, Mapping[str, Any]]
     warnings: tuple[str, ...]
+    host_work: Mapping[int, HostWork] = field(default_factory=dict)
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> Recognised:
@@ -102,6 +105,7 @@ def recognise_ranks(
         schedule=found_schedule,
         facts=facts,
         warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
+        host_work={found.number: found.host_work for found in ranks},
     )
 
 

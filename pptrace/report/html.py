@@ -92,18 +92,18 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
 def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     bubble = step.bubble
     windows = [window for window in analysis.windows if window.step == step.step]
-    head = (
-        f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms · bubble ratio {units.ratio(bubble.ratio)} "
-        f"(ideal {units.ratio(bubble.ideal_ratio)}) · share {units.percent(bubble.share)} "
-        f"(ideal {units.percent(bubble.ideal_share)})</summary>"
+    bubbles = (
+        f" · bubble ratio {units.ratio(bubble.ratio)} (ideal {units.ratio(bubble.ideal_ratio)}) · share "
+        f"{units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     )
-    body = [
-        _figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)),
-        _figure(overview(step)),
-    ]
+    head = f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
+    body = [_figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes))] if windows else []
+    body.append(_figure(overview(step)))
     if bubble.waterfall_ns is not None:
         body.append(_figure(waterfall(step)))
-    body += ["<h3>Phases</h3>", _phases(step), "<h3>Communication</h3>", _comms(step)]
+    if step.has_pipeline:
+        body += ["<h3>Phases</h3>", _phases(step)]
+    body += ["<h3>Communication</h3>", _comms(step)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.analysis.result import CommSummary, MarkedStep, RankStep, Report, Severity, StepReport
+from pptrace.analysis.result import CommSummary, RankStep, Report, Severity, StepReport
 from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
@@ -45,15 +45,18 @@ def print_report(report: Report, console: Console) -> None:
 def _parts(report: Report) -> Iterable[RenderableType]:
     yield _header(report)
     if (typical := report.typical_step) is not None:
-        yield _steps(report.steps, typical)
-        yield _ranks(typical, single=len(report.steps) == 1)
-        yield _phases(typical)
+        single = len(report.steps) == 1
+        if typical.has_pipeline:
+            yield _steps(report.steps, typical)
+            yield _ranks(typical, single=single)
+            yield _phases(typical)
+        else:
+            yield _plain_steps(report.steps, typical)
+            yield _plain_ranks(typical, single=single)
         if typical.bubble.waterfall_ns is not None:
             yield _waterfall(typical)
         if any(rank.comms for rank in typical.ranks):
             yield _comms(typical)
-    elif report.marked_steps:
-        yield _marked_steps(report.marked_steps)
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         yield _device(report)
     if report.typical_step is None and any(entry.comms for entry in report.device):
@@ -85,7 +88,7 @@ def _lacking(report: Report) -> str:
     """What a reader should know before any figure; "" where nothing lacks."""
     if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
         return "parts of the run are missing or damaged"
-    if any(step.bubble.ratio is None for step in report.steps):
+    if any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
         return "bubbles are not known"
     return ""
 
@@ -190,16 +193,45 @@ def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
     )
 
 
-def _marked_steps(steps: Sequence[MarkedStep]) -> RenderableType:
-    """Steps of a script without pipeline ops: a row per rank."""
-    table = _table("\nMarked steps", "rank", "steps", "mean ms", "shortest ms", "longest ms", "optimizer ms")
-    for rank in sorted({step.rank for step in steps}):
-        mine = [step for step in steps if step.rank == rank]
-        spans = [step.end_ns - step.start_ns for step in mine]
-        optimizer = sum(step.spans.get("OPTIMIZER", 0) for step in mine) // len(mine)
-        times = (sum(spans) // len(spans), min(spans), max(spans), optimizer)
-        table.add_row(str(rank), str(len(mine)), *map(units.milliseconds, times))
+def _plain_steps(steps: Sequence[StepReport], typical: StepReport) -> RenderableType:
+    """Steps of a run without a pipeline: means over the ranks."""
+    columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
+    table = _table("\nSteps, means over the ranks", *columns)
+    for step in steps:
+        table.add_row(
+            str(step.step),
+            units.milliseconds(step.span_ns),
+            units.milliseconds(_mean([rank.compute_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.exposed_comm_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.bubble_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.spans.get("OPTIMIZER") for rank in step.ranks])),
+            Text("shown below", style="dim") if step is typical and len(steps) > 1 else "",
+        )
     return table
+
+
+def _mean(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) // len(known) if known and len(known) == len(values) else None
+
+
+def _plain_ranks(step: StepReport, single: bool) -> RenderableType:
+    title = "\nRanks" if single else f"\nRanks, step {step.step}"
+    table = _table(title, "rank", "step ms", "compute ms", "exposed comm ms", "rest ms", "")
+    for rank in step.ranks:
+        times = (rank.window_ns, rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns)
+        table.add_row(str(rank.rank), *map(units.milliseconds, times), _bar(rank))
+    legend = Text.assemble(
+        *(
+            part
+            for name, glyph in _GLYPHS.items()
+            for part in ((f"{glyph} ", _COLOURS[name]), f"{_REST if name == 'bubble' else name}  ")
+        )
+    )
+    return Group(table, legend)
+
+
+_REST = "rest: waiting for other ranks, input, Python between operators"
 
 
 def _comm_totals(report: Report) -> RenderableType:

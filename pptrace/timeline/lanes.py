@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.matching import MESSAGES, is_anonymous
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.slices import Slice, slice_of
@@ -21,8 +22,9 @@ from pptrace.slices import Slice, slice_of
 class Lane:
     """The time of one rank as sets of intervals (see :mod:`pptrace.intervals`), ns.
 
-    ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops minus the communication
-    nested in them: a host range waits for what it calls, whereas what a table puts on the device runs beside its device ops.
+    ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops, or without these of its
+    host's operators, minus the communication nested in them: a host range waits for what it calls, whereas what a table puts
+    on the device runs beside its device ops.
     ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
@@ -50,8 +52,15 @@ class Lane:
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
 
-def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock) -> Lane:
-    """The lane of a rank, from aligned ops and comms and from its device work, which is still on its own clock."""
+def lane_of(
+    rank: int,
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    work: Mapping[int, DeviceWork],
+    clock: Clock,
+    host: HostWork | None = None,
+) -> Lane:
+    """The lane of a rank, from aligned ops and comms and from its device and host work, which are still on its own clock."""
     mine = comms[comms["rank"] == rank]
     anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
     told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
@@ -62,6 +71,9 @@ def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int
     device = work.get(rank)
     if device is not None and len(device.compute):
         compute = clock.common(rank, device.compute)
+    elif host is not None and len(host):
+        operators = clock.common(rank, np.stack((host.start_ns, host.end_ns), axis=1))
+        compute = subtract(operators, _blocking(slice_of(mine), "start_ns", "end_ns"))
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         nested = mine[is_nested(mine, own, is_table=device is None or not len(device))]
