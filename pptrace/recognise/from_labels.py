@@ -247,6 +247,8 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
         begun = times.of_op(reader)[0]
         end = max(posted, begun if arrival is None else min(arrival, begun))
+        if end == posted:  # the message was there: nobody left
+            posted = asked = start
     size = messages.size(entry.start_ns, entry.end_ns)
     return {
         "rank": -1,
