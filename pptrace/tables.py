@@ -83,6 +83,8 @@ class InputFormat(StrEnum):
     NSYS_SQLITE = "nsys-sqlite"
     CHROME = "chrome"
     OPLOG = "oplog"
+    OTLP = "otlp"
+    NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 
 

@@ -67,5 +67,7 @@ def recognise_rank(trace: Trace) -> RankFound:
     if tables is None:
         tables = tables_from_labels(trace, work, calls)
     if tables is None:
-        return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
+        return RankFound(
+            trace.info, trace.framework, empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls
+        )
     return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)

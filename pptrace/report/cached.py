@@ -27,7 +27,7 @@ from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Trace
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
-        *("backend", "device", "clock", "one_clock", "notes"),
+        *("backend", "device", "clock", "one_clock", "notes", "parallel"),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})

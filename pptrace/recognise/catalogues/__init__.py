@@ -14,6 +14,7 @@ from pptrace.recognise.catalogues import (
     deepseek,
     deepspeed,
     megatron,
+    megatron_otel,
     nanotron,
     pith_train,
     torch_pipelining,
@@ -36,6 +37,7 @@ _RULES = tuple(
         nanotron.RULES,
         vescale.RULES,
         megatron.RULES,
+        megatron_otel.RULES,
         common.RULES,
     )
 )
