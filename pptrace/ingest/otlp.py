@@ -39,7 +39,10 @@ _SUFFIXES = {
 """What becomes part of a range's name, and the attributes that tell it."""
 _PASS = re.compile(r"megatron\.(?:train\.iteration\.)?forward_backward \[microbatches=(\d{1,6})\]")
 _FORWARD = "megatron.microbatch.forward"
-_HOST_TIMES = "OpenTelemetry spans are timed on the host: where a GPU runs the ops, they show when work was launched and not when it ran"
+_HOST_TIMES = (
+    "OpenTelemetry spans are timed on the host: where a GPU runs the ops, they show when work was launched, "
+    "not when it ran"
+)
 
 
 def sniff_otlp(start: bytes) -> bool:

@@ -13,7 +13,10 @@ import pandas as pd
 
 from pptrace.recognise.mesh import MeshInfo
 
-_OPEN = "no span tells where a step ends, and the order of ops on the traced ranks does not either: forwards and backwards are left out"
+_OPEN = (
+    "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
+    "forwards and backwards are left out"
+)
 _CUT = "no span tells where a step ends: steps end where each rank has run as many backwards as forwards"
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from pptrace.recognise.collectives import CALLS, find_calls
+from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
-from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
+from pptrace.tables import CALLS, COMMS, OPS, Trace, TraceInfo, empty_table, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it.
+    :data:`~pptrace.tables.CALLS`). ``warnings`` are lines about this rank that do not name it.
     """
 
     info: TraceInfo
@@ -60,6 +60,9 @@ class RankFound:
 
 def recognise_rank(trace: Trace) -> RankFound:
     """Find the ops, the communication and the device work of one rank."""
+    if trace.calls is not None:
+        none = (empty_table(OPS), empty_table(COMMS))
+        return RankFound(trace.info, "", *none, trace.memory, device_work(trace.events, ""), calls=trace.calls)
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
     tables = tables_from_trace(trace) or tables_from_marks(trace, work)
     told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)

@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
 from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
+from pptrace.recognise.communicators import with_members
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
@@ -79,11 +80,13 @@ def recognise_ranks(
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    calls = {found.number: found.calls for found in ranks}
+    distributed = {found.number: found.info.distributed for found in ranks}
+    calls = with_members({found.number: found.calls for found in ranks}, facts, distributed)
     groups = find_groups(
         calls,
-        {found.number: found.info.distributed for found in ranks},
+        distributed,
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
     )
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
