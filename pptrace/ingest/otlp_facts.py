@@ -18,6 +18,9 @@ from pptrace.ingest.otlp_spans import Attributes
 PARALLEL = "parallel"
 """The fact of sizes whose ranks are not laid out yet: {"pp", "tp", "dp", "cp"} and ``pp_rank`` where the process says it."""
 
+DEVICE = "device"
+"""The fact of a process with a GPU: its name, or the attribute that tells it. None of its work is in the spans."""
+
 _RANK = ("dl.rank", "global_rank", "rank", "process.rank", "torch.distributed.rank")
 _INSTANCE = re.compile(r"-rank(\d{1,9})$")
 _SIZES = {
@@ -62,8 +65,10 @@ def distributed_of(resource: Attributes, rank: int | None) -> Mapping[str, Any]:
     world = rank_of_value(resource.get("dl.world_size"))
     if rank is not None and world and rank < world <= _MOST_RANKS:
         told |= {"rank": rank, "world_size": world}
-    if any(name in resource for name in _GPU):
-        told["backend"] = "nccl"
+    gpus = rank_of_value(resource.get("host.gpu.count"))
+    names = [str(resource[name]) for name in _GPU if name in resource]
+    if names or gpus:
+        told |= {"backend": "nccl", DEVICE: names[0] if names else "host.gpu.count"}
     return told
 
 

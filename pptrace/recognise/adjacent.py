@@ -49,6 +49,7 @@ def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame
         [kind in PRODUCERS[way] for kind, way in zip(own["kind"], rows["direction"], strict=True)], dtype=bool
     )
     named = rows.assign(**{name: own[name].to_numpy() for name in ("step", "stage", "microbatch")})
+    named = named.assign(posted_ns=named["start_ns"], asked_ns=named["start_ns"])  # the host waits inside of the call
     named = named[fits & (own["stage"].to_numpy() >= 0)]
     named = named[named["microbatch"] >= 0]
     kept: pd.DataFrame = named.drop_duplicates(

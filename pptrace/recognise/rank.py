@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
+from pptrace.ingest.otlp_facts import DEVICE
 from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
-from pptrace.tables import CALLS, COMMS, OPS, Trace, TraceInfo, empty_table, stacked
+from pptrace.tables import CALLS, COMMS, OPS, InputFormat, Trace, TraceInfo, empty_table, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ def recognise_rank(trace: Trace) -> RankFound:
         none = (empty_table(OPS), empty_table(COMMS))
         return RankFound(trace.info, "", *none, trace.memory, device_work(trace.events, ""), calls=trace.calls)
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+    if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
+        work = replace(work, unseen=str(device))
     tables = tables_from_trace(trace) or tables_from_marks(trace, work)
     told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
     calls = empty_table(CALLS) if told else find_calls(trace.events)
