@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -80,9 +80,10 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     found = recognise_ranks(ranks, schedule, num_ranks)
-    comms, ops = _causal(found)
+    placed = replace(found, comms=found.comms[found.comms["clock"] != "none"])
+    comms, ops = _causal(placed)
     clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
-    data, together = _align(found, clock)
+    data, together = _align(placed, clock)
     windows = step_windows(data.ops, found.mesh)
     marked = () if windows else marked_windows(data.ops)
     if step is not None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.kineto import Told, read_kineto
+from pptrace.ingest.nccl_inspector import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
+from pptrace.ingest.otlp import read_otlp, sniff_otlp
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
 
@@ -69,6 +71,14 @@ def _read_chrome(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     return read_chrome(path)
 
 
+def _read_otlp(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+    return read_otlp(path)
+
+
+def _read_nccl_inspector(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+    return read_nccl_inspector(path)
+
+
 def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
@@ -88,6 +98,8 @@ FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
     Format(InputFormat.OPLOG, sniff_oplog, _read_oplog),
     Format(InputFormat.CHROME, sniff_chrome, _read_chrome),
+    Format(InputFormat.OTLP, sniff_otlp, _read_otlp),
+    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _read_nccl_inspector),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}

@@ -23,29 +23,7 @@ from pptrace.recognise.call_threads import Backward, Busy
 from pptrace.recognise.comm_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.devices import communication_rows, launch_calls
 from pptrace.recognise.host_calls import HostCall, host_calls, with_works
-from pptrace.tables import Category, Events, Schema, make_table
-
-CALLS: Schema = {
-    "kind": "str",  # send, recv, all_reduce, …; send_recv where only a kernel for either was seen
-    "group_id": "str",
-    "description": "str",
-    "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
-    "group_size": "int64",
-    "peer": "int64",  # global rank
-    "local_peer": "int64",  # the peer's place in the group, where that alone is known
-    "bytes": "int64",  # of the larger of input and output
-    "seq": "int64",
-    "host_ns": "int64",  # start of the host's call; of the kernel where that was not recorded
-    "start_ns": "int64",  # the following as in COMMS
-    "posted_ns": "int64",
-    "asked_ns": "int64",
-    "end_ns": "int64",
-    "stream": "int64",
-    "clock": "str",
-    "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
-    "hint": "str",  # axis that the library is made for: ep for DeepEP, tp for user buffers; "" for the others
-}
-"""Communication of one rank whose axis is not known yet, one row per call."""
+from pptrace.tables import CALLS, Category, Events, make_table
 
 
 def find_calls(events: Events) -> pd.DataFrame:

@@ -23,13 +23,14 @@ from pptrace.recognise.labelled import (
     num_outside_steps,
     num_sequences,
     resolved,
+    spans_of_steps,
     told_ops,
 )
 from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
-from pptrace.tables import COMMS, OPS, Category, Events, Trace
+from pptrace.tables import COMMS, OPS, Category, Events, Trace, empty_table
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -51,7 +52,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     else:
         inference = _inference(trace.events, labelled)
         if not _is_pipeline(inference):
-            return None
+            return _spans_alone(trace.framework, labelled)
         source, evidence, found = "inferred", inference.evidence, inference.found
         if any(entry.action.kind.is_p2p for entry in found):
             rest = [entry for entry in rest if not _is_message(entry)]
@@ -64,6 +65,12 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     times = _Times(owner, HostCompute(trace.events))
     ops, comms = _rows(ranges, source, times, _Messages(trace.events, calls))
     return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
+
+
+def _spans_alone(framework: str, labelled: Sequence[Range]) -> RankTables | None:
+    """The steps of a trace whose reader names the framework, where it holds no ops; None of any other trace."""
+    rows = [_span_row(entry) for entry in spans_of_steps(labelled)] if framework else []
+    return RankTables(framework, table_of(OPS, rows), empty_table(COMMS)) if rows else None
 
 
 def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
@@ -224,15 +231,22 @@ class _Messages:
 
 def _op_row(entry: Range, times: _Times, source: str) -> dict[str, Any]:
     action = entry.action
-    row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
-    row["pair"] = "" if action is None or not action.parts else str(action)
     if action is None:
-        row |= {"kind": entry.label.span, "start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
-        return row | {"source": "inferred" if entry.label.inferred else "label"}
+        return _span_row(entry)
+    row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
+    row["pair"] = str(action) if action.parts else ""
     start, end, clock = times.of_op(entry)
     microbatch = -1 if action.microbatch is None else action.microbatch
     row |= {"kind": action.kind.value, "stage": action.stage, "microbatch": microbatch}
     return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": source}
+
+
+def _span_row(entry: Range) -> dict[str, Any]:
+    """A part of a step that is no op: of the OPS table it has a kind and times alone."""
+    none = dict.fromkeys(("rank", "stage", "chunk", "microbatch"), -1) | dict.fromkeys(("phase", "pair"), "")
+    times = {"start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
+    source = "inferred" if entry.label.inferred else "label"
+    return {**none, **times, "step": entry.step, "kind": entry.label.span, "source": source}
 
 
 def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times, messages: _Messages) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.recognise.catalogues import Label, read_label
+from pptrace.recognise.catalogues.label import EVALUATION
 from pptrace.recognise.catalogues.zero_bubble import ZERO_BUBBLE
 from pptrace.schedule.actions import Action, Kind
 from pptrace.tables import Category, Events
@@ -55,7 +56,21 @@ def labelled_ranges(events: Events) -> list[Range]:
     for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
         found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return found
+    return _of_training(found)
+
+
+def _of_training(ranges: Sequence[Range]) -> list[Range]:
+    """Without ranges of evaluation and the ops and messages that begin inside of them."""
+    spans = _outermost([entry for entry in ranges if entry.label.span == EVALUATION])
+    if not spans:
+        return list(ranges)
+    starts, ends = [span.start_ns for span in spans], [span.end_ns for span in spans]
+
+    def is_inside(entry: Range) -> bool:
+        place = bisect_right(starts, entry.start_ns) - 1
+        return place >= 0 and entry.start_ns < ends[place]
+
+    return [entry for entry in ranges if entry.label.span != EVALUATION and not is_inside(entry)]
 
 
 def framework_of(ranges: Sequence[Range]) -> str:
@@ -111,6 +126,16 @@ def resolved(ranges: Sequence[Range]) -> list[Range]:
     return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
 
 
+def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
+    """The steps and what lies in them that is neither op nor message, each with its step; [] without ranges of steps."""
+    spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
+    steps, numbered = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
+    chosen = _single(numbered) or _outermost(steps)
+    return (
+        _inside([entry for entry in spans if entry.label.span != "STEP" or entry in chosen], chosen) if chosen else []
+    )
+
+
 def num_outside_steps(ranges: Sequence[Range]) -> int:
     """How many ops :func:`resolved` leaves out, because the ranges of steps do not cover them."""
     kept = _with_steps(sorted(ranges, key=lambda entry: entry.start_ns))
@@ -149,6 +174,8 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
     chosen = [s for s in spans if s.label.step >= 0 and not s.label.leads] or [s for s in spans if s.label.step >= 0]
     chosen = _single(chosen) or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
+        if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
+            ranges = [entry for entry in ranges if not (entry.label.span == "STEP" and entry.label.inferred)]
         return _inside(ranges, chosen)
     return _counted(ranges)
 
@@ -222,7 +249,8 @@ def _numbered(ranges: Sequence[Range]) -> Iterator[Range]:
     """The k-th op or message of a kind that names no microbatch is that of microbatch k."""
     counts: Counter[Kind] = Counter()
     for entry in ranges:
-        actions = [_with_microbatch(action, counts) for action in entry.label.actions]
+        given = entry.label.adjacent and not entry.label.is_op
+        actions = [action if given else _with_microbatch(action, counts) for action in entry.label.actions]
         yield entry.of(*actions) if actions else entry
 
 

@@ -113,7 +113,7 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
 
 def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
     """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
-    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F")]
+    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F") & (comms["microbatch"] >= 0)]
     if forward.empty:
         return None
     return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from pptrace.errors import ScheduleError
+from pptrace.recognise.fit import fit
 from pptrace.recognise.identify import identify
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.numbered import numbered
@@ -105,6 +106,10 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
         return f"the order of ops is that of no known schedule with {mesh.vpp} chunks on each rank: {unnamed}"
+    if mesh.vpp is None and not _may_have_one_chunk(ops, mesh):
+        return (
+            f"nothing tells how many chunks each rank has, and the order of ops is that of no known schedule: {unnamed}"
+        )
     ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
@@ -118,6 +123,16 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     else:
         return ""
     return f"with one stage on each rank, {why}: {unnamed}"
+
+
+def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
+    """Whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
+    steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
+    if not steps:
+        return True
+    fullest = max(steps, key=StepRows.num_ops)
+    plan = fit(len(fullest.pipeline), fullest.kinds())
+    return plan is not None and plan.num_chunks == 1
 
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
@@ -173,7 +188,7 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
 def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
-    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0)]
+    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
     if mine.empty:
         return []
     sends = mine[(mine["kind"] == "send") & (mine["direction"] == "F") & (mine["stage"] == -1)]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from pptrace.recognise.collectives import CALLS, find_calls
+from pptrace.ingest.otlp_facts import DEVICE
+from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
@@ -16,7 +17,7 @@ from pptrace.recognise.mark_ranges import marked_ranges
 from pptrace.recognise.marked_calls import calls_with_marks
 from pptrace.recognise.rank_tables import RankTables
 from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
+from pptrace.tables import CALLS, COMMS, OPS, InputFormat, Trace, TraceInfo, empty_table, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
+    :data:`~pptrace.tables.CALLS`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
     when the host computed, of a rank without device events and without forwards and backwards.
     """
 
@@ -71,6 +72,10 @@ def recognise_rank(trace: Trace) -> RankFound:
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
+    if trace.calls is not None:
+        return _rank_found(trace, work, None, trace.calls)
+    if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
+        work = replace(work, unseen=str(device))
     tables = tables_from_trace(trace)
     if tables is not None:
         calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
@@ -87,7 +92,7 @@ def recognise_rank(trace: Trace) -> RankFound:
 
 
 def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:
-    tables = tables or RankTables("", empty_table(OPS), empty_table(COMMS))
+    tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
     host = HostWork() if has_ops or len(work) or work.unseen else host_work(trace.events)

@@ -9,7 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.recognise.adjacent import with_adjacent, without_half_seen
+from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
+from pptrace.recognise.communicators import with_members
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
@@ -26,8 +29,9 @@ from pptrace.recognise.mesh import (
 )
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, recognise_rank
+from pptrace.recognise.rank_layout import with_layout
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
-from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
+from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"
 """The framework of traces that nothing tells."""
@@ -71,28 +75,35 @@ def recognise_ranks(
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
-    facts = {found.number: found.info.metadata for found in ranks}
     warnings = _of_ranks(ranks)
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
+    facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
+    warnings += layout
+    spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    calls = {found.number: found.calls for found in ranks}
+    distributed = {found.number: found.info.distributed for found in ranks}
+    calls = with_members({found.number: found.calls for found in ranks}, facts, distributed)
     groups = find_groups(
         calls,
-        {found.number: found.info.distributed for found in ranks},
+        distributed,
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
     )
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    mesh = replace(mesh, is_guess=is_guess)
+    mesh = replace(mesh, is_guess=is_guess, vpp=None if spanned and mesh.in_order else mesh.vpp)
+    ops, cut = with_balanced_steps(ops, mesh, spanned)
+    warnings += cut
     placed = place(ops, comms, mesh, calls)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(placed.comms, ops, mesh)
+    comms = with_peers(with_adjacent(placed.comms, ops, mesh, spanned), ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
-    comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
-    warnings += told
+    matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
+    comms, told = _with_calls(matched, calls, groups, ops, mesh, found_schedule)
+    warnings += [*half_seen, *told]
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(

@@ -14,6 +14,7 @@ from pptrace.recognise.catalogues import (
     deepseek,
     deepspeed,
     megatron,
+    megatron_otel,
     nanotron,
     pith_train,
     pptrace_marks,
@@ -38,6 +39,7 @@ _RULES = tuple(
         nanotron.RULES,
         vescale.RULES,
         megatron.RULES,
+        megatron_otel.RULES,
         common.RULES,
     )
 )

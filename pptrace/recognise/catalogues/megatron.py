@@ -22,7 +22,7 @@ _WORDS = {("send", "forward"): Kind.SEND_F, ("send", "backward"): Kind.SEND_B}
 _WORDS |= {("recv", "forward"): Kind.RECV_F, ("recv", "backward"): Kind.RECV_B}
 
 
-def _function(match: re.Match[str]) -> Label | None:
+def messages_of_function(match: re.Match[str]) -> Label | None:
     """``send_forward_backward_recv_forward_backward`` → its four messages."""
     kinds: list[Kind] = []
     way = ""
@@ -52,7 +52,7 @@ def _timer(match: re.Match[str]) -> Label | None:
 
 
 RULES = (
-    rule(_P2P + r"(?P<words>(?:send|recv)\w+)", _function),
+    rule(_P2P + r"(?P<words>(?:send|recv)\w+)", messages_of_function),
     fixed(r"megatron\.core\.pipeline_parallel\.schedules\.forward_backward_\w+\.\w+", Label(MEGATRON)),
     fixed(r"megatron\.core\.transformer\.\w+\.\w+\.\w+", Label(MEGATRON)),
     fixed(r"forward-compute", Label(MEGATRON, (in_order(Kind.F),))),
