@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +82,40 @@ def step(schedule: Any, stages: list[LoggedStage], microbatches: int, seed: int)
     return [loss.item().hex() for loss in losses]
 
 
-def train(run: TorchRun, folder: str | None, kind: Any = None) -> tuple[list[str], list[list[Any]]]:
-    """Some steps under hooks, those after the first recorded into ``folder``; without a folder, without hooks.
+def train(run: TorchRun, folder: str, hooked: bool = True, kind: Any = None) -> tuple[list[str], list[list[Any]]]:
+    """Some steps, those after the first recorded into ``folder``, with or without hooks.
 
     Returns:
         The losses of all steps, and by recorded step what this rank ran.
     """
-    if folder is None:
+    path = Path(folder) / f"rank{dist.get_rank()}.json"
+    if not hooked:
         schedule, optimizer, stages = make(run, kind)
-        return [
-            loss for number in range(run.steps + 1) for loss in _whole_step(schedule, optimizer, stages, run, number)
-        ], []
+        return _record(run, schedule, optimizer, stages, recorded(path))
     with hooks() as (session, adapters):
         schedule, optimizer, stages = make(run, kind)
-        losses = _whole_step(schedule, optimizer, stages, run, 0)
-        ran = []
-        with recorded(Path(folder) / f"rank{dist.get_rank()}.json", session, adapters):
-            for number in range(run.steps):
-                for stage in stages:
-                    stage.log.clear()
-                losses += _whole_step(schedule, optimizer, stages, run, number + 1)
-                ran.append(sorted((list(entry) for stage in stages for entry in stage.log), key=lambda entry: entry[3]))
+        result = _record(run, schedule, optimizer, stages, recorded(path, session, adapters))
         assert adapters.hooks.lines == []
+        return result
+
+
+def _record(
+    run: TorchRun,
+    schedule: Any,
+    optimizer: torch.optim.Optimizer,
+    stages: list[LoggedStage],
+    recording: AbstractContextManager[None],
+) -> tuple[list[str], list[list[Any]]]:
+    """Train, and record all steps but the first."""
+    losses = _whole_step(schedule, optimizer, stages, run, 0)
+    ran = []
+    dist.barrier()
+    with recording:
+        for number in range(run.steps):
+            for stage in stages:
+                stage.log.clear()
+            losses += _whole_step(schedule, optimizer, stages, run, number + 1)
+            ran.append(sorted((list(entry) for stage in stages for entry in stage.log), key=lambda entry: entry[3]))
     return losses, ran
 
 

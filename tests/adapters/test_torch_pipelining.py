@@ -58,6 +58,6 @@ def test_hooks_name_every_op_and_message(pool: Pool, tmp_path: Path, name: str, 
 def test_losses_are_the_same_to_the_last_bit(pool: Pool, tmp_path: Path, name: str) -> None:
     run = TorchRun(name, 2, 4)
     hooked = [losses for losses, _ in pool.run(train, run, str(tmp_path), world=2)]
-    plain = [losses for losses, _ in pool.run(train, run, None, world=2)]
+    plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
     assert hooked == plain
     assert sum(map(len, plain)) == run.microbatches * (run.steps + 1)
