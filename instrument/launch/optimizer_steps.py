@@ -75,7 +75,7 @@ class OptimizerSteps:
         self._attached = True
         self._range: Range | None = None
         self._unwrapped: Any = Optimizer.profile_hook_step
-        self._forward = register_module_forward_pre_hook(lambda *_: self._begin())
+        self._forward = register_module_forward_pre_hook(lambda *_: self.begin())
         # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
         # them would cross it. This is the function that makes that range, and runs the hooks.
         Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
@@ -103,7 +103,8 @@ class OptimizerSteps:
 
         return observed
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Step 0 begins, unless it has begun."""
         if not self._begun:
             self._begun = True
             self._forward.remove()
@@ -113,7 +114,7 @@ class OptimizerSteps:
         self._depth += 1
         if self._depth > 1:
             return
-        self._begin()
+        self.begin()
         if self._rule.before(id(optimizer)):
             self._next_step()
         self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)

@@ -65,7 +65,6 @@ class TracedSession(Session):
         self._with_hooks = with_hooks
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
-        self._marks_steps = False
         self._passes = 0  # of the step that runs now
 
     def open(self) -> None:
@@ -99,13 +98,14 @@ class TracedSession(Session):
             self._writer.add_facts(framework=framework, plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
 
     def begin_pass(self) -> None:
-        if self._passes and not self._marks_steps:
-            self.end_step()
-            self.begin_step()
+        if self._hooks is not None:
+            self._hooks.begin()
+            if self._passes:
+                self.end_step()
+                self.begin_step()
         self._passes += 1
 
     def expect_steps(self, n: int) -> None:
-        self._marks_steps = True
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
