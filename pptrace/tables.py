@@ -76,6 +76,10 @@ SESSION = "session "
 """How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
 
 
+HOST = "host "
+"""How the fact ``one_clock`` begins of processes whose times one host's clock gave: so they say, and messages may speak against it."""
+
+
 class InputFormat(StrEnum):
     """``inputs[].format`` of the report."""
 

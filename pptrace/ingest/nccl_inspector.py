@@ -292,9 +292,9 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
 def _damage(read: _Read, damage: str) -> list[str]:
     lines = [f"{damage}: read what comes before"] if damage else []
     if read.num_damaged:
-        lines.append(f"left out {read.num_damaged} lines that are cut off, damaged or cannot be true")
+        count = "1 line that is" if read.num_damaged == 1 else f"{read.num_damaged} lines that are"
+        lines.append(f"left out {count} cut off, damaged or cannot be true")
     if read.num_launches:
-        lines.append(
-            f"left out {read.num_launches} calls timed by the host alone ({_LAUNCH}), whose duration is that of launching"
-        )
+        count = "1 call" if read.num_launches == 1 else f"{read.num_launches} calls"
+        lines.append(f"left out {count} that the host alone timed ({_LAUNCH}): that is how long launching took")
     return lines

@@ -145,7 +145,7 @@ def test_a_cut_file_keeps_its_whole_lines(tmp_path: Path) -> None:
     path.write_bytes(text[: text.rindex(b'"coll_sn"')])
     (trace,) = read_nccl_inspector(path)
     assert trace.num_events == 11  # the last collective's line is cut, and the message's behind it is gone
-    assert trace.warnings == ("left out 1 lines that are cut off, damaged or cannot be true",)
+    assert trace.warnings == ("left out 1 line that is cut off, damaged or cannot be true",)
 
 
 def test_a_file_without_a_call_is_one_line(tmp_path: Path) -> None:
