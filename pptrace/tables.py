@@ -77,7 +77,7 @@ SESSION = "session "
 
 
 HOST = "host "
-"""How the fact ``one_clock`` begins of processes whose times one host's clock gave: so they say, and messages may speak against it."""
+"""How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
 
 
 class InputFormat(StrEnum):
