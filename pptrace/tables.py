@@ -76,6 +76,10 @@ SESSION = "session "
 """How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
 
 
+HOST = "host "
+"""How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
+
+
 class InputFormat(StrEnum):
     """``inputs[].format`` of the report."""
 

@@ -26,7 +26,7 @@ from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import same_host_spread
-from pptrace.tables import SESSION
+from pptrace.tables import HOST, SESSION
 
 
 def estimate_clock(
@@ -97,7 +97,8 @@ def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
     """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
     if not shared.startswith(SESSION):
-        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ranks, 0), violated)
+        method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
+        return Clock(method, dict.fromkeys(ranks, 0), violated)
     warnings = (
         (
             f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some of them "

@@ -60,14 +60,19 @@ def _is_new(gathered: list[bytes], line: bytes) -> bool:
 
 
 def _is_alone(gathered: list[bytes]) -> bool:
+    """Whether the first line ends as a value does."""
     line = gathered[0]
-    return len(gathered) == 1 and len(line) > _LONG_BYTES and line[-1:] == _CLOSING[line[:1]]
+    ends = len(gathered) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
+    return ends and (len(line) > _LONG_BYTES or _num_open(line) == 0)
+
+
+def _num_open(line: bytes) -> int:
+    return line.count(b"{") + line.count(b"[") - line.count(b"}") - line.count(b"]")
 
 
 def _depth(line: bytes) -> int:
     """How many brackets a line leaves open. No line ends inside a string of JSON."""
-    bare = _STRING.sub(b"", line) if b'"' in line else line
-    return bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
+    return _num_open(_STRING.sub(b"", line) if b'"' in line else line)
 
 
 def _lines(source: ByteSource) -> Iterator[bytes]:

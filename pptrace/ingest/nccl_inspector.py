@@ -47,6 +47,8 @@ _KINDS = {
 }
 _OF_ONE_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 """Collectives whose size is told for one rank's part: the larger of input and output holds all of them."""
+_UNNAMED = ("unknown", "default_pg")
+"""Names that tell no axis; of torch's default group, whose places are global ranks, the ranks are told by its size."""
 _LAUNCH = "collective_cpu"
 """The source of a duration that is the host's alone: how long it took to launch."""
 _NO_TIMES = (
@@ -188,7 +190,7 @@ def _add(read: _Read, line: _Line) -> None:
         return
     kind = _KINDS.get(call.name, re.sub(r"\W+", "_", call.name).lower() or "unknown")
     whole = call.size * (head.n_ranks if kind in _OF_ONE_RANK else 1)
-    description = "" if head.comm_name == "unknown" else head.comm_name
+    description = "" if head.comm_name in _UNNAMED else head.comm_name
     numbers = (_bounded(call.peer), _bounded(whole), _bounded(call.sn))
     read.calls.append((head.id, description, head.rank, head.n_ranks, kind, *numbers, *span))
 
@@ -235,7 +237,8 @@ def _num_processes(path: Path) -> int:
 
 
 def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: Sequence[str]) -> Trace:
-    whole = calls.loc[calls["group_size"] == world, "place"].unique()
+    largest = calls.loc[calls["group_size"] == calls["group_size"].max()]
+    whole = largest.loc[largest["group_size"] == world, "place"].unique()
     rank = int(whole[0]) if len(whole) == 1 else None
     seen = calls.drop_duplicates("group_id")
     communicators = {
@@ -292,9 +295,9 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
 def _damage(read: _Read, damage: str) -> list[str]:
     lines = [f"{damage}: read what comes before"] if damage else []
     if read.num_damaged:
-        lines.append(f"left out {read.num_damaged} lines that are cut off, damaged or cannot be true")
+        count = "1 line that is" if read.num_damaged == 1 else f"{read.num_damaged} lines that are"
+        lines.append(f"left out {count} cut off, damaged or cannot be true")
     if read.num_launches:
-        lines.append(
-            f"left out {read.num_launches} calls timed by the host alone ({_LAUNCH}), whose duration is that of launching"
-        )
+        count = "1 call" if read.num_launches == 1 else f"{read.num_launches} calls"
+        lines.append(f"left out {count} that the host alone timed ({_LAUNCH}): that is how long launching took")
     return lines

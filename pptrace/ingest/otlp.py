@@ -7,7 +7,7 @@ that is what catalogues read: ``megatron.train.iteration [iteration=12]``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.finish import sorted_events
 from pptrace.ingest.identity import rank_of_file_name
 from pptrace.ingest.json_texts import json_texts
-from pptrace.ingest.oplog_trace import ONE_CLOCK
-from pptrace.ingest.otlp_facts import PARALLEL, distributed_of, host_of, parallel_of, process_of, rank_of, run_of
+from pptrace.ingest.otlp_facts import PARALLEL, distributed_of, one_clock_of, parallel_of, process_of, rank_of, run_of
 from pptrace.ingest.otlp_spans import Attributes, SpanColumns, attributes_of
 from pptrace.ingest.source import ByteSource
 from pptrace.tables import COMM_ARGS, MEMORY, Category, InputFormat, Int32, Int64, Trace, empty_table
@@ -73,8 +72,7 @@ def read_otlp(path: Path) -> tuple[Trace, ...]:
         _trace(path, process, [resources[place] for place in process.resources])
         for process in _processes(spans.only(runs), resources, path)
     ]
-    shared = _one_clock(path, resources, len(traces))
-    first, *others = (replace(trace, metadata={**trace.metadata, **shared}) for trace in traces)
+    first, *others = traces
     return replace(first, warnings=(*_damage(columns, damage), *left_out, *first.warnings)), *others
 
 
@@ -172,7 +170,7 @@ def _trace(path: Path, process: _Process, resources: Sequence[Attributes]) -> Tr
         producer=f"OpenTelemetry ({service})" if service else "OpenTelemetry",
         events=ready.events(empty_table(COMM_ARGS)),
         memory=empty_table(MEMORY),
-        metadata={**facts, **notes},
+        metadata={**facts, **notes, **one_clock_of(resources)},
         distributed=distributed_of(resources[0], process.rank),
         warnings=ready.warnings,
         framework=MEGATRON if is_megatron else "",
@@ -217,11 +215,6 @@ def _num_chunks(spans: _Spans) -> int | None:
         return None
     ((chunks, rest),) = ratios
     return int(chunks) if chunks > 0 and rest == 0 else None
-
-
-def _one_clock(path: Path, resources: Sequence[Attributes], num_traces: int) -> Mapping[str, Any]:
-    """What says that all ranks of a file read one clock: all ran on one host."""
-    return {ONE_CLOCK: str(path)} if num_traces > 1 and host_of(resources) is not None else {}
 
 
 def _damage(columns: SpanColumns, damage: str) -> tuple[str, ...]:

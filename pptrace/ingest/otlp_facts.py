@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pptrace.ingest.identity import rank_of_value
+from pptrace.ingest.oplog_trace import ONE_CLOCK
 from pptrace.ingest.otlp_spans import Attributes
+from pptrace.tables import HOST
 
 PARALLEL = "parallel"
 """The fact of sizes whose ranks are not laid out yet: {"pp", "tp", "dp", "cp"} and ``pp_rank`` where the process says it."""
@@ -53,10 +55,11 @@ def run_of(resource: Attributes) -> str:
     return next((str(resource[name]) for name in _RUN if name in resource), "")
 
 
-def host_of(resources: Sequence[Attributes]) -> str | None:
-    """The host that all of them name; None where one names another or none."""
+def one_clock_of(resources: Sequence[Attributes]) -> Mapping[str, str]:
+    """What processes of one host share, whose spans are all timed by its clock; {} where they do not name one host."""
     hosts = {str(resource.get("host.name", "")) for resource in resources}
-    return hosts.pop() if len(hosts) == 1 and "" not in hosts else None
+    host = hosts.pop() if len(hosts) == 1 else ""
+    return {ONE_CLOCK: f"{HOST}{host}"} if host and host != "localhost" else {}
 
 
 def distributed_of(resource: Attributes, rank: int | None) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.recognise.mesh import MeshInfo
+from pptrace.tables import Int64
 
 _OPEN = (
     "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
@@ -42,7 +43,7 @@ def with_balanced_steps(
         ends = _ends([kinds.get(rank, []) for rank in pipeline])
         if not ends:
             lost += [index for rank in kinds for index in rows[rank].index]
-        for rank in kinds if len(ends) > 1 else ():
+        for rank in kinds if ends else ():
             _cut(filled, rows[rank], ends)
             is_cut = True
     if lost:
@@ -51,18 +52,27 @@ def with_balanced_steps(
 
 
 def _ends(kinds: Sequence[Sequence[str]]) -> list[int]:
-    """After how many forwards each step ends; [] where the first rank does not tell or another one contradicts it."""
-    first, *others = (_balanced(row) for row in kinds)
-    tells = bool(kinds[0]) and len(kinds) > 1 and first[-1:] == [list(kinds[0]).count("F")]
-    agrees = all(set(first) <= set(counts) for row, counts in zip(kinds[1:], others, strict=True) if row)
-    return first if tells and agrees else []
+    """After how many forwards each step ends; [] where the first rank does not tell or another one contradicts it.
+
+    What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
+    """
+    outstanding = [_outstanding(row) for row in kinds]
+    if len(kinds) < 2 or any((counts < 0).any() for counts in outstanding):
+        return []
+    first, *others = (_balanced(row, counts) for row, counts in zip(kinds, outstanding, strict=True))
+    agrees = all(set(first) <= set(ends) for row, ends in zip(kinds[1:], others, strict=True) if row)
+    return first if agrees else []
 
 
-def _balanced(kinds: Sequence[str]) -> list[int]:
-    """After how many forwards no backward is outstanding."""
-    ways = np.where(np.asarray(kinds, dtype=object) == "F", 1, -1)
-    outstanding, forwards = np.cumsum(ways), np.cumsum(ways > 0)
-    return [int(count) for count in forwards[outstanding == 0]] if len(ways) else []
+def _outstanding(kinds: Sequence[str]) -> Int64:
+    """After each op, how many forwards have had no backward yet."""
+    return np.cumsum([1 if kind == "F" else -1 for kind in kinds], dtype=np.int64)
+
+
+def _balanced(kinds: Sequence[str], outstanding: Int64) -> list[int]:
+    """After how many forwards none is outstanding."""
+    forwards = np.cumsum([kind == "F" for kind in kinds], dtype=np.int64)
+    return [int(count) for count in forwards[outstanding == 0]]
 
 
 def _cut(filled: pd.DataFrame, rows: pd.DataFrame, ends: Sequence[int]) -> None:

@@ -83,11 +83,12 @@ def recognise_ranks(
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    distributed = {found.number: found.info.distributed for found in ranks}
-    calls = with_members({found.number: found.calls for found in ranks}, facts, distributed)
+    said = {found.number: found.info.distributed for found in ranks}
+    members = with_members({found.number: found.calls for found in ranks}, facts, said)
+    calls, warnings = members.calls, [*warnings, *members.warnings]
     groups = find_groups(
         calls,
-        distributed,
+        members.distributed,
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
         by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
     )

@@ -97,6 +97,22 @@ def test_one_file_of_many_does_not_say_its_rank_where_no_communicator_holds_all(
     assert report.mesh.pp is None
 
 
+def test_a_communicator_of_more_ranks_than_files_may_be_any_part_of_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path, {rank: calls_of(rank) for rank in (1, 3)})
+    traces = [read_nccl_inspector(path)[0] for path in sorted(tmp_path.iterdir())]
+    assert [trace.rank for trace in traces] == [None, None]
+    assert [trace.distributed for trace in traces] == [{}, {}]
+
+
+def test_places_in_different_communicators_are_no_ranks(tmp_path: Path) -> None:
+    """Two of four processes, each of another pair: both pairs are as large as there are files."""
+    own = {rank: [call for call in calls_of(rank) if call.comm in TENSOR] for rank in (1, 2)}
+    analysis = load([write_run(tmp_path, own)], cache=False)
+    assert any("which rank each of them was is not known" in told for told in analysis.report.warnings)
+    assert (analysis.data.comms["match"] == -1).all()
+    assert set(analysis.data.comms["axis"]) == {"tp"}
+
+
 def test_messages_of_which_some_were_not_written_have_no_peer(tmp_path: Path) -> None:
     """Small ones are skipped and rings overflow: then the order of the others tells nothing."""
     for rank in range(4):
@@ -145,7 +161,7 @@ def test_a_cut_file_keeps_its_whole_lines(tmp_path: Path) -> None:
     path.write_bytes(text[: text.rindex(b'"coll_sn"')])
     (trace,) = read_nccl_inspector(path)
     assert trace.num_events == 11  # the last collective's line is cut, and the message's behind it is gone
-    assert trace.warnings == ("left out 1 lines that are cut off, damaged or cannot be true",)
+    assert trace.warnings == ("left out 1 line that is cut off, damaged or cannot be true",)
 
 
 def test_a_file_without_a_call_is_one_line(tmp_path: Path) -> None:

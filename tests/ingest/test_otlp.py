@@ -21,6 +21,7 @@ from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.registry import build
 from pptrace.tables import InputFormat
 from tests.ingest.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
+from tests.roundtrip.styles import groups_of
 from tests.synthetic import PaperRun, run_on_paper
 
 ALL = ("all",)
@@ -112,7 +113,10 @@ def test_all_forms_of_a_file_say_the_same(write: Callable[[PaperRun, Path], list
     run = paper()
     paths = write(run, tmp_path)
     assert {detect(first_bytes(path)) for path in paths} == {InputFormat.OTLP}
-    check(load(paths, cache=False), run, (10, 11))
+    analysis = load(paths, cache=False)
+    check(analysis, run, (10, 11))
+    num_spans = [len(megatron_spans(run, rank, 2)) for rank in range(run.plan.pp)]
+    assert [entry.num_events for entry in analysis.report.inputs] == num_spans
 
 
 def test_printed_spans_are_read_between_the_lines_of_a_log(tmp_path: Path) -> None:
@@ -128,18 +132,29 @@ def test_printed_spans_are_read_between_the_lines_of_a_log(tmp_path: Path) -> No
         assert named == [str(done.action) for done in run.computes(rank)]
 
 
+def both_ends(run: PaperRun) -> list[tuple[int, str, str, int, int]]:
+    """The messages of a step that either side posts alone: (rank, kind, direction, microbatch, peer)."""
+    alone = [
+        (rank, action.kind, action.microbatch, run.plan.peer_of(action))
+        for rank in range(run.plan.pp)
+        for group in groups_of(run.ranks[rank])
+        if len(group) == 1 and (action := group[0].action).kind.is_p2p
+    ]
+    ends = {(rank, peer, str(kind)[-1], microbatch) for rank, kind, microbatch, peer in alone}
+    return sorted(
+        (rank, str(kind)[:4].lower(), str(kind)[-1], int(microbatch or 0), peer)
+        for rank, kind, microbatch, peer in alone
+        if (peer, rank, str(kind)[-1], microbatch) in ends
+    )
+
+
 def test_messages_belong_to_the_ops_next_to_them_and_none_goes_past_the_ends(tmp_path: Path) -> None:
     """Most messages of 1F1B have no span of their own, and the functions at the ends of the pipeline move nothing."""
     run = paper(latency=100)
     analysis = load([write_lines(tmp_path / "spans.json", documents(run))], cache=False)
-    comms = analysis.data.comms
-    sent = {(done.action.kind, done.action.stage, done.action.microbatch) for rank in run.ranks for done in rank}
-    words = {"send": "SEND_", "recv": "RECV_"}
-    assert len(comms) > 0
-    for kind, way, stage, microbatch in zip(
-        *(comms[c] for c in ("kind", "direction", "stage", "microbatch")), strict=True
-    ):
-        assert (words[kind] + way, stage, microbatch) in sent
+    comms = analysis.data.comms[analysis.data.comms["step"] == 10]
+    found = comms[["rank", "kind", "direction", "microbatch", "peer"]].itertuples(index=False, name=None)
+    assert sorted(found) == both_ends(run)
     assert (comms["match"] >= 0).all()
     assert any("have a span on one rank alone" in line for line in analysis.report.warnings)
 
@@ -266,6 +281,38 @@ def test_a_cut_file_keeps_its_whole_spans(tmp_path: Path) -> None:
     packed = gzip.compress(b"\n".join([text] * 3))
     path.write_bytes(packed[: len(packed) - 20])
     assert any("gzip stream cut" in line for line in read_otlp(path)[0].warnings)
+
+
+def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    """As where a process was killed while it wrote, and the next one appended to the file."""
+    path = write_lines(tmp_path / "spans.json", documents(paper()))
+    first, second, third = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, second[: len(second) // 2], third]))
+    whole = [len(megatron_spans(paper(), rank, 2)) for rank in range(3)]
+    traces = read_otlp(path)
+    assert [trace.rank for trace in traces] == [0, 1, 2]
+    assert [len(traces[0].events), len(traces[2].events)] == [whole[0], whole[2]]
+    assert 0 < len(traces[1].events) < whole[1]
+
+
+def test_a_trace_that_ends_inside_a_step_keeps_the_steps_before(tmp_path: Path) -> None:
+    """No span tells steps: those of which all ranks have every backward are whole. One that begins inside a step tells none."""
+    run = paper("1f1b", 3, 5, 1)
+    spans = [megatron_spans(run, rank, 2, OPS_ALONE) for rank in range(3)]
+    cut = [document(own[: len(own) - 3], resource(rank, 3)) for rank, own in enumerate(spans)]
+    analysis = load([write_lines(tmp_path / "cut.json", cut)], cache=False)
+    assert [ops_of(analysis, rank, 0) for rank in range(3)] == [truth(run, rank, 0) for rank in range(3)]
+    assert [ops_of(analysis, rank, 1) for rank in range(3)] == [truth(run, rank, 1)[:-3] for rank in range(3)]
+    late = [document(own[6:], resource(rank, 3)) for rank, own in enumerate(spans)]
+    assert load([write_lines(tmp_path / "late.json", late)], cache=False).report.steps == ()
+
+
+def test_the_number_of_chunks_is_what_the_number_of_microbatches_leaves(tmp_path: Path) -> None:
+    for shape, chunks in ((("1f1b", 2, 4, 1), 1), (("interleaved-1f1b", 2, 4, 2), 2)):
+        (trace,) = read_otlp(write_lines(tmp_path / "spans.json", documents(paper(*shape), ALL, [1])))
+        assert trace.metadata["parallel"]["vpp"] == chunks
+    (trace,) = read_otlp(write_lines(tmp_path / "spans.json", documents(paper(), OPS_ALONE, [1])))
+    assert trace.metadata["parallel"]["vpp"] is None
 
 
 def test_a_bad_span_among_good_ones_is_counted(tmp_path: Path) -> None:
