@@ -76,6 +76,10 @@ SESSION = "session "
 """How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
 
 
+HOST_NAME = "host_name"
+"""The fact that is the name of the host as the producer of a trace wrote it: equal names may be those of two hosts."""
+
+
 class InputFormat(StrEnum):
     """``inputs[].format`` of the report."""
 

@@ -22,12 +22,12 @@ from pptrace.ingest.open import InputFile
 from pptrace.ingest.source import num_text_bytes
 from pptrace.recognise.collectives import CALLS
 from pptrace.recognise.rank import RankFound, recognise_rank
-from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Trace
+from pptrace.tables import COMMS, HOST_NAME, MEMORY, OPS, InputFormat, Trace
 
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
-        *("backend", "device", "clock", "one_clock", "notes"),
+        *("backend", "device", "clock", "one_clock", "notes", HOST_NAME),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
