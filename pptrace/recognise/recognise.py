@@ -11,6 +11,7 @@ import pandas as pd
 
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.directions import with_directions
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
@@ -86,7 +87,7 @@ def recognise_ranks(
     placed = place(ops, comms, mesh, calls)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(placed.comms, ops, mesh)
+    comms = with_directions(with_peers(placed.comms, ops, mesh), ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
     warnings += told
