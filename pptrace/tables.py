@@ -78,6 +78,8 @@ SESSION = "session "
 
 HOST = "host "
 """How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
+HOST_NAME = "host_name"
+"""The fact that is the name of the host as the producer of a trace wrote it: equal names may be those of two hosts."""
 
 
 class InputFormat(StrEnum):

@@ -105,7 +105,19 @@ class CommSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class OpPart:
+    """One half of an overlapped pair."""
+
+    kind: str
+    stage: int | None
+    chunk: int | None
+    microbatch: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class OpSummary:
+    """``parts`` are the two halves of an overlapped pair, whose own stage, chunk and microbatch are the first one's; else ()."""
+
     kind: str
     stage: int | None
     chunk: int | None
@@ -113,6 +125,7 @@ class OpSummary:
     phase: str
     start_ns: int
     end_ns: int
+    parts: tuple[OpPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +16,18 @@ from pptrace.analysis.result import (
     Bubble,
     CommSummary,
     MarkedStep,
+    OpPart,
     OpSummary,
     PhaseSummary,
     RankStep,
     StepReport,
     Waterfall,
 )
+from pptrace.errors import ScheduleError
 from pptrace.intervals import length
 from pptrace.recognise.devices import breakdown
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import IDEAL, simulate
 from pptrace.simulate.course import Course
@@ -155,9 +159,23 @@ def _op_summaries(ops: Slice) -> tuple[OpSummary, ...]:
     named = ("stage", "chunk", "microbatch")
     columns = [
         [None if value < 0 else value for value in ops[name].tolist()] if name in named else ops[name].tolist()
-        for name in OpSummary.__slots__
+        for name in ("kind", *named, "phase", "start_ns", "end_ns")
     ]
-    return tuple(map(OpSummary, *columns))
+    chunk_of = dict(zip(columns[1], columns[2], strict=True))
+    parts = (_parts(text, chunk_of) if text else () for text in ops["pair"].tolist())
+    return tuple(map(OpSummary, *columns, parts))
+
+
+def _parts(pair: str, chunk_of: Mapping[int | None, int | None]) -> tuple[OpPart, ...]:
+    """The halves of an overlapped pair, as far as they are known: ``pair`` is the whole action as text."""
+    try:
+        halves = parse_action(pair).parts
+    except ScheduleError:  # its microbatches are not known
+        return tuple(OpPart(kind, None, None, None) for kind in _KINDS_OF_PAIR)
+    return tuple(OpPart(str(half.kind), half.stage, chunk_of.get(half.stage), half.microbatch) for half in halves)
+
+
+_KINDS_OF_PAIR = ("F", "B")
 
 
 def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:

@@ -198,6 +198,22 @@ class _Times:
         length = end - start
         return start + length * place // parts, start + length * (place + 1) // parts, clock
 
+    def read_at(self, reader: Range, arrival_ns: int | None) -> int:
+        """When an op had the message that it reads, which had been waited for by ``arrival_ns`` where that is known.
+
+        An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
+        second half of an overlapped pair waits after operators of the first.
+        """
+        begun = self.of_op(reader)[0]
+        if arrival_ns is None:
+            return begun
+        if reader.part[0] or (reader.action is not None and reader.action.parts):
+            return arrival_ns
+        is_seen = self.owner.span(reader.start_ns, reader.end_ns, communication=False) or self._host.span(
+            reader.thread, reader.start_ns, reader.end_ns
+        )
+        return min(arrival_ns, begun) if is_seen else arrival_ns
+
 
 class _Messages:
     """gloo's own ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
@@ -259,8 +275,7 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
     elif action.kind.is_recv and reader is not None:
         asked = max(posted, reader.start_ns)
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
-        begun = times.of_op(reader)[0]
-        end = max(posted, begun if arrival is None else min(arrival, begun))
+        end = max(posted, times.read_at(reader, arrival))
         if end == posted:  # the message was there: nobody left
             posted = asked = start
     size = messages.size(entry.start_ns, entry.end_ns)

@@ -14,6 +14,7 @@ from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.communicators import with_members
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.directions import with_directions
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
@@ -101,6 +102,7 @@ def recognise_ranks(
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(with_adjacent(placed.comms, ops, mesh, spanned), ops, mesh)
+    comms = with_directions(comms, ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
     comms, told = _with_calls(matched, calls, groups, ops, mesh, found_schedule)

@@ -21,23 +21,13 @@ from pptrace.ingest.cache import MIN_TEXT_BYTES, Packed, cache_beside
 from pptrace.ingest.open import InputFile
 from pptrace.ingest.source import num_text_bytes
 from pptrace.recognise.rank import RankFound, recognise_rank
-from pptrace.tables import CALLS, COMMS, MEMORY, OPS, InputFormat, Trace
+from pptrace.tables import CALLS, COMMS, HOST_NAME, MEMORY, OPS, InputFormat, Trace
 
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
-        *(
-            "backend",
-            "device",
-            "clock",
-            "one_clock",
-            "notes",
-            "framework",
-            "hooks",
-            "groups",
-            "parallel",
-            "communicators",
-        ),
+        *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
+        *("communicators", HOST_NAME),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
