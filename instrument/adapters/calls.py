@@ -30,10 +30,11 @@ class CallGroup:
 class Call:
     """One collective, or one message of a send or receive.
 
-    ``number`` counts the calls of this process from 0. ``kind`` is a :class:`pptrace.marks.Collective`'s value, ``send`` or ``recv``.
+    ``number`` counts the calls of this process from 0. ``kind`` is a :class:`pptrace.marks.Collective`'s, ``send`` or ``recv``.
     ``peer`` is the global rank at a message's other end or a rooted collective's root, -1 where there is none (or, of a receive,
     where any may send). ``num_bytes`` is this rank's message, the larger of input and output. ``sequence`` counts the
     collectives of the group, and of messages those of the same direction with the same peer in the group, from 0.
+    ``tag`` is a message's, 0 where it has none.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Call:
     sequence: int
     batch: int = -1
     is_async: bool = False
+    tag: int = 0
 
 
 class CallObserver(Protocol):

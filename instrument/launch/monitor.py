@@ -12,18 +12,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from instrument.launch.hang_watch import HangWatch, RankEnd
+from instrument.launch.motion import Sample, Sampler
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
-from instrument.launch.stacks import describe_wait, main_stack, parse_stacks
-from instrument.launch.worker import stacks_path
+from instrument.launch.rundir import killed_by
+from instrument.launch.stacks import describe_wait
+from pptrace.hang import Diagnosis, Verdict
+from pptrace.hang.words import as_json, lines, sentence
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3
 """Errors that follow from one another are recorded within this time; the cause is shown, not the first to report."""
 _GRACE_S = 6.0
 _SAVING_S = 25.0
-_STACKS_S = 0.5
+_BETWEEN_SAMPLES_S = 0.3
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|closed by peer|remote process|NCCL|socket|recvValue|store",
     re.IGNORECASE,
@@ -43,6 +47,12 @@ class Monitor:
         self._dead: set[int] = set()
         self._started = time.monotonic()
         self._doomed_at: float | None = None
+        self._hangs = HangWatch(control_dir, lambda: pipes.ranks, options.nnodes * options.nproc)
+        self._sampler = Sampler(control_dir)
+        self._samples: dict[int, Sample] = {}
+        """Of the ranks when half of --hang-timeout was over."""
+        self._after: Diagnosis | None = None
+        """The verdict when the first rank was seen dead."""
         self._stopped = threading.Event()
         self._read_fd, self._write_fd = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="pptrace-monitor", daemon=True)
@@ -54,6 +64,8 @@ class Monitor:
         self.timed_out = False
         self.cause: int | None = None
         """The rank whose failure was shown."""
+        self.hang: dict[str, object] | None = None
+        """The verdict that was shown, as JSON."""
 
     def start(self) -> None:
         """Call it in the main thread: signals that come are noticed here as well."""
@@ -68,6 +80,7 @@ class Monitor:
         self._thread.join()
         self._look()
         self._show_failure(settled=True)
+        self._show_after()
         self._kill(everything=True)
         self._terminal.status("")
         os.close(self._read_fd)
@@ -82,6 +95,7 @@ class Monitor:
             self._show_failure(settled=False)
             self._show_progress()
             self._check_timeout()
+            self._check_hang()
             self._hasten()
 
     def _note_signals(self, signums: bytes) -> None:
@@ -98,6 +112,7 @@ class Monitor:
 
     def _look(self) -> None:
         """Read the records that have changed, and see which ranks are dead."""
+        was_doomed = self._doomed_at is not None
         for local_rank, rank in self._pipes.ranks.items():
             path = record_path(self._options.run_dir, rank)
             try:
@@ -111,6 +126,8 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
+        if self._doomed_at is not None and not was_doomed:
+            self._after = self._hangs.diagnose_after(self._ends())
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         try:
@@ -154,20 +171,91 @@ class Monitor:
             return
         if time.monotonic() - self._started < limit:
             return
+        before = self._samples or self._sampler.take(self._live_pids())
+        time.sleep(_BETWEEN_SAMPLES_S)
+        samples = self._sampler.take(self._live_pids())
+        diagnosis = self._hangs.diagnose(self._ends(), self._where(samples, before))
+        self._end_hung(diagnosis, samples, f"still running after --timeout {limit:g} s; where each rank is:")
+
+    def _check_hang(self) -> None:
+        """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
+        limit = self._options.hang_timeout_s
+        if limit is None or self.timed_out or self._doomed_at is not None:
+            return
+        stalled_s = self._hangs.stalled_s()
+        if stalled_s < limit / 2 or not self._hangs.any_waits():
+            self._samples = {}
+            return
+        if not self._samples:
+            self._samples = self._sampler.take(self._live_pids())
+        if stalled_s < limit:
+            return
+        samples = self._sampler.take(self._live_pids())
+        diagnosis = self._hangs.diagnose(self._ends(), self._where(samples, self._samples), usual=False)
+        if self._may_go_on(diagnosis, samples):
+            self._hangs.note_progress()
+            self._samples = {}
+            return
+        told = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
+        self._end_hung(diagnosis, samples, told)
+
+    def _may_go_on(self, diagnosis: Diagnosis, samples: Mapping[int, Sample]) -> bool:
+        """Whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
+        hang = diagnosis.hang
+        if hang is not None and hang.verdict is not Verdict.LATE:
+            return False
+        locals_of = {rank: local for local, rank in self._pipes.ranks.items()}
+        watched = set(samples) if hang is None else {locals_of[rank] for rank in hang.ranks}
+        both = watched & set(samples) & set(self._samples)
+        return any(samples[local].moved(self._samples[local]) for local in both)
+
+    def _end_hung(self, diagnosis: Diagnosis, samples: Mapping[int, Sample], reason: str) -> None:
         self.timed_out = True
-        self._terminal.err(f"pptrace: still running after --timeout {limit:g} s; where each rank is:")
-        self._show_stacks()
+        self._show_verdict(diagnosis)
+        self._terminal.err(f"pptrace: {reason}")
+        self._show_stacks(samples)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _show_stacks(self) -> None:
-        for local_rank, record in self._records.items():
-            if local_rank not in self._dead:
-                _signal(record.pid, signal.SIGUSR2)
-        time.sleep(_STACKS_S)
+    def _show_verdict(self, diagnosis: Diagnosis) -> None:
+        if diagnosis.hang is None:
+            if self._hangs.has_logs:
+                self._terminal.err(f"pptrace: {sentence(diagnosis)}")
+            return
+        self.hang = as_json(diagnosis)
+        self._terminal.err(f"pptrace: hang: {sentence(diagnosis)}")
+        for line in lines(diagnosis.hang):
+            self._terminal.err(f"  {line}")
+
+    def _show_after(self) -> None:
+        """The verdict on a run that a rank's end has ended, where the end does not say it all itself."""
+        diagnosis = self._after
+        if diagnosis is None or diagnosis.hang is None or self.timed_out or self.signals:
+            return
+        hang = diagnosis.hang
+        codes = [self.exit_codes.get(rank) for rank in hang.ranks]
+        silent = all(code is not None and code <= 0 for code in codes)
+        if hang.verdict is Verdict.MISMATCH or (hang.verdict is Verdict.MISSING and silent):
+            self._show_verdict(diagnosis)
+
+    def _ends(self) -> dict[int, RankEnd]:
+        """How the ranks that are dead have ended, by global rank."""
+        ends = {}
+        for local_rank in self._dead:
+            rank = self._records[local_rank].rank
+            code = self.exit_codes.get(rank)
+            ends[rank] = RankEnd(code, _how_ended(code))
+        return ends
+
+    def _live_pids(self) -> dict[int, int]:
+        return {local: record.pid for local, record in self._records.items() if local not in self._dead}
+
+    def _where(self, samples: Mapping[int, Sample], before: Mapping[int, Sample]) -> dict[int, str]:
+        return {self._pipes.ranks[local]: sample.where(before.get(local)) for local, sample in samples.items()}
+
+    def _show_stacks(self, samples: Mapping[int, Sample]) -> None:
         for local_rank, rank in self._pipes.ranks.items():
             steps, _ = read_counter(counter_path(self._control_dir, local_rank))
-            path = stacks_path(self._control_dir, local_rank)
-            stack = main_stack(parse_stacks(path.read_text(errors="replace") if path.is_file() else ""))
+            stack = samples[local_rank].stack if local_rank in samples else ()
             state = "has ended" if local_rank in self._dead else describe_wait(stack)
             self._terminal.err(f"  rank {rank}, {steps} {'step' if steps == 1 else 'steps'} done: {state}")
             for frame in stack:
@@ -214,11 +302,12 @@ def progress_line(counts: Mapping[int, tuple[int, int]], options: RunOptions, el
     return f"pptrace: {elapsed_s:.0f} s, step {step}{total}{spread}{doing}"
 
 
-def _signal(pid: int, signum: int) -> None:
-    try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        return
+def _how_ended(code: int | None) -> str:
+    if code is None:
+        return "ended without a word"
+    if code < 0:
+        return f"killed {killed_by(code)}"
+    return "ended normally" if code == 0 else f"failed with exit code {code}"
 
 
 def _signal_group(pid: int, signum: int) -> None:

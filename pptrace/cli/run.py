@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", type=float, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
 )
+@click.option(
+    "--hang-timeout",
+    type=float,
+    default=None,
+    metavar="SECONDS",
+    help="End the run when ranks wait and none makes a call, ends a step or computes for so long, and say who is to blame.",
+)
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -50,6 +57,7 @@ def command(
     profiler: str,
     steps: str,
     timeout: float | None,
+    hang_timeout: float | None,
     no_analyze: bool,
     module: bool,
     script: str,
@@ -76,6 +84,7 @@ def command(
         profiler=profiler,
         window=parse_steps(steps),
         timeout_s=timeout,
+        hang_timeout_s=hang_timeout,
     )
     check_options(options)
     _require_torch()
