@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,25 +67,28 @@ class HangWatch:
         """Whether the calls of any rank are watched at all."""
         return bool(self._read())
 
-    def diagnose(self, ends: Mapping[int, RankEnd], where: Mapping[int, str], *, usual: bool = True) -> Diagnosis:
-        """The verdict on the ranks as they are now. ``ends`` and ``where`` are by global rank.
+    def diagnose(self, ends: Mapping[int, RankEnd], *, usual: bool = True) -> Diagnosis:
+        """The verdict on the ranks as they are now. ``ends`` is by global rank.
 
         With ``usual``, a rank is late only where others wait for it longer than they often do.
         """
         logs = self._settled()
-        diagnosis = diagnose(self._known(logs, ends, where, lambda log: _long_waits(log, _LEAST_WAIT_S)))
+        diagnosis = diagnose(self._known(logs, ends, lambda log: _long_waits(log, _LEAST_WAIT_S)))
         if usual and diagnosis.hang is not None and diagnosis.hang.verdict is Verdict.LATE:
             return _unless_usual(diagnosis, logs, self._ranks)
         return diagnosis
 
-    def diagnose_after(self, ends: Mapping[int, RankEnd]) -> Diagnosis:
-        """The verdict on ranks of which some have ended: calls that failed with them count as waiting."""
+    def calls_at_end(self, dead: Collection[int]) -> list[RankCalls]:
+        """What the ranks did when the first of them, ``dead`` by global rank, were seen to have ended.
+
+        Calls that failed count as waiting: they failed because the other end was gone.
+        """
         logs = self._read()
         failed = {
             self._ranks[local] for local, log in logs.items() if log.calls and log.calls[-1].state is CallState.FAILED
         }
-        first = {rank: end for rank, end in ends.items() if rank not in failed}
-        return diagnose(self._known(logs, first, {}, _with_failed))
+        ends = {rank: RankEnd(None, "") for rank in dead if rank not in failed}
+        return self._known(logs, ends, _with_failed)
 
     def _read(self) -> dict[int, LoggedCalls]:
         logs = {
@@ -111,7 +114,6 @@ class HangWatch:
         self,
         logs: Mapping[int, LoggedCalls],
         ends: Mapping[int, RankEnd],
-        where: Mapping[int, str],
         calls_of: Callable[[LoggedCalls], Sequence[Call]],
     ) -> list[RankCalls]:
         known: list[RankCalls] = []
@@ -122,13 +124,32 @@ class HangWatch:
             calls = tuple(calls_of(log)) if log is not None else ()
             made = log.num_made if log is not None else {}
             note = _ended(ends[rank].text, calls) if rank in ends else ""
-            known.append(RankCalls(rank, calls, presence, made, note, where.get(rank, "")))
+            known.append(RankCalls(rank, calls, presence, made, note))
         here = set(self._ranks.values())
         elsewhere = [rank for rank in range(self._world_size) if rank not in here]
         return [*known, *(RankCalls(rank, presence=Presence.UNSEEN) for rank in elsewhere)]
 
 
+def with_places(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
+    """The diagnosis with where each rank is, by global rank."""
+    ranks = {rank: replace(known, where=where.get(rank, "")) for rank, known in diagnosis.ranks.items()}
+    return replace(diagnosis, ranks=ranks)
+
+
+def explain_end(ranks: Sequence[RankCalls], ends: Mapping[int, RankEnd]) -> Diagnosis:
+    """The verdict on what :meth:`HangWatch.calls_at_end` saw, with how the ranks ended, which is known later."""
+    return diagnose(
+        [
+            replace(known, note=_ended(ends[known.rank].text, known.calls))
+            if known.presence is Presence.GONE and known.rank in ends
+            else known
+            for known in ranks
+        ]
+    )
+
+
 def _ended(text: str, calls: Sequence[Call]) -> str:
+    text = text.partition(";")[0]
     return f"{text} after {calls[-1]}" if calls else f"{text} without any communication call"
 
 

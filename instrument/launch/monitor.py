@@ -9,17 +9,17 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from instrument.launch.hang_watch import HangWatch, RankEnd
-from instrument.launch.motion import Sample, Sampler
+from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
+from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
 from instrument.launch.rundir import killed_by
-from instrument.launch.stacks import describe_wait
-from pptrace.hang import Diagnosis, Verdict
+from instrument.launch.stacks import Frame, describe_wait
+from pptrace.hang import Diagnosis, RankCalls, Verdict
 from pptrace.hang.words import as_json, lines, sentence
 
 _POLL_S = 0.1
@@ -27,7 +27,7 @@ _SETTLE_S = 0.3
 """Errors that follow from one another are recorded within this time; the cause is shown, not the first to report."""
 _GRACE_S = 6.0
 _SAVING_S = 25.0
-_BETWEEN_SAMPLES_S = 0.3
+_BETWEEN_LOOKS_S = 0.3
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|closed by peer|remote process|NCCL|socket|recvValue|store",
     re.IGNORECASE,
@@ -48,11 +48,11 @@ class Monitor:
         self._started = time.monotonic()
         self._doomed_at: float | None = None
         self._hangs = HangWatch(control_dir, lambda: pipes.ranks, options.nnodes * options.nproc)
-        self._sampler = Sampler(control_dir)
-        self._samples: dict[int, Sample] = {}
+        self._stacks = Stacks(control_dir)
+        self._usage: dict[int, Usage] = {}
         """Of the ranks when half of --hang-timeout was over."""
-        self._after: Diagnosis | None = None
-        """The verdict when the first rank was seen dead."""
+        self._at_end: list[RankCalls] = []
+        """What the ranks did when the first was seen dead."""
         self._stopped = threading.Event()
         self._read_fd, self._write_fd = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="pptrace-monitor", daemon=True)
@@ -80,7 +80,6 @@ class Monitor:
         self._thread.join()
         self._look()
         self._show_failure(settled=True)
-        self._show_after()
         self._kill(everything=True)
         self._terminal.status("")
         os.close(self._read_fd)
@@ -112,7 +111,6 @@ class Monitor:
 
     def _look(self) -> None:
         """Read the records that have changed, and see which ranks are dead."""
-        was_doomed = self._doomed_at is not None
         for local_rank, rank in self._pipes.ranks.items():
             path = record_path(self._options.run_dir, rank)
             try:
@@ -126,8 +124,9 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
-        if self._doomed_at is not None and not was_doomed:
-            self._after = self._hangs.diagnose_after(self._ends())
+        dead = {self._records[local].rank for local in self._dead}
+        if not self._at_end and any(self.exit_codes.get(rank) != 0 for rank in dead):
+            self._at_end = self._hangs.calls_at_end(dead)
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         try:
@@ -171,11 +170,10 @@ class Monitor:
             return
         if time.monotonic() - self._started < limit:
             return
-        before = self._samples or self._sampler.take(self._live_pids())
-        time.sleep(_BETWEEN_SAMPLES_S)
-        samples = self._sampler.take(self._live_pids())
-        diagnosis = self._hangs.diagnose(self._ends(), self._where(samples, before))
-        self._end_hung(diagnosis, samples, f"still running after --timeout {limit:g} s; where each rank is:")
+        before = self._usage or self._read_usage()
+        time.sleep(_BETWEEN_LOOKS_S)
+        diagnosis = self._hangs.diagnose(self._ends(self._dead))
+        self._end_hung(diagnosis, before, f"still running after --timeout {limit:g} s; where each rank is:")
 
     def _check_hang(self) -> None:
         """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
@@ -184,37 +182,50 @@ class Monitor:
             return
         stalled_s = self._hangs.stalled_s()
         if stalled_s < limit / 2 or not self._hangs.any_waits():
-            self._samples = {}
+            self._usage = {}
             return
-        if not self._samples:
-            self._samples = self._sampler.take(self._live_pids())
+        self._usage = self._usage or self._read_usage()
         if stalled_s < limit:
             return
-        samples = self._sampler.take(self._live_pids())
-        diagnosis = self._hangs.diagnose(self._ends(), self._where(samples, self._samples), usual=False)
-        if self._may_go_on(diagnosis, samples):
+        diagnosis = self._hangs.diagnose(self._ends(self._dead), usual=False)
+        if self._may_go_on(diagnosis) or self._hangs.stalled_s() < limit:
             self._hangs.note_progress()
-            self._samples = {}
+            self._usage = {}
             return
         told = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
-        self._end_hung(diagnosis, samples, told)
+        self._end_hung(diagnosis, self._usage, told)
 
-    def _may_go_on(self, diagnosis: Diagnosis, samples: Mapping[int, Sample]) -> bool:
+    def _may_go_on(self, diagnosis: Diagnosis) -> bool:
         """Whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
         hang = diagnosis.hang
         if hang is not None and hang.verdict is not Verdict.LATE:
             return False
-        locals_of = {rank: local for local, rank in self._pipes.ranks.items()}
-        watched = set(samples) if hang is None else {locals_of[rank] for rank in hang.ranks}
-        both = watched & set(samples) & set(self._samples)
-        return any(samples[local].moved(self._samples[local]) for local in both)
+        watched = {
+            local: pid
+            for local, pid in self._live_pids().items()
+            if hang is None or self._pipes.ranks[local] in hang.ranks
+        }
+        busy = {local: pid for local, pid in watched.items() if self._is_busy(local, pid)}
+        return bool(busy) and self._stacks.change(busy)
 
-    def _end_hung(self, diagnosis: Diagnosis, samples: Mapping[int, Sample], reason: str) -> None:
+    def _is_busy(self, local: int, pid: int) -> bool:
+        return local in self._usage and read_usage(pid).is_busy(self._usage[local])
+
+    def _end_hung(self, diagnosis: Diagnosis, before: Mapping[int, Usage], reason: str) -> None:
         self.timed_out = True
-        self._show_verdict(diagnosis)
+        usage = self._read_usage()
+        stacks = self._stacks.read(self._live_pids())
+        where = {
+            self._pipes.ranks[local]: describe_rank(used, before.get(local), stacks.get(local, ()))
+            for local, used in usage.items()
+        }
+        self._show_verdict(with_places(diagnosis, where))
         self._terminal.err(f"pptrace: {reason}")
-        self._show_stacks(samples)
+        self._show_stacks(stacks)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _read_usage(self) -> dict[int, Usage]:
+        return {local: read_usage(pid) for local, pid in self._live_pids().items()}
 
     def _show_verdict(self, diagnosis: Diagnosis) -> None:
         if diagnosis.hang is None:
@@ -226,36 +237,38 @@ class Monitor:
         for line in lines(diagnosis.hang):
             self._terminal.err(f"  {line}")
 
-    def _show_after(self) -> None:
-        """The verdict on a run that a rank's end has ended, where the end does not say it all itself."""
-        diagnosis = self._after
-        if diagnosis is None or diagnosis.hang is None or self.timed_out or self.signals:
+    def explain_end(self, exit_codes: Mapping[int, int]) -> None:
+        """Show the verdict on a run that a rank's end has ended, where the end does not say it all itself.
+
+        Call it after :meth:`stop`. ``exit_codes`` are by global rank.
+        """
+        if self.timed_out or self.signals or not self._at_end:
             return
+        self.exit_codes |= exit_codes
+        ends = self._ends(self._records)
+        diagnosis = explain_end(self._at_end, ends)
+        failed = {record.rank for record in self._records.values() if record.state is State.FAILED}
         hang = diagnosis.hang
-        codes = [self.exit_codes.get(rank) for rank in hang.ranks]
-        silent = all(code is not None and code <= 0 for code in codes)
-        if hang.verdict is Verdict.MISMATCH or (hang.verdict is Verdict.MISSING and silent):
+        if hang is not None and (
+            hang.verdict is Verdict.MISMATCH or (hang.verdict is Verdict.MISSING and not failed & set(hang.ranks))
+        ):
             self._show_verdict(diagnosis)
 
-    def _ends(self) -> dict[int, RankEnd]:
-        """How the ranks that are dead have ended, by global rank."""
+    def _ends(self, local_ranks: Iterable[int]) -> dict[int, RankEnd]:
+        """How these ranks have ended, by global rank."""
         ends = {}
-        for local_rank in self._dead:
-            rank = self._records[local_rank].rank
-            code = self.exit_codes.get(rank)
-            ends[rank] = RankEnd(code, _how_ended(code))
+        for record in (self._records[local_rank] for local_rank in local_ranks):
+            code = self.exit_codes.get(record.rank, record.exit_code)
+            ends[record.rank] = RankEnd(code, _how_ended(code))
         return ends
 
     def _live_pids(self) -> dict[int, int]:
         return {local: record.pid for local, record in self._records.items() if local not in self._dead}
 
-    def _where(self, samples: Mapping[int, Sample], before: Mapping[int, Sample]) -> dict[int, str]:
-        return {self._pipes.ranks[local]: sample.where(before.get(local)) for local, sample in samples.items()}
-
-    def _show_stacks(self, samples: Mapping[int, Sample]) -> None:
+    def _show_stacks(self, stacks: Mapping[int, tuple[Frame, ...]]) -> None:
         for local_rank, rank in self._pipes.ranks.items():
             steps, _ = read_counter(counter_path(self._control_dir, local_rank))
-            stack = samples[local_rank].stack if local_rank in samples else ()
+            stack = stacks.get(local_rank, ())
             state = "has ended" if local_rank in self._dead else describe_wait(stack)
             self._terminal.err(f"  rank {rank}, {steps} {'step' if steps == 1 else 'steps'} done: {state}")
             for frame in stack:

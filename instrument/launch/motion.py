@@ -14,45 +14,61 @@ from instrument.launch.worker import stacks_path
 
 _ANSWER_S = 0.5
 _POLL_S = 0.02
-_BUSY_SHARE = 0.25
-"""Of a processor: a rank that uses so much of it computes."""
+_BUSY_SHARE = 0.05
+"""Of a processor, which others may need as well: a rank that uses so much of it computes."""
+_APART_S = 0.4
+_NUM_LOOKS = 3
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A process at one moment."""
+class Usage:
+    """What the kernel says of a process at one moment, which the process does not notice."""
 
     at_s: float
     cpu_s: float
-    is_stopped: bool
-    stack: tuple[Frame, ...]
+    state: str
 
-    def where(self, before: Sample | None = None) -> str:
-        """In words: where it is, and what it did since ``before``."""
-        place = describe_wait(self.stack)
-        if self.is_stopped:
-            return f"stopped by a signal, {place}"
-        if before is None or self.at_s <= before.at_s:
-            return place
-        return f"{'computing' if self._is_busy(before) else 'asleep'} {place}"
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in ("T", "t")
 
-    def moved(self, before: Sample) -> bool:
-        """Whether it computes, and no longer where it was: a call that holds the interpreter stays in its line."""
-        return self._is_busy(before) and (not self.stack or self.stack != before.stack)
-
-    def _is_busy(self, before: Sample) -> bool:
-        return self.cpu_s - before.cpu_s >= _BUSY_SHARE * (self.at_s - before.at_s)
+    def is_busy(self, before: Usage) -> bool:
+        """Whether it has computed since ``before``."""
+        used = self.cpu_s - before.cpu_s
+        return used > 0 and used >= _BUSY_SHARE * (self.at_s - before.at_s)
 
 
-class Sampler:
-    """Samples the ranks of this node."""
+def read_usage(pid: int) -> Usage:
+    """Of no process: no time used, and no state."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Usage(time.monotonic(), (int(fields[11]) + int(fields[12])) * _TICK_S, fields[0])
+    except (OSError, IndexError, ValueError):
+        return Usage(time.monotonic(), 0.0, "")
+
+
+def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) -> str:
+    """Where a rank outside of communication is, and what it does there."""
+    place = describe_wait(stack)
+    if usage.is_stopped:
+        return f"stopped by a signal ({place})"
+    doing = "computing" if before is not None and usage.is_busy(before) else "asleep"
+    return f"{doing} {place}" if stack else f"{doing} ({place})"
+
+
+class Stacks:
+    """The Python stacks of the ranks of this node.
+
+    A rank writes them when it gets SIGUSR2, also while it computes or holds the interpreter lock. The signal ends what it sleeps
+    in by a call of the C library, so look at everything else first.
+    """
 
     def __init__(self, control_dir: Path) -> None:
         self._control_dir = control_dir
 
-    def take(self, pids: Mapping[int, int]) -> dict[int, Sample]:
-        """A sample of each process, by local rank; each writes its stacks when it gets SIGUSR2, also while it computes."""
+    def read(self, pids: Mapping[int, int]) -> dict[int, tuple[Frame, ...]]:
+        """The stack of the main thread of each process, by local rank; () of one that does not answer."""
         before = {local: self._size(local) for local in pids}
         for pid in pids.values():
             _signal(pid)
@@ -60,30 +76,29 @@ class Sampler:
         while time.monotonic() < deadline and any(self._size(local) == before[local] for local in pids):
             time.sleep(_POLL_S)
         time.sleep(_POLL_S)  # a stack is written in several pieces
-        return {local: self._sample(local, pid, before[local]) for local, pid in pids.items()}
+        return {local: self._stack(local, begin) for local, begin in before.items()}
 
-    def _sample(self, local: int, pid: int, begin: int) -> Sample:
+    def change(self, pids: Mapping[int, int]) -> bool:
+        """Whether any of the processes is soon elsewhere: a call that holds the interpreter lock stays in its line."""
+        first = self.read(pids)
+        for _ in range(_NUM_LOOKS - 1):
+            time.sleep(_APART_S)
+            if self.read(pids) != first:
+                return True
+        return False
+
+    def _stack(self, local: int, begin: int) -> tuple[Frame, ...]:
         try:
             text = stacks_path(self._control_dir, local).read_bytes()[begin:].decode(errors="replace")
         except OSError:
-            text = ""
-        cpu_s, state = read_process(pid)
-        return Sample(time.monotonic(), cpu_s, state in ("T", "t"), main_stack(parse_stacks(text)))
+            return ()
+        return main_stack(parse_stacks(text))
 
     def _size(self, local: int) -> int:
         try:
             return stacks_path(self._control_dir, local).stat().st_size
         except OSError:
             return 0
-
-
-def read_process(pid: int) -> tuple[float, str]:
-    """Processor time used, in seconds, and the kernel's letter for the state; (0, "") where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * _TICK_S, fields[0]
-    except (OSError, IndexError, ValueError):
-        return 0.0, ""
 
 
 def _signal(pid: int) -> None:

@@ -78,7 +78,7 @@ def _missing(diagnosis: Diagnosis, hang: Hang) -> str:
     def story(rank: int) -> str:
         known = diagnosis.ranks.get(rank)
         if known is None:
-            return "missing: there is no dump of it"
+            return "missing (there is no dump of it)"
         reason = f" ({known.note})" if known.note else ""
         return f"{'gone' if known.presence is Presence.GONE else 'missing'}{reason}"
 
@@ -89,9 +89,9 @@ def _late(diagnosis: Diagnosis, hang: Hang) -> str:
     def story(rank: int) -> str:
         known = diagnosis.ranks[rank]
         if known.where:
-            return f"late: {known.where}, outside of any communication call"
+            return f"{known.where}, outside of any communication call"
         last = f"after {known.calls[-1]}" if known.calls else "having made none"
-        return f"late: outside of any communication call, {last}"
+        return f"outside of any communication call, {last}"
 
     return _joined(hang.ranks, story)
 
