@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
 from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
@@ -64,7 +65,7 @@ class Monitor:
         self.timed_out = False
         self.cause: int | None = None
         """The rank whose failure was shown."""
-        self.hang: dict[str, object] | None = None
+        self.hang: dict[str, Any] | None = None
         """The verdict that was shown, as JSON."""
 
     def start(self) -> None:
@@ -228,13 +229,14 @@ class Monitor:
         return {local: read_usage(pid) for local, pid in self._live_pids().items()}
 
     def _show_verdict(self, diagnosis: Diagnosis) -> None:
-        if diagnosis.hang is None:
+        hang = as_json(diagnosis)
+        if hang is None:
             if self._hangs.has_logs:
                 self._terminal.err(f"pptrace: {sentence(diagnosis)}")
             return
-        self.hang = as_json(diagnosis)
+        self.hang = hang
         self._terminal.err(f"pptrace: hang: {sentence(diagnosis)}")
-        for line in lines(diagnosis.hang):
+        for line in lines(hang):
             self._terminal.err(f"  {line}")
 
     def explain_end(self, exit_codes: Mapping[int, int]) -> None:

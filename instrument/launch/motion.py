@@ -52,9 +52,11 @@ def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) 
     """Where a rank outside of communication is, and what it does there."""
     place = describe_wait(stack)
     if usage.is_stopped:
-        return f"stopped by a signal ({place})"
-    doing = "computing" if before is not None and usage.is_busy(before) else "asleep"
-    return f"{doing} {place}" if stack else f"{doing} ({place})"
+        doing = f"stopped by a signal ({place})"
+    else:
+        busy = before is not None and usage.is_busy(before)
+        doing = f"{'computing' if busy else 'asleep'} {place if stack else f'({place})'}"
+    return f"{doing}, outside of any communication call"
 
 
 class Stacks:

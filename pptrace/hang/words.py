@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from pptrace.hang.calls import Call, Presence, RankCalls
+from pptrace.hang.calls import P2P, Call, Presence
 from pptrace.hang.conflicts import Conflict
 from pptrace.hang.graph import shortest_ring
 from pptrace.hang.verdict import Diagnosis, Hang, Verdict
-from pptrace.hang.waits import Edge
 
 _MOST_LINES = 6
 _MOST_LINKS = 4
@@ -29,18 +29,19 @@ def sentence(diagnosis: Diagnosis) -> str:
     return f"{hang.verdict}: {blame}{_only_waiting(hang)}"
 
 
-def lines(hang: Hang) -> list[str]:
-    """Who waits where for whom, ranks that wait alike in one line; the largest first, and the rest as a count."""
-    alike: dict[tuple[Hashable, ...], list[Edge]] = {}
-    for edge in hang.edges:
-        alike.setdefault(_sort(edge), []).append(edge)
+def lines(hang: Mapping[str, Any]) -> list[str]:
+    """Who waits where for whom, of the JSON field ``hang``: ranks that wait alike in one line, the most first."""
+    alike: dict[tuple[Hashable, ...], list[Mapping[str, Any]]] = {}
+    for edge in hang["edges"]:
+        message = (edge["rank"], tuple(edge["waits_for"])) if edge["call"] in P2P else ()
+        alike.setdefault((edge["call"], edge["group"], edge["seq"], *message), []).append(edge)
     ordered = sorted(alike.values(), key=len, reverse=True)
     shown = [_line(edges) for edges in ordered[:_MOST_LINES]]
     left = sum(len(edges) for edges in ordered[_MOST_LINES:])
-    return [*shown, f"{left} more calls wait"] if left else shown
+    return [*shown, f"{left} more {'call waits' if left == 1 else 'calls wait'}"] if left else shown
 
 
-def as_json(diagnosis: Diagnosis) -> dict[str, object] | None:
+def as_json(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """The JSON field ``hang``; None where there is no verdict."""
     hang = diagnosis.hang
     if hang is None:
@@ -89,7 +90,7 @@ def _late(diagnosis: Diagnosis, hang: Hang) -> str:
     def story(rank: int) -> str:
         known = diagnosis.ranks[rank]
         if known.where:
-            return f"{known.where}, outside of any communication call"
+            return known.where
         last = f"after {known.calls[-1]}" if known.calls else "having made none"
         return f"outside of any communication call, {last}"
 
@@ -191,19 +192,14 @@ def _only_waiting(hang: Hang) -> str:
     return text
 
 
-def _sort(edge: Edge) -> tuple[Hashable, ...]:
-    call = edge.call
-    if call.is_message:
-        return ("message", edge.rank, call.kind, call.peer, call.seq)
-    return (call.kind, call.group, call.seq)
-
-
-def _line(edges: Sequence[Edge]) -> str:
-    targets = {rank for edge in edges for rank in edge.waits_for}
-    those = [edge.rank for edge in edges]
-    verb = "waits" if len(those) == 1 else "wait"
-    text = f"{rank_text(those)} {verb} in {edges[0].call}"
-    return text if edges[0].call.is_message else f"{text} for {rank_text(targets)}"
-
-
-__all__ = ["RankCalls", "as_json", "lines", "rank_text", "sentence"]
+def _line(edges: Sequence[Mapping[str, Any]]) -> str:
+    first = edges[0]
+    targets = {rank for edge in edges for rank in edge["waits_for"]}
+    waiting = [edge["rank"] for edge in edges]
+    verb = "waits" if len(set(waiting)) == 1 else "wait"
+    call = f"{first['call']} #{first['seq']}"
+    if first["call"] in P2P:
+        return (
+            f"{rank_text(waiting)} {verb} in {call} {'to' if first['call'] == 'send' else 'from'} {rank_text(targets)}"
+        )
+    return f"{rank_text(waiting)} {verb} in {call} of group {first['group']} for {rank_text(targets)}"
