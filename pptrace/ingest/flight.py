@@ -23,6 +23,7 @@ _AXES = {
     "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
 }
 _MOST_SHOWN = 5
+DUMP_PRODUCER = "torch flight recorder"
 NO_CALLS = (
     "a flight-recorder dump without entries: the rank made no call that its recorder kept; "
     "was TORCH_FR_BUFFER_SIZE 0, or had it ended?"
@@ -53,7 +54,7 @@ def read_flight(path: Path) -> Tables:
     )
     ops = ops_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
     warnings = tuple(_stuck(path, dump.rank, dump.calls)) if dump.calls else (NO_CALLS,)
-    return Tables("", f"torch flight recorder {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
+    return Tables("", f"{DUMP_PRODUCER} {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
 
 
 def _axis(group: str) -> str:
