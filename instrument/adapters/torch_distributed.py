@@ -199,6 +199,7 @@ class DistributedCalls:
             sequences.next(function.kind, peer),
             -1 if batch is None else self._local.batch_number,
             is_async or batch is not None,
+            _tag(function, args, kwargs),
         )
 
     def end(self, call: Call | None, result: Any) -> None:
@@ -316,6 +317,11 @@ class _BatchHook(Hook):
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if 0 <= position < len(args) else kwargs.get(name)
+
+
+def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tag = _argument(args, kwargs, 3, "tag") if function.kind in ("send", "recv") else 0
+    return tag if isinstance(tag, int) else 0
 
 
 def _num_bytes(value: Any) -> int:

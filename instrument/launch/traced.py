@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -39,7 +40,7 @@ class Place:
 class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``observers`` watch the communication of a script under hooks.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TracedSession(Session):
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
+        observers: Sequence[CallObserver] = (),
     ) -> None:
         super().__init__(Recorder())
         self._place = place
@@ -63,6 +65,7 @@ class TracedSession(Session):
         self._started: ClockSample | None = None
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
+        self._observers = observers
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._passes = 0  # of the step that runs now
@@ -72,7 +75,7 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self)
+            self._adapters = Adapters(self, self._observers)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)
 

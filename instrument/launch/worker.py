@@ -153,6 +153,7 @@ class Rank:
 
     def _make_session(self) -> TracedSession:
         from instrument import session
+        from instrument.launch.call_log import CallLog, call_log_path
         from instrument.launch.traced import Place, TracedSession
 
         record = self._writer.record
@@ -161,7 +162,10 @@ class Rank:
         place = Place(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
-        traced = TracedSession(place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks)
+        calls = CallLog(call_log_path(config.control_dir, record.local_rank))
+        traced = TracedSession(
+            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, observers=(calls,)
+        )
         session.install(traced)
         traced.open()
         return traced

@@ -231,6 +231,8 @@ class Report:
     device: tuple[RankDevice, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+    hang: Mapping[str, Any] | None = None
+    """Who is to blame for a run that hung, as :func:`pptrace.hang.words.as_json` writes it."""
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -87,7 +87,8 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
         )
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
     chosen = set(without_partners([file.path for file in files.values()]))
-    copied = copies([file.path for file in files.values() if file.path in chosen and file.rank is None])
+    alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
+    copied = copies([file.path for file in alike])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
     left = [file for file in files.values() if file.path in chosen and file.path not in copied]
     dumps = _dumps_beside(left)
@@ -243,6 +244,11 @@ def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
         return ()
     tables = (file.path for file in files if file.format is InputFormat.OPLOG)
     return tuple(path for path in tables if sniff_flight(first_bytes(path)))
+
+
+def _is_dump(file: InputFile) -> bool:
+    """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
+    return file.format is InputFormat.OPLOG and sniff_flight(first_bytes(file.path))
 
 
 def _worth(file: InputFile) -> int:

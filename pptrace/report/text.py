@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pptrace.analysis.result import CommSummary, RankStep, Report, Severity, StepReport
+from pptrace.hang.words import lines
 from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
@@ -43,6 +45,8 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _parts(report: Report) -> Iterable[RenderableType]:
+    if report.hang is not None:
+        yield _hang(report.hang)
     yield _header(report)
     if (typical := report.typical_step) is not None:
         single = len(report.steps) == 1
@@ -63,6 +67,11 @@ def _parts(report: Report) -> Iterable[RenderableType]:
         yield _comm_totals(report)
     yield _findings(report)
     yield _warnings(report)
+
+
+def _hang(hang: Mapping[str, Any]) -> RenderableType:
+    verdict = Text.assemble(("hang ", "bold red"), str(hang["detail"]))
+    return Group(verdict, *(Padding(Text(line), (0, 0, 0, 2)) for line in lines(hang)))
 
 
 def _header(report: Report) -> RenderableType:
