@@ -102,6 +102,11 @@ def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
                 "CUDA graphs were recorded as wholes: communication inside them counts as compute; "
                 "record with --cuda-graph-trace=node to tell"
             )
+        if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and _has_gpu(db):
+            warnings.append(
+                "the machine has GPUs of which nothing was recorded: times are the host's, of launches where ops ran on a GPU; "
+                "record with --trace=cuda,nvtx"
+            )
         common = [*warnings, *db.damage, *base_warnings]
     listed = list(names)
     traces = []
@@ -172,6 +177,10 @@ def _require_content(
         )
     if facts and Category.KERNEL not in present and not any(map(is_mark, names)):
         raise TraceError(f"{shown}: a run of pptrace of which nsys recorded no range{lost}; {_REMEDY}")
+
+
+def _has_gpu(db: Database) -> bool:
+    return bool(db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",)))
 
 
 def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]) -> list[int]:

@@ -15,12 +15,16 @@ from pptrace.tables import Schema, make_table
 
 @dataclass(frozen=True, slots=True)
 class RankTables:
-    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names."""
+    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names.
+
+    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.between_messages`).
+    """
 
     framework: str
     ops: pd.DataFrame
     comms: pd.DataFrame
     warnings: tuple[str, ...] = ()
+    by_gaps: bool = False
 
 
 def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.devices import DeviceWork
-from pptrace.recognise.from_labels import with_peers
+from pptrace.recognise.from_labels import with_peers, without_absent_sides
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
@@ -24,7 +25,7 @@ from pptrace.recognise.mesh import (
     mesh_with_groups,
 )
 from pptrace.recognise.placement import Placed, place
-from pptrace.recognise.rank import RankFound, recognise_rank
+from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
 from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
 
@@ -68,8 +69,9 @@ def recognise_ranks(
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
+    ranks, cut = with_balanced_steps(agreeing(ranks))
     facts = {found.number: found.info.metadata for found in ranks}
-    warnings = _of_ranks(ranks)
+    warnings = [*_of_ranks(ranks), *cut]
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
@@ -84,9 +86,10 @@ def recognise_ranks(
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess)
     placed = place(ops, comms, mesh, calls)
-    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
+    is_by_gaps = any(found.by_gaps for found in ranks)
+    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_by_gaps)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(placed.comms, ops, mesh)
+    comms = with_peers(without_absent_sides(placed.comms, ops, mesh), ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
     warnings += told
@@ -160,18 +163,19 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     return "the ranks in their order are"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str) -> list[str]:
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, is_by_gaps: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
         order: what was taken for the stages; "" where they are told.
+        is_by_gaps: whether ops are what lies between labelled messages, of which the ranks have lines of their own.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred:
+    if is_inferred and not is_by_gaps:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Label:
     the k-th in order is that of microbatch k. ``flushes`` marks a range that holds every weight gradient of its chunk that is
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``inferred`` marks what no name
-    told. A label with nothing in it but the framework tells that one.
+    told. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
     """
 
     framework: str
@@ -28,6 +28,7 @@ class Label:
     flushes: bool = False
     sequence: int = 0
     inferred: bool = False
+    phase: Phase | None = None
 
     @property
     def action(self) -> Action | None:
