@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def import_stream(nsys: str | None, stream: Path, report: Path, timeout_s: float
     code, output = run_program(command, timeout_s)
     if code != 0 or not report.is_file():
         raise TraceError(
-            f"{stream}: {IMPORTER} made no report of it ({_last_line(output)}); is the file whole, and the importer of the "
+            f"{stream}: {IMPORTER} made no report of it ({last_line(output)}); is the file whole, and the importer of the "
             "Nsight Systems that wrote it?"
         )
 
@@ -87,9 +87,36 @@ def export_report(nsys: str, report: Path, target: Path, timeout_s: float | None
     code, output = run_program(export_command(nsys, report.absolute(), target), timeout_s)
     if code != 0 or not target.is_file():
         raise TraceError(
-            f"{report}: 'nsys export' gave no SQLite file ({_last_line(output)}); "
+            f"{report}: 'nsys export' gave no SQLite file ({last_line(output)}); "
             "is the report whole, and this nsys as new as the one that wrote it?"
         )
+
+
+def exported_report(nsys: str, stem: Path, left: Callable[[], float] | None = None) -> Path | None:
+    """The SQLite export of what nsys left under a name without suffix, made here where nsys itself did not; None without any.
+
+    Args:
+        nsys: the program.
+        stem: what it was given as its output.
+        left: how many seconds there are; without it as many as it takes.
+
+    Raises:
+        TraceError: nsys left something that cannot be imported or exported.
+    """
+    export, report, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", ".nsys-rep", STREAM_SUFFIX))
+    if export.is_file():
+        return export
+    if not report.is_file():
+        older = stem.with_name(f"{stem.name}.qdrep")
+        if older.is_file():
+            report = older
+        elif stream.is_file():
+            import_stream(nsys, stream, report, left and left())
+            stream.unlink()
+        else:
+            return None
+    export_report(nsys, report, export, left and left())
+    return export
 
 
 def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple[int, bytes]:
@@ -127,7 +154,8 @@ def _kill(process: subprocess.Popen[bytes], *, group: bool) -> None:
             process.kill()
 
 
-def _last_line(output: bytes) -> str:
+def last_line(output: bytes) -> str:
+    """The last line that a program wrote, of a progress bar its last state."""
     lines = [
         line.strip() for line in output.decode("utf-8", "replace").replace("\r", "\n").splitlines() if line.strip()
     ]

@@ -33,7 +33,7 @@ from instrument.launch.output import Terminal
 from instrument.launch.record import RankRecord, write_json
 from pptrace.errors import PptraceError, TraceError
 from pptrace.marks import METADATA_TABLE
-from pptrace.nsys import STREAM_SUFFIX, export_report, import_stream
+from pptrace.nsys import exported_report
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -136,24 +136,6 @@ def _with_report(result: RunResult, options: RunOptions, nsys: str) -> RunResult
     ranks = tuple(map(settled, result.ranks))
     _rewrite_run_file(options, ranks)
     return replace(result, ranks=ranks)
-
-
-def exported_report(nsys: str, stem: Path) -> Path | None:
-    """The SQLite export of what nsys left under a name without suffix, made here where nsys itself did not; None without any.
-
-    Raises:
-        TraceError: nsys left something that cannot be imported or exported.
-    """
-    export, report, stream = (stem.with_name(stem.name + suffix) for suffix in (".sqlite", ".nsys-rep", STREAM_SUFFIX))
-    if export.is_file():
-        return export
-    if not report.is_file():
-        if not stream.is_file():
-            return None
-        import_stream(nsys, stream, report)
-        stream.unlink()
-    export_report(nsys, report, export)
-    return export
 
 
 def _take_facts(path: Path) -> dict[str, Any] | None:

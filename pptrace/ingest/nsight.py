@@ -88,7 +88,7 @@ def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
         names = Names()
         blocks, warnings = read_blocks(db, names)
         facts = own_facts(db)
-        _require_content(shown, db, blocks, names, facts)
+        _require_content(shown, db, blocks, names, facts, warnings)
         _settle_owners(blocks, warnings)
         pids = _rank_pids(blocks, names, facts, warnings)
         session = session_of(db)
@@ -161,9 +161,9 @@ _REMEDY = (
 
 
 def _require_content(
-    shown: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any]
+    shown: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]
 ) -> None:
-    """Refuse a recording that holds nothing to analyse, with what to do.
+    """Refuse a recording that holds nothing to analyse, with what to do, and warn of one without the marks of its run.
 
     Raises:
         TraceError: nothing in it tells of any work, or the ranks of ``pptrace run`` left no mark and no kernel in it.
@@ -175,8 +175,10 @@ def _require_content(
             f"{shown}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{lost}; "
             f"expected a recording of 'nsys profile --trace=cuda,nvtx'; {_REMEDY}"
         )
-    if facts and Category.KERNEL not in present and not any(map(is_mark, names)):
-        raise TraceError(f"{shown}: a run of pptrace of which nsys recorded no range{lost}; {_REMEDY}")
+    if facts and not any(map(is_mark, names)):
+        if Category.KERNEL not in present:
+            raise TraceError(f"{shown}: a run of pptrace of which nsys recorded no range{lost}; {_REMEDY}")
+        warnings.append(f"a run of pptrace of which nsys recorded no range, only what its devices did; {_REMEDY}")
 
 
 def _has_gpu(db: Database) -> bool:

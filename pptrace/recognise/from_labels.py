@@ -295,13 +295,13 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
     if span := messages.kernel(start) or times.owner.span(start, posted, communication=True):
         start, end, stream = span
         posted, asked, clock = start, start, "device"
+    elif action.kind.is_recv and times.calls_wait and messages.arrival(entry.start_ns, entry.end_ns) is None:
+        posted = asked = start
     elif action.kind.is_recv and reader is not None:
         asked = max(posted, reader.start_ns)
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
         begun = times.of_op(reader)[0]
         end = max(posted, begun if arrival is None else min(arrival, begun))
-        if arrival is None and times.calls_wait:
-            end, posted, asked = posted, start, start
     size = messages.size(entry.start_ns, entry.end_ns)
     return {
         "rank": -1,

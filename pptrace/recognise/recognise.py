@@ -89,7 +89,8 @@ def recognise_ranks(
     is_by_gaps = any(found.by_gaps for found in ranks)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_by_gaps)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(without_absent_sides(placed.comms, ops, mesh), ops, mesh)
+    comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
+    comms, warnings = with_peers(comms, ops, mesh), [*warnings, *untimed]
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
     warnings += told
@@ -119,6 +120,21 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
             f"no labels of a framework: {framework} is told by its names of process groups ({description})",
         )
     return UNLABELLED, ()
+
+
+def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RankFound]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
+    them: the waiting for those lies in the ops, and nothing tells how much of it there is.
+    """
+    own = comms["rank"].isin([found.number for found in ranks if found.by_gaps]) & (comms["axis"] == "pp")
+    ahead = own & (comms["kind"] == "recv") & (comms["clock"] == "host") & (comms["posted_ns"] > comms["start_ns"])
+    if not ahead.any():
+        return comms, ()
+    line = (
+        "receives are posted ahead of their ops and no range shows when they came: messages are left out, and waiting for them "
+        "counts as compute; ranges around forward_step and backward_step would tell"
+    )
+    return comms[~own], (line,)
 
 
 def _with_calls(

@@ -54,7 +54,7 @@ def test_a_machine_without_gpu_and_nsys_says_what_is_missing() -> None:
         "Train on GPUs",
         "Trace GPU kernels (--profiler torch)",
         "NVTX ranges",
-        "Nsight Systems traces",
+        "Nsight Systems (--profiler nsys)",
     ]
     assert "nsys is not on PATH: install NVIDIA Nsight Systems" in details(machine)
 
