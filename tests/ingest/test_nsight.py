@@ -652,7 +652,9 @@ def test_of_a_recording_in_several_forms_the_furthest_is_read(tmp_path: Path) ->
 def add_overhead(path: Path, *pids: int) -> Path:
     """What nsys writes of every process that it was in: its own work there."""
     with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE PROFILER_OVERHEAD (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)")
+        connection.execute(
+            "CREATE TABLE PROFILER_OVERHEAD (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)"
+        )
         rows = [(10, 20, 1 << 48 | pid << 24 | 1, 10) for pid in pids]
         connection.executemany("INSERT INTO PROFILER_OVERHEAD VALUES (?, ?, ?, ?)", rows)
     connection.close()
@@ -671,7 +673,9 @@ def test_a_launcher_without_ranges_is_no_rank_beside_ranks_that_have_them(tmp_pa
 
 def test_a_recording_of_nothing_but_nsys_itself_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     path = add_overhead(write_report(Report([Process(9, [])]), tmp_path / "a.sqlite"), 9)
-    with pytest.raises(TraceError, match="without device work, CUDA calls or NVTX ranges; .*use a newer nsys or 'nvtx<0.2.12'"):
+    with pytest.raises(
+        TraceError, match="without device work, CUDA calls or NVTX ranges; .*use a newer nsys or 'nvtx<0.2.12'"
+    ):
         read_nsight(path)
 
 
