@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-import nvtx
 import torch
 
+from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
     DOMAIN,
     AwaitMark,
@@ -81,7 +81,7 @@ class _NamedRange:
 
     __slots__ = ("_domain", "_name", "_record")
 
-    def __init__(self, name: str, domain: Any) -> None:
+    def __init__(self, name: str, domain: Domain | None) -> None:
         self._name = name
         self._domain = domain
         self._record: Any = None
@@ -136,9 +136,7 @@ class Recorder:
     def __init__(self) -> None:
         self.step = 0
         self._handles = itertools.count()
-        # nvtx gives a dummy domain unless a tool has been injected into this process.
-        domain = nvtx.get_domain(DOMAIN)
-        self._domain: Any = None if type(domain).__name__ == "DummyDomain" else domain
+        self._domain = open_domain(DOMAIN)
 
     @property
     def listening(self) -> bool:

@@ -12,14 +12,14 @@ from pptrace.errors import TraceError
 from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.kineto import Told, read_kineto
 from pptrace.ingest.nccl_inspector import read_nccl_inspector, sniff_nccl_inspector
-from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
+from pptrace.ingest.nsight_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
 from pptrace.ingest.otlp import read_otlp, sniff_otlp
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
 
 SNIFF_BYTES = 64 * 1024
-_NSIGHT_SUFFIXES = (*REPORT_SUFFIXES, ".sqlite")
+_NSIGHT_SUFFIXES = (*RECORDED_SUFFIXES, ".sqlite")
 _ARCHIVES = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf\x27\x1c": "7z",
@@ -53,7 +53,7 @@ class Format:
 
 
 def _sniff_nsight(start: bytes) -> bool:
-    return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
+    return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
 def _read_nsight(path: Path, _effort: Effort) -> tuple[Trace, ...]:

@@ -1,87 +1,75 @@
-"""Steps of traces in which no range ends one: where all ranks have run as many backwards as forwards.
-
-The first rank of a pipeline has forwards outstanding from the beginning of a step to its end, so that it tells; the last one,
-which runs each backward after its forward, does not.
-"""
+"""Steps of runs whose labels count ops and end no step: a step is over where all forwards of every rank had their backwards."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from pptrace.recognise.mesh import MeshInfo
+from pptrace.recognise.rank import RankFound
 from pptrace.tables import Int64
 
-_OPEN = (
-    "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
-    "forwards and backwards are left out"
-)
-_CUT = "no span tells where a step ends: steps end where each rank has run as many backwards as forwards"
+_FORWARDS, _BACKWARDS = ("F",), ("B", "I")
 
 
-def with_balanced_steps(
-    ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``ops`` of ``ranks`` cut into steps where they are numbered as one by order alone, and a line that says so.
+def with_balanced_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tuple[str, ...]]:
+    """The ranks with their one long step cut where each of them has as many backwards as forwards, and a line that says so.
 
-    Args:
-        ops: schema OPS; forwards and backwards without stages, counted from 0 on each rank.
-        ranks: those whose traces may lack every range that ends a step.
+    One rank alone cannot tell: the last stage runs each backward right after its forward. Nothing is cut where no rank is ever
+    two forwards ahead, as where each microbatch runs alone, since any of them could end a step.
     """
-    own = ops[ops["rank"].isin(ranks)]
-    compute = own[own["kind"].isin(("F", "B"))].sort_values("start_ns", kind="stable")
-    if compute.empty or (own["step"] != 0).any() or own["kind"].isin(("STEP", "OPTIMIZER")).any():
-        return ops, ()
-    rows = {int(str(rank)): part for rank, part in compute.groupby("rank")}
-    filled = ops.copy()
-    is_cut = False
-    lost: list[int] = []
-    for pipeline in mesh.pipelines:
-        kinds = {rank: rows[rank]["kind"].tolist() for rank in pipeline if rank in rows}
-        ends = _ends([kinds.get(rank, []) for rank in pipeline])
-        if not ends:
-            lost += [index for rank in kinds for index in rows[rank].index]
-        for rank in kinds if ends else ():
-            _cut(filled, rows[rank], ends)
-            is_cut = True
-    if lost:
-        return filled.drop(index=lost).reset_index(drop=True), (_OPEN,)
-    return filled, (_CUT,) if is_cut else ()
+    working = [found for found in ranks if len(found.ops) and found.ops["kind"].isin(_FORWARDS).any()]
+    if len(working) < 2 or not all(map(_is_one_counted_step, working)):
+        return list(ranks), ()
+    balances = [_balance(found.ops) for found in working]
+    if max(int(ahead.max(initial=0)) for ahead, _ in balances) < 2:
+        return list(ranks), ()
+    ends = set.intersection(*({int(n) for n in count[ahead == 0]} for ahead, count in balances))
+    cuts = np.array(sorted(ends - {max(int(count[-1]) for _, count in balances)}), dtype=np.int64)
+    if not len(cuts):
+        return list(ranks), ()
+    line = f"no label ends a step: {len(cuts) + 1} steps are told by where all ranks have run the backwards of all their forwards"
+    chosen = {id(found) for found in working}
+    return [_cut(found, cuts) if id(found) in chosen else found for found in ranks], (line,)
 
 
-def _ends(kinds: Sequence[Sequence[str]]) -> list[int]:
-    """After how many forwards each step ends; [] where the first rank does not tell or another one contradicts it.
-
-    What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
-    """
-    outstanding = [_outstanding(row) for row in kinds]
-    if len(kinds) < 2 or any((counts < 0).any() for counts in outstanding):
-        return []
-    first, *others = (_balanced(row, counts) for row, counts in zip(kinds, outstanding, strict=True))
-    agrees = all(set(first) <= set(ends) for row, ends in zip(kinds[1:], others, strict=True) if row)
-    return first if agrees else []
+def _is_one_counted_step(found: RankFound) -> bool:
+    """Whether the rank's ops were counted from the beginning of the trace to its end, for want of anything that ends a step."""
+    compute = found.ops[found.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
+    counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
+    return bool(counted) and len(compute) == len(found.ops)
 
 
-def _outstanding(kinds: Sequence[str]) -> Int64:
-    """After each op, how many forwards have had no backward yet."""
-    return np.cumsum([1 if kind == "F" else -1 for kind in kinds], dtype=np.int64)
+def _balance(ops: pd.DataFrame) -> tuple[Int64, Int64]:
+    """After each op in time order: how many forwards wait for their backwards, and how many there have been."""
+    kinds = ops.sort_values("start_ns", kind="stable")["kind"]
+    forwards = np.cumsum(kinds.isin(_FORWARDS).to_numpy(), dtype=np.int64)
+    backwards = np.cumsum(kinds.isin(_BACKWARDS).to_numpy(), dtype=np.int64)
+    return forwards - backwards, forwards
 
 
-def _balanced(kinds: Sequence[str], outstanding: Int64) -> list[int]:
-    """After how many forwards none is outstanding."""
-    forwards = np.cumsum([kind == "F" for kind in kinds], dtype=np.int64)
-    return [int(count) for count in forwards[outstanding == 0]]
+def _cut(found: RankFound, cuts: Int64) -> RankFound:
+    """Ops by their number; messages, which may be fewer, by the ops beside them: a send's before it, a receive's after it."""
+    ops = found.ops.copy()
+    step = np.searchsorted(cuts, ops["microbatch"].to_numpy(), side="right")
+    ops["step"] = step
+    ops["microbatch"] = ops["microbatch"] - np.concatenate(([0], cuts))[step]
+    comms = found.comms.copy()
+    own = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
+    if own.any():
+        comms.loc[own, "step"] = _steps_beside(comms[own], ops)
+        order = comms[own].sort_values("start_ns", kind="stable")
+        count = order.groupby(["step", "kind", "direction"]).cumcount()
+        comms.loc[count.index, "microbatch"] = count
+    return replace(found, ops=ops.astype(found.ops.dtypes), comms=comms.astype(found.comms.dtypes))
 
 
-def _cut(filled: pd.DataFrame, rows: pd.DataFrame, ends: Sequence[int]) -> None:
-    """Give the rows of a rank their steps, and its ops their microbatches counted in each."""
-    counted = rows["microbatch"].to_numpy()
-    step = np.searchsorted(np.asarray(ends), counted, side="right")
-    begins = np.asarray([0, *ends])[step]
-    filled.loc[rows.index, "step"] = step
-    filled.loc[rows.index, "microbatch"] = counted - begins
-    others = filled[(filled["rank"] == rows["rank"].iloc[0]) & ~filled.index.isin(rows.index)]
-    place = np.searchsorted(rows["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
-    filled.loc[others.index, "step"] = step[np.maximum(place, 0)]
+def _steps_beside(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
+    ordered = ops.sort_values("start_ns", kind="stable")
+    starts, steps = ordered["start_ns"].to_numpy(), ordered["step"].to_numpy()
+    after = np.minimum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="left"), len(starts) - 1)
+    before = np.maximum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="right") - 1, 0)
+    chosen: Int64 = np.where(comms["kind"] == "send", steps[before], steps[after])
+    return chosen

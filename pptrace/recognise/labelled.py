@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.recognise.catalogues import Label, read_label
 from pptrace.recognise.catalogues.label import EVALUATION
 from pptrace.recognise.catalogues.zero_bubble import ZERO_BUBBLE
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.tables import Category, Events
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -42,6 +42,28 @@ class Range:
 
     def of(self, *actions: Action) -> Range:
         return self if actions == self.label.actions else replace(self, label=replace(self.label, actions=actions))
+
+
+class LabelledPhases:
+    """The phases of a schedule that ranges around its ops name."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._spans = sorted((r for r in ranges if r.label.phase is not None), key=lambda entry: entry.start_ns)
+        self._starts = [span.start_ns for span in self._spans]
+
+    def of(self, start_ns: int, end_ns: int) -> Phase | None:
+        """The phase in which the middle of a stretch lies: its beginning may lie before the range of its phase."""
+        middle = (start_ns + end_ns) // 2
+        place = bisect_right(self._starts, middle) - 1
+        return self._spans[place].label.phase if place >= 0 and middle < self._spans[place].end_ns else None
+
+    def lengths(self) -> dict[Phase, list[int]]:
+        """The lengths of the ranges, ns, by phase."""
+        found: dict[Phase, list[int]] = {}
+        for span in self._spans:
+            if span.label.phase is not None:
+                found.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
+        return found
 
 
 def labelled_ranges(events: Events) -> list[Range]:
@@ -205,7 +227,8 @@ def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
 
 
 def _counted(ranges: Sequence[Range]) -> list[Range]:
-    """Steps by order: a new one where an op would come again or, for ops without microbatches, after the optimizer.
+    """Steps by order: a new one where an op would come again, where the range of a warmup begins or, for ops without
+    microbatches, after the optimizer.
 
     A message that comes again with no op between is another tensor of the same one.
     """
@@ -216,9 +239,11 @@ def _counted(ranges: Sequence[Range]) -> list[Range]:
         num_ops += entry.label.is_op
         known = [a for a in entry.label.actions if a.microbatch is not None]
         again = any(done.get(action.key, num_ops) < num_ops for action in known)
-        if again or (optimized and any(action.microbatch is None for action in entry.label.actions)):
+        warms_up = entry.label.phase is Phase.WARMUP and bool(done)
+        if again or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
             count += 1
             done.clear()
+            optimized = False
         optimized = entry.label.span == "OPTIMIZER" or (optimized and not entry.label.actions)
         done |= {action.key: num_ops for action in entry.label.actions}
         found.append(replace(entry, step=count))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -27,7 +29,8 @@ class RankFound:
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
     :data:`~pptrace.tables.CALLS`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
-    when the host computed, of a rank without device events and without forwards and backwards.
+    when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as in
+    :class:`~pptrace.recognise.rank_tables.RankTables`.
     """
 
     info: TraceInfo
@@ -39,6 +42,7 @@ class RankFound:
     warnings: tuple[str, ...] = ()
     calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
     host_work: HostWork = field(default_factory=HostWork)
+    by_gaps: bool = False
 
     @property
     def number(self) -> int:
@@ -64,6 +68,31 @@ class RankFound:
             memory=stacked([self.memory, later.memory]),
             warnings=(*self.warnings, *later.warnings),
         )
+
+
+def agreeing(ranks: Sequence[RankFound]) -> list[RankFound]:
+    """The ranks without ops that lie between messages, where ranks that should have run equally many do not agree.
+
+    A message that was posted ahead of its op shifts what lies between the messages, on some ranks and not on others.
+    """
+    by_gaps = [found for found in ranks if found.by_gaps]
+    lacking = {found.framework for found in ranks if not found.by_gaps} & {found.framework for found in by_gaps}
+    counts = [Counter(zip(found.ops["step"].tolist(), found.ops["kind"].tolist(), strict=True)) for found in by_gaps]
+    last = max((step for count in counts for step, _ in count), default=0)
+    whole = [
+        {key: number for key, number in count.items() if key[1] in ("F", "B") and (key[0] < last or last == 0)}
+        for count in counts
+    ]
+    if not lacking and all(count == whole[0] for count in whole):
+        return list(ranks)
+    line = "not all ranks show the same number of ops between their labelled messages: ops are null"
+
+    def without(found: RankFound) -> RankFound:
+        return replace(
+            found, ops=empty_table(OPS), comms=empty_table(COMMS), warnings=(*found.warnings, line), by_gaps=False
+        )
+
+    return [without(found) if found.by_gaps else found for found in ranks]
 
 
 def recognise_rank(trace: Trace) -> RankFound:
@@ -96,4 +125,5 @@ def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
     host = HostWork() if has_ops or len(work) or work.unseen else host_work(trace.events)
-    return RankFound(trace.info, framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host)
+    found = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
+    return RankFound(trace.info, framework, *found)

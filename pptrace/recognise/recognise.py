@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
+from pptrace.recognise.balanced_spans import with_balanced_spans
 from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.communicators import with_members
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.directions import with_directions
-from pptrace.recognise.from_labels import with_peers
+from pptrace.recognise.from_labels import with_peers, without_absent_sides
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
@@ -29,7 +30,7 @@ from pptrace.recognise.mesh import (
     mesh_with_groups,
 )
 from pptrace.recognise.placement import Placed, place
-from pptrace.recognise.rank import RankFound, recognise_rank
+from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
 from pptrace.recognise.rank_layout import with_layout
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
 from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
@@ -76,11 +77,12 @@ def recognise_ranks(
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
-    warnings = _of_ranks(ranks)
+    spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
+    ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
+    warnings = [*_of_ranks(ranks), *cut]
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
     facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
     warnings += layout
-    spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
@@ -96,13 +98,15 @@ def recognise_ranks(
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess, vpp=None if spanned and mesh.in_order else mesh.vpp)
-    ops, cut = with_balanced_steps(ops, mesh, spanned)
+    ops, cut = with_balanced_spans(ops, mesh, spanned)
     warnings += cut
     placed = place(ops, comms, mesh, calls)
-    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
+    is_by_gaps = any(found.by_gaps for found in ranks)
+    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_by_gaps)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(with_adjacent(placed.comms, ops, mesh, spanned), ops, mesh)
-    comms = with_directions(comms, ops, mesh)
+    comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
+    comms, warnings = with_adjacent(comms, ops, mesh, spanned), [*warnings, *untimed]
+    comms = with_directions(with_peers(comms, ops, mesh), ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
     comms, told = _with_calls(matched, calls, groups, ops, mesh, found_schedule)
@@ -134,6 +138,21 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
             f"no labels of a framework: {framework} is told by its names of process groups ({description})",
         )
     return UNLABELLED, ()
+
+
+def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RankFound]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
+    them: the waiting for those lies in the ops, and nothing tells how much of it there is.
+    """
+    own = comms["rank"].isin([found.number for found in ranks if found.by_gaps]) & (comms["axis"] == "pp")
+    ahead = own & (comms["kind"] == "recv") & (comms["clock"] == "host") & (comms["posted_ns"] > comms["start_ns"])
+    if not ahead.any():
+        return comms, ()
+    line = (
+        "receives are posted ahead of their ops and no range shows when they came: messages are left out, and waiting for them "
+        "counts as compute; ranges around forward_step and backward_step would tell"
+    )
+    return comms[~own], (line,)
 
 
 def _with_calls(
@@ -178,18 +197,19 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     return "the ranks in their order are"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str) -> list[str]:
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, is_by_gaps: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
         order: what was taken for the stages; "" where they are told.
+        is_by_gaps: whether ops are what lies between labelled messages, of which the ranks have lines of their own.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred:
+    if is_inferred and not is_by_gaps:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Kind, Phase
 
 EVALUATION = "EVALUATION"
 """The ``span`` of a range whose ops are of no training step."""
@@ -21,7 +21,7 @@ class Label:
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
     its own, not the k-th (:mod:`pptrace.recognise.adjacent`). ``inferred`` marks what no name
-    told. A label with nothing in it but the framework tells that one.
+    told. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
     """
 
     framework: str
@@ -33,6 +33,7 @@ class Label:
     sequence: int = 0
     inferred: bool = False
     adjacent: bool = False
+    phase: Phase | None = None
 
     @property
     def action(self) -> Action | None:
