@@ -12,7 +12,7 @@ import pandas as pd
 from pptrace.ingest.nccl_inspector import COMMUNICATORS
 
 Facts = Mapping[int, Mapping[str, Any]]
-_UNSURE = "no communicator holds all processes of these files: which rank each of them was is not known, and neither is who sends to whom"
+_UNSURE = "no communicator holds all processes of these files: which rank each of them was is not known, nor who sends to whom"
 
 
 @dataclass(frozen=True, slots=True)
