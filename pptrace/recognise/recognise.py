@@ -23,6 +23,8 @@ from pptrace.recognise.mesh import (
     mesh_with_collectives,
     mesh_with_groups,
 )
+from pptrace.recognise.partial import read_partial
+from pptrace.recognise.partial_schedule import schedule_of_partial
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
@@ -83,15 +85,22 @@ def recognise_ranks(
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
     mesh = replace(mesh, is_guess=is_guess)
-    placed = place(ops, comms, mesh, calls)
+    framework, evidence = _framework(ranks, groups)
+    partial = None
+    if not any("pp_ranks" in own for own in metadata):
+        distributed = {found.number: found.info.distributed for found in ranks}
+        partial = read_partial(ops, comms, mesh, calls, groups, distributed, framework)
+    placed = place(ops, comms, mesh, calls) if partial is None else partial.placed
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
-    found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    if partial is None:
+        found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    else:
+        found_schedule = schedule_of_partial(partial, schedule)
     comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
     warnings += told
     warnings += [f"process groups: {line}" for line in groups.evidence]
-    framework, evidence = _framework(ranks, groups)
     return Recognised(
         framework=framework,
         ops=ops,
