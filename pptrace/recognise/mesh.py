@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -45,6 +45,17 @@ class MeshInfo:
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
         """The global ranks of the pipeline that ``rank`` belongs to, in pipeline order; () when unknown."""
         return next((pipeline for pipeline in self.pipelines if rank in pipeline), ())
+
+    def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
+        """Whether ranks of this one's pipeline are not among ``present``."""
+        return bool(self.places) or not set(self.pipeline_of(rank)) <= set(present)
+
+    @property
+    def num_pipeline_ranks(self) -> int | None:
+        """The ranks of all pipelines together; None where their length is not known."""
+        if not self.places:
+            return sum(map(len, self.pipelines))
+        return None if self.pp is None else self.pp * len(self.pipelines)
 
     def pp_rank(self, rank: int) -> int | None:
         """The place of a rank in its pipeline; None when unknown."""

@@ -15,7 +15,7 @@ from pptrace.recognise.numbered import messages_of_plan
 from pptrace.recognise.placement import Placed, with_stages
 from pptrace.recognise.readings import Known, Reading, agreed, lengths_of_stages, readings, strides
 from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.recognise.shown import Detail, Shown, peers_of, shown_ranks
+from pptrace.recognise.shown import MESSAGE_CALLS, Detail, Shown, peers_of, shown_ranks
 from pptrace.recognise.step_plans import of_length
 from pptrace.schedule.plan import Plan
 
@@ -35,6 +35,7 @@ class Partial:
 _SCHEDULES_OF = {
     "megatron-lm": ("1f1b", "interleaved-1f1b"),
     "deepspeed": ("1f1b",),
+    "nanotron": ("gpipe", "1f1b"),
 }
 """Schedules that train, of frameworks that have no others."""
 _TORCH = "torch.distributed.pipelining"
@@ -59,7 +60,7 @@ def read_partial(
         calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
         framework: whose labels the ops have.
     """
-    if not _lacks_ranks(ops, comms, mesh, calls, groups):
+    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_exact=framework in _EXACT):
         return None
     shown = shown_ranks(ops, comms, calls, exact=framework in _EXACT)
     if not shown or len({own.detail for own in shown}) > 1:
@@ -71,7 +72,16 @@ def read_partial(
     mesh = _mesh(shown, found if complete else (), known, mesh, groups)
     chosen = agreed(found) if complete else None
     ops, comms, notes = _filled(ops, comms, shown, chosen, found if complete else (), mesh)
+    if mesh.pp is None:
+        notes = (*notes, _unknown_length(shown, mesh))
     return Partial(Placed(ops, comms, mesh, notes), found, complete)
+
+
+def _unknown_length(shown: Sequence[Shown], mesh: MeshInfo) -> str:
+    who = f"rank {shown[0].rank} alone shows" if len(shown) == 1 else f"{len(shown)} of {mesh.num_ranks} ranks show"
+    known = all(mesh.pp_rank(own.rank) is not None or own.detail is Detail.STAGES for own in shown)
+    what = "its length is" if known else "its length and stages are"
+    return f"{who} messages, not the pipeline they go through: {what} not known"
 
 
 def _is_inferred(ops: pd.DataFrame) -> bool:
@@ -79,7 +89,12 @@ def _is_inferred(ops: pd.DataFrame) -> bool:
 
 
 def _lacks_ranks(
-    ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame], groups: Groups
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    mesh: MeshInfo,
+    calls: Mapping[int, pd.DataFrame],
+    groups: Groups,
+    is_exact: bool,
 ) -> bool:
     """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or on a rank alone that is not
     the only one of the run."""
@@ -95,10 +110,8 @@ def _lacks_ranks(
     if len(ranks) > 1:
         return False
     own = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
-    is_sending = bool(len(own)) or any(
-        calls[rank]["kind"].isin(("send", "recv")).any() for rank in ranks if rank in calls
-    )
-    return is_sending or mesh.is_guess or mesh.num_ranks > len(calls)
+    is_sending = bool(len(own)) or any(calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls)
+    return is_sending or (mesh.is_guess and not is_exact) or mesh.num_ranks > len(calls)
 
 
 def _known(

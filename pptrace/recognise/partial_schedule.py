@@ -1,4 +1,4 @@
-"""The schedule of a run of which some pipeline ranks have no trace: the one that the others can only have run, or what is open."""
+"""The schedule of a run of which some pipeline ranks have no trace: the only one that fits the others, or what is open."""
 
 from __future__ import annotations
 

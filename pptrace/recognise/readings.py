@@ -113,6 +113,8 @@ def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
             if (known.names and entry.name not in known.names) or not _has_kinds(entry, shown):
                 continue
             for chunks, microbatches in _sizes(entry, shown[0], pp):
+                if pp == 1 and chunks > 1:
+                    continue  # nobody cuts a model for one rank
                 if pp * chunks * microbatches > _MOST_FORWARDS:
                     yield None
                     continue

@@ -14,6 +14,9 @@ from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
+MESSAGE_CALLS = ("send", "recv", "send_recv")
+"""Kinds of calls and kernels that carry messages, or may."""
+
 
 class Detail(StrEnum):
     """How much the labels of ops say: stages, chunks of a rank, or kinds alone."""
@@ -172,4 +175,4 @@ def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> M
 
 
 def _has_messages(calls: pd.DataFrame | None) -> bool:
-    return calls is not None and bool(calls["kind"].isin(("send", "recv")).any())
+    return calls is not None and bool(calls["kind"].isin(MESSAGE_CALLS).any())

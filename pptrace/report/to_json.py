@@ -51,6 +51,7 @@ def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
     fields = asdict(replace(rank, ops=()))
+    fields["phases"] = fields["phases"] or None
     if with_ops:
         return fields | {"ops": [{name: getattr(op, name) for name in OpSummary.__slots__} for op in rank.ops]}
     del fields["ops"]
