@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,6 +118,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | No
     is_alone = rank in data.lacking and len(window.ranks) == 1
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None
     place = mesh.pp_rank(rank)
+    has_messages = _has_messages(comms) or not is_alone
     phases = _phases(ops, window, lane)
     stages = sorted(stage for stage in set(ops["stage"].tolist()) if stage >= 0)
     return RankStep(
@@ -133,7 +135,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | No
         peak_memory_bytes=_peak_memory(data, rank, part.spans),
         ops=_op_summaries(ops),
         pp_rank=place,
-        **_not_compute(window, lane, bubble, None if work.unseen else comparable, _has_messages(comms) or not is_alone),
+        **_not_compute(window, lane, bubble, None if work.unseen else _slack(comms, data, comparable), has_messages),
         ideal=ideal.ranks[place] if ideal is not None and place is not None and place < len(ideal.ranks) else None,
     )
 
@@ -142,23 +144,29 @@ def _has_messages(comms: Slice) -> bool:
     return bool((comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))).any())
 
 
+def _slack(comms: Slice, data: Aligned, comparable: bool) -> float:
+    """How much of the communication known to be exposed may be waiting after all, ns: the clocks of both sides may be off."""
+    matched = int((comms["match"] >= 0).sum())
+    return 2 * matched * (data.clock.uncertainty_ns or 0) if comparable else math.inf
+
+
 def _not_compute(
-    window: StepWindow, lane: Lane, bubble: int | None, comparable: bool | None, has_messages: bool
+    window: StepWindow, lane: Lane, bubble: int | None, slack: float | None, has_messages: bool
 ) -> dict[str, int | None]:
     """What of a window is no compute, and the bounds of the bubble in it.
 
     Args:
-        comparable: whether the times of other ranks can be compared with these; None: nor do these say when this one computed.
+        slack: see :func:`_slack`; None where the rank's times do not say when it computed.
         has_messages: whether its messages were recorded: any part of the rest may have been a transfer otherwise.
     """
-    if comparable is None:
+    if slack is None:
         return {"not_compute_ns": None, "bubble_low_ns": None, "bubble_high_ns": None}
     rest = window.span_ns - length(lane.compute)
     low, high = lane.bubble_bounds_ns(window.start_ns, window.end_ns)
     if bubble is not None:
         low = high = bubble
-    elif not comparable:
-        low, high = rest - length(lane.beside), rest
+    else:
+        high = int(min(rest, high + slack))
     return {"not_compute_ns": rest, "bubble_low_ns": low if has_messages else 0, "bubble_high_ns": high}
 
 

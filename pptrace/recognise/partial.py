@@ -67,10 +67,12 @@ def read_partial(
         return None
     known = _known(shown, mesh, groups, distributed, framework)
     found, complete = readings(shown, known)
-    if not found and shown[0].detail is not Detail.STAGES and (len(shown) > 1 or _is_inferred(ops)):
+    chosen = agreed(found) if complete else None
+    if shown[0].detail is not Detail.STAGES and (
+        (chosen is None and len(shown) > 1) or (not found and _is_inferred(ops))
+    ):
         return None
     mesh = _mesh(shown, found if complete else (), known, mesh, groups)
-    chosen = agreed(found) if complete else None
     ops, comms, notes = _filled(ops, comms, shown, chosen, found if complete else (), mesh)
     if mesh.pp is None:
         notes = (*notes, _unknown_length(shown, mesh))
@@ -108,7 +110,7 @@ def _lacks_ranks(
     if stages and len(stages) <= max(stages):
         return True
     if len(ranks) > 1:
-        return False
+        return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
     own = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
     is_sending = bool(len(own)) or any(calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls)
     return is_sending or (mesh.is_guess and not is_exact) or mesh.num_ranks > len(calls)

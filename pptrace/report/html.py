@@ -116,8 +116,8 @@ def _bounds(step: StepReport) -> str:
         "not compute ms",
         "bubble ms, at least",
         "at most",
-        "ideal of own window",
-        "of pipeline's",
+        "ideal, own window",
+        "pipeline's",
     )
     rows = [
         (
