@@ -169,8 +169,10 @@ def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
     if entry.default_chunks == 1:
         yield 1, total
         return
-    most = 2 if not entry.name.startswith(("interleaved", "looped")) else own.num_leading // pp + 1
-    yield from ((chunks, total // chunks) for chunks in range(2, most + 1) if total % chunks == 0)
+    most = total if entry.name.startswith(("interleaved", "looped")) else 2
+    for chunks in range(2, most + 1):
+        if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
+            yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 
 
 def _lengths(shown: Sequence[Shown], known: Known) -> list[int]:
