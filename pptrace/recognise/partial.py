@@ -51,6 +51,7 @@ def read_partial(
     groups: Groups,
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
+    is_told: bool = False,
 ) -> Partial | None:
     """What ranks with a trace show where others of their pipeline have none; None where none lacks, or nothing can be said.
 
@@ -59,20 +60,26 @@ def read_partial(
         mesh: as labels and groups tell it.
         calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
         framework: whose labels the ops have.
+        is_told: whether the facts of the run tell the mesh.
     """
-    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_exact=framework in _EXACT):
+    is_told = is_told and bool(mesh.pipelines)
+    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_told, is_exact=framework in _EXACT):
         return None
     shown = shown_ranks(ops, comms, calls, exact=framework in _EXACT)
     if not shown or len({own.detail for own in shown}) > 1:
         return None
-    known = _known(shown, mesh, groups, distributed, framework)
+    if is_told and not {own.rank for own in shown} <= {rank for pipeline in mesh.pipelines for rank in pipeline}:
+        return None
+    known = Known(mesh.pipelines) if is_told else _known(shown, mesh, groups, distributed, framework)
     found, complete = readings(shown, known)
     chosen = agreed(found) if complete else None
-    if shown[0].detail is not Detail.STAGES and (
-        (chosen is None and len(shown) > 1) or (not found and _is_inferred(ops))
-    ):
+    is_open = shown[0].detail is not Detail.STAGES
+    if len(shown) > 1 and ((is_open and chosen is None) or (known.pipelines and not found)):
         return None
-    mesh = _mesh(shown, found if complete else (), known, mesh, groups)
+    if not found and is_open and _is_inferred(ops):
+        return None
+    if not is_told:
+        mesh = _mesh(shown, found if complete else (), known, mesh, groups)
     ops, comms, notes = _filled(ops, comms, shown, chosen, found if complete else (), mesh)
     if mesh.pp is None:
         notes = (*notes, _unknown_length(shown, mesh))
@@ -80,10 +87,14 @@ def read_partial(
 
 
 def _unknown_length(shown: Sequence[Shown], mesh: MeshInfo) -> str:
-    who = f"rank {shown[0].rank} alone shows" if len(shown) == 1 else f"{len(shown)} of {mesh.num_ranks} ranks show"
+    who = (
+        f"rank {shown[0].rank} alone shows a part of a pipeline"
+        if len(shown) == 1
+        else f"{len(shown)} of {mesh.num_ranks} ranks show a part of a pipeline"
+    )
     known = all(mesh.pp_rank(own.rank) is not None or own.detail is Detail.STAGES for own in shown)
     what = "its length is" if known else "its length and stages are"
-    return f"{who} messages, not the pipeline they go through: {what} not known"
+    return f"{who}: {what} not known"
 
 
 def _is_inferred(ops: pd.DataFrame) -> bool:
@@ -96,6 +107,7 @@ def _lacks_ranks(
     mesh: MeshInfo,
     calls: Mapping[int, pd.DataFrame],
     groups: Groups,
+    is_told: bool,
     is_exact: bool,
 ) -> bool:
     """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or on a rank alone that is not
@@ -104,7 +116,7 @@ def _lacks_ranks(
     ranks = set(compute["rank"].tolist())
     if not ranks:
         return False
-    if groups.pipelines and mesh.pipelines == groups.pipelines:
+    if is_told or (groups.pipelines and mesh.pipelines == groups.pipelines):
         return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
     stages = {stage for stage in compute["stage"].tolist() if stage >= 0}
     if stages and len(stages) <= max(stages):

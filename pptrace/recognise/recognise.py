@@ -87,9 +87,10 @@ def recognise_ranks(
     mesh = replace(mesh, is_guess=is_guess)
     framework, evidence = _framework(ranks, groups)
     partial = None
-    if not any("pp_ranks" in own for own in metadata):
+    if not any(own.get("plan") for own in metadata):
         distributed = {found.number: found.info.distributed for found in ranks}
-        partial = read_partial(ops, comms, mesh, calls, groups, distributed, framework)
+        is_told = any("pp_ranks" in own for own in metadata)
+        partial = read_partial(ops, comms, mesh, calls, groups, distributed, framework, is_told)
     placed = place(ops, comms, mesh, calls) if partial is None else partial.placed
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
