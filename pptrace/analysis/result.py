@@ -32,13 +32,28 @@ class MeshSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleCandidate:
+    """A schedule that fits what the ranks with a trace show; ``pp_ranks`` are their pipeline ranks in it, by global rank."""
+
+    name: str
+    pp: int
+    num_microbatches: int
+    num_stages: int
+    num_chunks: int
+    pp_ranks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleSummary:
+    """``candidates`` are all schedules that may have run, where some ranks alone have a trace; their common sizes are known."""
+
     name: str
     num_microbatches: int | None
     num_stages: int | None
     num_chunks: int | None
     source: str
     mismatches: tuple[str, ...]
+    candidates: tuple[ScheduleCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +137,33 @@ class OpSummary:
     stage: int | None
     chunk: int | None
     microbatch: int | None
-    phase: str
+    phase: str | None
     start_ns: int
     end_ns: int
     parts: tuple[OpPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
+class RankIdeal:
+    """The bubble of one pipeline rank of the plan with F = I = W and free messages: ratio is over compute, share over the window.
+
+    ``own_`` is within the rank's own window, from its first op to its last; the others are within the pipeline's.
+    """
+
+    ratio: float
+    share: float
+    own_ratio: float
+    own_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankStep:
+    """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
+    ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
+
+    ``phases`` are {} where the schedules that fit disagree about them.
+    """
+
     rank: int
     stage: int | None
     window_ns: int
@@ -142,6 +176,11 @@ class RankStep:
     device: DeviceBreakdown
     peak_memory_bytes: int | None
     ops: tuple[OpSummary, ...]
+    pp_rank: int | None = None
+    not_compute_ns: int | None = None
+    bubble_low_ns: int | None = None
+    bubble_high_ns: int | None = None
+    ideal: RankIdeal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +196,8 @@ class StepReport:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether these are ops of a pipeline; else each rank's window is its own STEP range, and it has no phases."""
-        return any(rank.phases for rank in self.ranks)
+        """Whether these are ops of a pipeline; else each rank's window is its own STEP range."""
+        return any(rank.ops or rank.phases for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

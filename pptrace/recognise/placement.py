@@ -75,7 +75,7 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
         layout, told = _layout(ops, comms, mesh, chunks)
         notes = (*notes, told)
     mesh = replace(mesh, vpp=chunks)
-    return Placed(_with_stages(ops, places, pp, layout), _with_stages(comms, places, pp, layout), mesh, notes)
+    return Placed(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
 
 
 def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -144,7 +144,7 @@ def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
 
 
-def _with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
+def with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
     lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
     if not lacking.any():
         return table
@@ -198,7 +198,7 @@ def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
 def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     """The plan that the most complete step of a pipeline follows if its stages lie so; the registry's where it is one."""
     places = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
-    placed = _with_stages(ops, places, mesh.pp or 1, layout)
+    placed = with_stages(ops, places, mesh.pp or 1, layout)
     steps = steps_of(placed, mesh)
     if not steps:
         return None

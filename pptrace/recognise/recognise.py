@@ -29,6 +29,8 @@ from pptrace.recognise.mesh import (
     mesh_with_collectives,
     mesh_with_groups,
 )
+from pptrace.recognise.partial import read_partial
+from pptrace.recognise.partial_schedule import schedule_of_partial
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
 from pptrace.recognise.rank_layout import with_layout
@@ -100,19 +102,26 @@ def recognise_ranks(
     mesh = replace(mesh, is_guess=is_guess, vpp=None if spanned and mesh.in_order else mesh.vpp)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
     warnings += cut
-    placed = place(ops, comms, mesh, calls)
+    framework, evidence = _framework(ranks, groups)
+    partial = None
+    if not any(own.get("plan") for own in metadata):
+        is_told = any("pp_ranks" in own for own in metadata)
+        partial = read_partial(ops, comms, mesh, calls, groups, members.distributed, framework, is_told)
+    placed = place(ops, comms, mesh, calls) if partial is None else partial.placed
     is_by_gaps = any(found.by_gaps for found in ranks)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_by_gaps)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
     comms, warnings = with_adjacent(comms, ops, mesh, spanned), [*warnings, *untimed]
     comms = with_directions(with_peers(comms, ops, mesh), ops, mesh)
-    found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    if partial is None:
+        found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    else:
+        found_schedule = schedule_of_partial(partial, schedule)
     matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
     comms, told = _with_calls(matched, calls, groups, ops, mesh, found_schedule)
     warnings += [*half_seen, *told]
     warnings += [f"process groups: {line}" for line in groups.evidence]
-    framework, evidence = _framework(ranks, groups)
     return Recognised(
         framework=framework,
         ops=ops,

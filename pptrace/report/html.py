@@ -101,10 +101,38 @@ def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     body.append(_figure(overview(step)))
     if bubble.waterfall_ns is not None:
         body.append(_figure(waterfall(step)))
-    if step.has_pipeline:
+    if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in step.ranks):
+        body += ["<h3>Bubble, where the other sides of messages have no trace</h3>", _bounds(step)]
+    if any(rank.phases for rank in step.ranks):
         body += ["<h3>Phases</h3>", _phases(step)]
     body += ["<h3>Communication</h3>", _comms(step)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
+
+
+def _bounds(step: StepReport) -> str:
+    columns = (
+        "rank",
+        "pipeline rank",
+        "not compute ms",
+        "bubble ms, at least",
+        "at most",
+        "ideal, own window",
+        "pipeline's",
+    )
+    rows = [
+        (
+            rank.rank,
+            "–" if rank.pp_rank is None else rank.pp_rank,
+            units.milliseconds(rank.not_compute_ns),
+            units.milliseconds(rank.bubble_low_ns),
+            units.milliseconds(rank.bubble_high_ns),
+            units.percent(None if rank.ideal is None else rank.ideal.own_share),
+            units.percent(None if rank.ideal is None else rank.ideal.share),
+        )
+        for rank in step.ranks
+        if rank.bubble_ns is None
+    ]
+    return _table(columns, rows)
 
 
 def _phases(step: StepReport) -> str:

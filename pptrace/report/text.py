@@ -11,15 +11,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.analysis.result import CommSummary, RankStep, Report, Severity, StepReport
+from pptrace.analysis.result import CommSummary, RankStep, Report, ScheduleSummary, Severity, StepReport
 from pptrace.hang.words import lines
 from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
 
-_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50"}
-_GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░"}  # so that a bar can be read without colours
+_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
+_GLYPHS = {
+    "compute": "█",
+    "exposed": "▒",
+    "bubble": "░",
+    "either of both": "·",
+}  # so that a bar can be read without colours
 _BAR_WIDTH = 30
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _SOURCES = {
@@ -53,10 +58,13 @@ def _parts(report: Report) -> Iterable[RenderableType]:
         if typical.has_pipeline:
             yield _steps(report.steps, typical)
             yield _ranks(typical, single=single)
-            yield _phases(typical)
         else:
             yield _plain_steps(report.steps, typical)
             yield _plain_ranks(typical, single=single)
+        if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in typical.ranks):
+            yield _bounds(typical)
+        if any(rank.phases for rank in typical.ranks):
+            yield _phases(typical)
         if typical.bubble.waterfall_ns is not None:
             yield _waterfall(typical)
         if any(rank.comms for rank in typical.ranks):
@@ -80,17 +88,28 @@ def _header(report: Report) -> RenderableType:
     axes = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "pp")
     ranks = units.counted(mesh.num_ranks, "rank")
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
-    if schedule.num_microbatches is not None:
+    if schedule.num_microbatches is not None or schedule.candidates:
         line.append(f" · {schedule.name}", style="bold")
-        microbatches = units.counted(schedule.num_microbatches, "microbatch", "microbatches")
-        stages = units.counted(schedule.num_stages or 0, "stage")
-        line.append(f", {microbatches}, {stages} ({_SOURCES.get(schedule.source, schedule.source)})")
+        line.append(_sizes(schedule))
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
     if lacking := _lacking(report):
         lines.append(Text(f"{lacking}: see the warnings at the end", style="yellow"))
     return Group(*lines)
+
+
+def _sizes(schedule: ScheduleSummary) -> str:
+    """A schedule's sizes as far as they are known, and where it is taken from; the candidates where nothing is certain."""
+    sizes = ""
+    if schedule.num_microbatches is not None:
+        sizes += f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}"
+    if schedule.num_stages is not None:
+        sizes += f", {units.counted(schedule.num_stages, 'stage')}"
+    if schedule.source in _SOURCES:
+        return f"{sizes} ({_SOURCES[schedule.source]})"
+    names = dict.fromkeys(candidate.name for candidate in schedule.candidates)
+    return f"{sizes} ({' or '.join(names)})" if names else f"{sizes} ({schedule.source})"
 
 
 def _lacking(report: Report) -> str:
@@ -143,8 +162,10 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
             units.percent(None if rank.bubble_ns is None else rank.bubble_ns / rank.window_ns),
             _bar(rank),
         )
+    is_open = any(rank.bubble_ns is None for rank in step.ranks)
+    shown = {name: glyph for name, glyph in _GLYPHS.items() if is_open or name != "either of both"}
     legend = Text.assemble(
-        *(part for name, glyph in _GLYPHS.items() for part in ((f"{glyph} ", _COLOURS[name]), f"{name}  "))
+        *(part for name, glyph in shown.items() for part in ((f"{glyph} ", _COLOURS[name]), f"{name}  "))
     )
     return Group(table, legend)
 
@@ -155,6 +176,8 @@ def _bar(rank: RankStep) -> Text:
     parts = [] if rank.compute_ns is None else [("compute", rank.compute_ns)]
     if rank.exposed_comm_ns is not None and rank.bubble_ns is not None:
         parts += [("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns)]
+    elif rank.not_compute_ns is not None:
+        parts.append(("either of both", rank.not_compute_ns))
     drawn = total = 0
     for name, value in parts:
         total += value
@@ -164,13 +187,46 @@ def _bar(rank: RankStep) -> Text:
     return bar
 
 
+def _bounds(step: StepReport) -> RenderableType:
+    """What is waiting and exposed transfer together, on ranks whose messages lack their other sides."""
+    columns = ("rank", "pipeline rank", "not compute ms", "of window", "bubble ms, at least", "at most", "of window ")
+    table = _table("\nBubble, where the other sides of messages have no trace", *columns, "ideal", "of pipeline's")
+    for rank in step.ranks:
+        if rank.bubble_ns is not None or rank.not_compute_ns is None:
+            continue
+        low, high = rank.bubble_low_ns or 0, rank.bubble_high_ns or 0
+        table.add_row(
+            str(rank.rank),
+            "–" if rank.pp_rank is None else str(rank.pp_rank),
+            units.milliseconds(rank.not_compute_ns),
+            units.percent(_share(rank.not_compute_ns, rank.window_ns)),
+            units.milliseconds(low),
+            units.milliseconds(high),
+            f"{units.percent(_share(low, rank.window_ns))} … {units.percent(_share(high, rank.window_ns))}",
+            units.percent(None if rank.ideal is None else rank.ideal.own_share),
+            units.percent(None if rank.ideal is None else rank.ideal.share),
+        )
+    note = Text(
+        "not compute = bubble + exposed transfer, in the window of the ranks with a trace; ideal: the rank's bubble with "
+        "F = I = W and free messages, of its own window and of the whole pipeline's",
+        "dim",
+    )
+    return Group(table, note)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
 def _phases(step: StepReport) -> RenderableType:
     names = ("warmup", "steady", "cooldown")
     table = _table("\nPhases", "rank", *(f"{name} ms (F/B) bubble" for name in names))
     for rank in step.ranks:
         cells = []
         for name in names:
-            phase = rank.phases[name]
+            if (phase := rank.phases.get(name)) is None:
+                cells.append("–")
+                continue
             span = units.milliseconds(phase.end_ns - phase.start_ns)
             counts = f"({phase.num_forward}/{phase.num_backward})"
             cells.append(f"{span} {counts:>7} {units.milliseconds(phase.bubble_ns):>8}")

@@ -53,6 +53,7 @@ def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
     fields = asdict(replace(rank, ops=()))
+    fields["phases"] = fields["phases"] or None
     if with_ops:
         return fields | {"ops": [_op(op) for op in rank.ops]}
     del fields["ops"]
