@@ -11,6 +11,7 @@ from pptrace.recognise.devices import DeviceWork, device_work
 from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
+from pptrace.recognise.host_order import HOST_ORDER, find_host_order
 from pptrace.tables import COMMS, OPS, Trace, TraceInfo, empty_table, stacked
 
 
@@ -20,7 +21,8 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.recognise.collectives.CALLS`). ``warnings`` are lines about this rank that do not name it.
+    :data:`~pptrace.recognise.collectives.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops (schema
+    :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it.
     """
 
     info: TraceInfo
@@ -31,6 +33,7 @@ class RankFound:
     work: DeviceWork
     warnings: tuple[str, ...] = ()
     calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
+    host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
 
     @property
     def number(self) -> int:
@@ -64,8 +67,13 @@ def recognise_rank(trace: Trace) -> RankFound:
     tables = tables_from_trace(trace) or tables_from_marks(trace, work)
     told = tables is not None and (tables.framework == "pptrace" or trace.ops is not None)
     calls = empty_table(CALLS) if told else find_calls(trace.events)
+    host = empty_table(HOST_ORDER)
     if tables is None:
-        tables = tables_from_labels(trace, work, calls)
+        tables, host = tables_from_labels(trace, work, calls), find_host_order(trace.events)
     if tables is None:
-        return RankFound(trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls)
-    return RankFound(trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls)
+        return RankFound(
+            trace.info, "", empty_table(OPS), empty_table(COMMS), trace.memory, work, calls=calls, host=host
+        )
+    return RankFound(
+        trace.info, tables.framework, tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host
+    )

@@ -14,6 +14,7 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
+from pptrace.recognise.joint_ranks import Joint, match_ranks
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -69,20 +70,20 @@ def recognise_ranks(
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
     facts = {found.number: found.info.metadata for found in ranks}
-    warnings = _of_ranks(ranks)
+    calls = {found.number: found.calls for found in ranks}
+    groups = _groups(ranks)
+    joint = match_ranks(ranks, groups)
+    if joint.pipelines:
+        ranks = joint.ranks
+        groups = _groups(ranks)
+    warnings = [*_of_ranks(ranks), *joint.notes]
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    calls = {found.number: found.calls for found in ranks}
-    groups = find_groups(
-        calls,
-        {found.number: found.info.distributed for found in ranks},
-        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
-    )
     is_guess = num_ranks is None and not groups.world_size
     mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    mesh = replace(mesh, is_guess=is_guess)
+    mesh = _with_pipelines(replace(mesh, is_guess=is_guess), joint)
     placed = place(ops, comms, mesh, calls)
     warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
@@ -103,6 +104,21 @@ def recognise_ranks(
         facts=facts,
         warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
     )
+
+
+def _groups(ranks: Sequence[RankFound]) -> Groups:
+    return find_groups(
+        {found.number: found.calls for found in ranks},
+        {found.number: found.info.distributed for found in ranks},
+        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+    )
+
+
+def _with_pipelines(mesh: MeshInfo, joint: Joint) -> MeshInfo:
+    """The mesh with the pipelines whose messages were matched, where it has as many ranks in pipelines of this length."""
+    if not joint.pipelines or mesh.pp != len(joint.pipelines[0]):
+        return mesh
+    return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
 def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[str, ...]]:
