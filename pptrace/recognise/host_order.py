@@ -38,6 +38,12 @@ class What(StrEnum):
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"
 _COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_VIEW = re.compile(
+    r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
+    r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
+    r"empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+)
+"""Names or shapes a tensor, or finds room for one: a program does that around its messages as well, and no op begins or ends so."""
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
@@ -69,12 +75,12 @@ def _named(events: Events, test: object) -> npt.NDArray[np.bool_]:
 
 
 def _operators(events: Events, thread: int) -> pd.DataFrame:
-    """The outermost operators of the thread and the engine's nodes of all threads, communication apart."""
+    """The outermost operators of the thread that compute, and the engine's nodes of all threads."""
     is_operator = events.category == Category.CPU_OP
     engine = _named(events, lambda name: name.startswith(_ENGINE))
     rows = np.flatnonzero(is_operator & (engine | (events.thread == thread)))
     rows = _outermost(events, rows)
-    rows = rows[~_named(events, _COMMUNICATION.match)[rows]]
+    rows = rows[~_named(events, _COMMUNICATION.match)[rows] & ~_named(events, _VIEW.fullmatch)[rows]]
     what = np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value)
     return _table(what, events.name_id[rows].astype(np.int64), events.start_ns[rows], events.ends_of(rows))
 
