@@ -8,7 +8,9 @@ are what a program does between its ops, no rank knows alone: :mod:`pptrace.reco
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +22,17 @@ from pptrace.tables import Category, Events, Schema, empty_table
 HOST_ORDER: Schema = {
     "what": "str",  # a What
     "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # of a step that has one, else -1
+    "number": "int64",  # of a step; of a node its sequence number, of a message that of the node made next; -1 where there is none
     "start_ns": "int64",
     "end_ns": "int64",
 }
-"""One row per outermost operator, engine node or bound of a step of one rank, by start."""
+"""One row per outermost operator, engine node, message or bound of a step of one rank, by start."""
 
 
 class What(StrEnum):
     OPERATOR = "operator"
     ENGINE = "engine"  # a node that autograd's engine ran
+    MESSAGE = "message"  # its posting
     BOUND = "bound"  # no op goes over it: zero_grad, a barrier
     OPTIMIZER = "OPTIMIZER"
     STEP = "STEP"
@@ -55,22 +58,21 @@ def find_host_order(events: Events) -> pd.DataFrame:
     ranges = labelled_ranges(events)
     if told_ops(ranges):
         return empty_table(HOST_ORDER)
-    parts = [_operators(events, thread), _bounds(events, thread), _spans(ranges)]
+    parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
     table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _thread_of_messages(events: Events) -> int | None:
     """The thread that posts most sends and receives."""
-    rows = np.flatnonzero(_named(events, lambda name: name in _P2P) & (events.category == Category.CPU_OP))
+    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
     if not len(rows):
         return None
     threads, counts = np.unique(events.thread[rows], return_counts=True)
     return int(threads[counts.argmax()])
 
 
-def _named(events: Events, test: object) -> npt.NDArray[np.bool_]:
-    assert callable(test)
+def _named(events: Events, test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
     return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
 
 
@@ -82,7 +84,15 @@ def _operators(events: Events, thread: int) -> pd.DataFrame:
     rows = _outermost(events, rows)
     rows = rows[~_named(events, _COMMUNICATION.match)[rows] & ~_named(events, _VIEW.fullmatch)[rows]]
     what = np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value)
-    return _table(what, events.name_id[rows].astype(np.int64), events.start_ns[rows], events.ends_of(rows))
+    number = np.where(engine[rows], events.correlation[rows], -1)
+    return _table(what, events.name_id[rows], number, events.start_ns[rows], events.ends_of(rows))
+
+
+def _messages(events: Events, thread: int) -> pd.DataFrame:
+    """The postings of the thread's sends and receives."""
+    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
+    rows = rows[events.thread[rows] == thread]
+    return _table(What.MESSAGE.value, -1, events.correlation[rows], events.start_ns[rows], events.ends_of(rows))
 
 
 def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
@@ -100,19 +110,18 @@ def _bounds(events: Events, thread: int) -> pd.DataFrame:
     zero = _named(events, _ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
     barrier = _named(events, lambda name: name == "c10d::barrier") & (events.category == Category.CPU_OP)
     rows = np.flatnonzero(zero | (barrier & (events.thread == thread)))
-    none = np.full(len(rows), -1, dtype=np.int64)
-    return _table(np.full(len(rows), What.BOUND.value), none, events.start_ns[rows], events.ends_of(rows))
+    return _table(What.BOUND.value, -1, -1, events.start_ns[rows], events.ends_of(rows))
 
 
-def _spans(ranges: list[Range]) -> pd.DataFrame:
+def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
     """The ranges of steps and of optimizers."""
     spans = [entry for entry in ranges if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.leads]
-    starts, ends = ([getattr(entry, name) for entry in spans] for name in ("start_ns", "end_ns"))
-    table = _table(np.array([entry.label.span for entry in spans]), np.full(len(spans), -1), starts, ends)
-    return table.assign(number=np.array([entry.label.step for entry in spans], dtype=np.int64))
+    what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
+    return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
 
 
-def _table(what: object, name: object, start_ns: object, end_ns: object) -> pd.DataFrame:
-    columns = {"what": what, "name": name, "number": -1, "start_ns": start_ns, "end_ns": end_ns}
+def _table(what: Any, name: Any, number: Any, start_ns: Any, end_ns: Any) -> pd.DataFrame:
+    """Rows of :data:`HOST_ORDER`; what is one for all need not be repeated."""
+    columns = {"what": what, "name": name, "number": number, "start_ns": start_ns, "end_ns": end_ns}
     dtypes = {column: "object" if dtype == "str" else dtype for column, dtype in HOST_ORDER.items()}
     return pd.DataFrame(columns, columns=list(HOST_ORDER)).astype(dtypes)

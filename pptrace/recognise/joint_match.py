@@ -28,12 +28,13 @@ from pptrace.recognise.rank_order import (
     cut,
     engine_spans,
     first_of,
+    forwards_behind,
     forwards_of,
     grouped,
     ops_of,
     trimmed,
 )
-from pptrace.recognise.units import Trained, Unit, trained, units_of
+from pptrace.recognise.units import Op, Trained, Unit, trained, units_of
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -61,13 +62,16 @@ class RankMatch:
 class PipelineMatch:
     """A chain of ranks, stage by stage, with what each did; ``units`` are its runs of the schedule, in order.
 
-    ``plan`` is that of the largest unit; ``by_peers`` says whether the messages name the ranks that they go to.
+    ``plan`` is that of the largest unit; ``by_peers`` says whether the messages name the ranks that they go to; ``behind`` is for
+    each backward the place of its forward, ``is_behind_known`` whether that is more than the order of the forwards.
     """
 
     ranks: tuple[RankMatch, ...]
     units: tuple[Unit, ...]
     plan: Plan
     by_peers: bool
+    behind: Int64
+    is_behind_known: bool
 
     @property
     def chain(self) -> tuple[int, ...]:
@@ -263,29 +267,55 @@ def _checked(evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Se
     Raises:
         Mismatch
     """
-    rows = [_in_order(match) for match in ranks]
+    behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
+    rows = [_in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
     plans = {}
     for unit in units:
         cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
-        plans[unit.count] = _plan_of(cells, by_peers)
+        plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
-    return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers)
+    return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
 
 
-def _in_order(match: RankMatch) -> list[tuple[str, int, int]]:
-    """The ops of a rank in time order: kind, place among those of its kind, start."""
+def _in_order(match: RankMatch, behind: Int64) -> list[Op]:
+    """The ops of a rank in time order."""
     forwards = [("F", place, start) for place, start in enumerate(match.forwards.start_ns.tolist())]
-    backwards = [("B", place, start) for place, start in enumerate(match.backwards.start_ns.tolist())]
+    backwards = [
+        ("B", place, start) for place, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
+    ]
     return sorted([*forwards, *backwards], key=lambda op: op[2])
 
 
-def _plan_of(cells: Sequence[Sequence[str]], by_peers: bool) -> Plan:
+def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -> tuple[Int64, bool, bool]:
+    """For each backward, which are in one order on all ranks, its forward; whether anything tells that: the nodes that it ran, or
+    that on some rank never more than one forward waits for its backward (else they come in the order of the forwards); and
+    whether the nodes do.
+
+    Raises:
+        Mismatch: ranks tell different ones.
+    """
+    told = [
+        behind
+        for own, match in zip(evidence, ranks, strict=True)
+        if (behind := forwards_behind(own, match.forwards, match.backwards)) is not None
+    ]
+    if any(not np.array_equal(told[0], other) for other in told[1:]):
+        raise Mismatch("the ranks do not run the backwards of the same microbatches in the same order")
+    if told:
+        if len(np.unique(told[0])) < len(told[0]):
+            raise Mismatch("two backwards run what one forward made")
+        return told[0], True, True
+    alone = any((match.forwards.start_ns[1:] > match.backwards.start_ns[:-1]).all() for match in ranks)
+    return np.arange(len(ranks[0].backwards), dtype=np.int64), alone, False
+
+
+def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
     """The plan of a unit's ops.
 
     Raises:
-        Mismatch: it cannot run; or it is that of no schedule, and no message names its peer.
+        Mismatch: it cannot run; or it is that of no schedule, although only orders can tell the ops.
     """
     try:
         plan = identify(from_rows(cells, "custom"))
@@ -293,7 +323,7 @@ def _plan_of(cells: Sequence[Sequence[str]], by_peers: bool) -> Plan:
         raise Mismatch(f"the order of the ranks makes no plan: {err}") from None
     if replay(plan).blocked:
         raise Mismatch("in the order of the ranks one would wait for ever")
-    if plan.name not in registry.SCHEDULES and not by_peers:
+    if plan.name not in registry.SCHEDULES and not may_be_new:
         raise Mismatch("the order of the ranks is that of no known schedule, and their messages name no peers")
     return plan
 
@@ -391,7 +421,9 @@ def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
         chain = [ends[0]]
         while more := peers[chain[-1]] - set(chain):
             if len(peers[chain[-1]]) > 2 or len(more) > 1:
-                raise Mismatch(f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain")
+                raise Mismatch(
+                    f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain"
+                )
             chain.append(more.pop())
         chains.append(tuple(chain))
         left -= set(chain)

@@ -16,6 +16,7 @@ from pptrace.recognise.joint_match import PipelineMatch, RankMatch, chains_by_pe
 from pptrace.recognise.rank import RankFound
 from pptrace.recognise.rank_order import Evidence, Messages, Mismatch, evidence_of
 from pptrace.recognise.rank_tables import Owner
+from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.tables import COMMS, OPS, Int64, make_table
 
 
@@ -40,13 +41,23 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
     try:
         matches = _pipelines(evidence, groups)
     except Mismatch as err:
-        return Joint(tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence))
+        return Joint(
+            tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence)
+        )
     by_rank = {own.number: own for own in ranks}
     for match in matches:
         steps = _steps(match, by_rank)
         by_rank |= {own.rank: _with_match(by_rank[own.rank], match, at, steps) for at, own in enumerate(match.ranks)}
     known = tuple(by_rank.values())
     return Joint(known, tuple(match.chain for match in matches), tuple(_notes(matches, known)))
+
+
+def without_inferred(found: RankFound) -> RankFound:
+    """The rank without the ops and messages that its own order alone told."""
+    is_inferred = (found.ops["source"] == "inferred") & found.ops["kind"].isin(COMPUTE_KINDS)
+    if not is_inferred.any():
+        return found
+    return replace(found, ops=found.ops[~is_inferred], comms=found.comms[found.comms["axis"] != "pp"], warnings=())
 
 
 def _evidence(found: RankFound, groups: Groups) -> Evidence:
@@ -108,6 +119,8 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RankFound]) -> Iter
             f"explain all messages between them and all that autograd's engine ran; {_counted(rest, 'operator')} of their "
             "threads are of no op"
         )
+    if not all(match.is_behind_known for match in matches):
+        yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
     if matches[0].by_peers:
         yield "no label tells the stages: the chain of ranks that exchange messages does"
     elif any(list(match.chain) != sorted(match.chain) for match in matches):
@@ -126,7 +139,11 @@ def _counted(number: int, what: str) -> str:
 
 
 def _shown(ranks: Sequence[int]) -> str:
-    return f"{ranks[0]} to {ranks[-1]}" if list(ranks) == list(range(ranks[0], ranks[-1] + 1)) else ", ".join(map(str, ranks))
+    return (
+        f"{ranks[0]} to {ranks[-1]}"
+        if list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+        else ", ".join(map(str, ranks))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +192,15 @@ def _ops(found: RankFound, match: PipelineMatch, place: int, steps: _Steps) -> p
     own, owner = match.ranks[place], Owner(found.work)
     unit, microbatch = numbers_of(match.units)
     rows: list[dict[str, Any]] = []
-    for kind, ops in (("F", own.forwards), ("B", own.backwards)):
-        columns = (ops.start_ns, ops.end_ns, steps.of_unit[unit], microbatch)
+    for kind, ops, of_op in (("F", own.forwards, slice(None)), ("B", own.backwards, match.behind)):
+        columns = (ops.start_ns, ops.end_ns, steps.of_unit[unit][of_op], microbatch[of_op])
         for start, end, step, number in zip(*(column.tolist() for column in columns), strict=True):
             span = owner.span(start, end, communication=False)
             clock = "host" if span is None else "device"
             start, end = (start, end) if span is None else span[:2]
-            rows.append(_row(kind, step, start, end, stage=place, chunk=0, microbatch=number, clock=clock, source="inferred"))
+            rows.append(
+                _row(kind, step, start, end, stage=place, chunk=0, microbatch=number, clock=clock, source="inferred")
+            )
     rows += _spans(found, match, place, steps)
     rows.sort(key=lambda row: row["start_ns"])
     return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
@@ -212,7 +231,7 @@ def _comms(found: RankFound, match: PipelineMatch, place: int, numbers: Int64) -
     for (direction, kind), group in own.groups.items():
         peer = match.chain[place + (1 if (direction == "F") == (kind == "send") else -1)]
         row = {"kind": kind, "direction": direction, "peer": peer}
-        of_op = group.group
+        of_op = group.group if direction == "F" else match.behind[group.group]
         named = {"step": numbers[unit[of_op]], "stage": place, "microbatch": microbatch[of_op]}
         parts.append(_messages(found, group.messages, row | named))
         parts.append(_messages(found, own.others[direction, kind], row | dict.fromkeys(named, -1)))

@@ -45,11 +45,12 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Operators or nodes of autograd's engine in time order."""
+    """Operators, nodes of autograd's engine or postings of messages in time order, with the columns of ``HOST_ORDER``."""
 
     start_ns: Int64
     end_ns: Int64
     name: Int64
+    number: Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Evidence:
     recvs: Messages
     operators: Rows
     engine: Rows
+    postings: Rows
     bounds: Int64
     optimizers: Int64
 
@@ -77,7 +79,7 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Seque
 
     def rows(kind: What) -> Rows:
         own = host[what == kind.value]
-        return Rows(own["start_ns"].to_numpy(), own["end_ns"].to_numpy(), own["name"].to_numpy())
+        return Rows(*(own[name].to_numpy() for name in ("start_ns", "end_ns", "name", "number")))
 
     bounds = np.isin(what, [What.BOUND.value, What.OPTIMIZER.value, What.STEP.value])
     return Evidence(
@@ -86,6 +88,7 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Seque
         _messages(calls, peers, "recv"),
         rows(What.OPERATOR),
         rows(What.ENGINE),
+        rows(What.MESSAGE),
         host.loc[bounds, "start_ns"].to_numpy(),
         rows(What.OPTIMIZER).start_ns,
     )
@@ -133,9 +136,7 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
         from_next = np.full(len(recvs), following is not None)
     else:
         to_next, from_next = _by_ops(evidence)
-    return Channels(
-        sends.where(to_next), recvs.where(from_next), sends.where(~to_next), recvs.where(~from_next)
-    )
+    return Channels(sends.where(to_next), recvs.where(from_next), sends.where(~to_next), recvs.where(~from_next))
 
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
@@ -228,9 +229,7 @@ def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | N
     return low, high
 
 
-def forwards_of(
-    evidence: Evidence, received: Grouped | None, sent: Grouped | None, since: Int64, until: Int64
-) -> Ops:
+def forwards_of(evidence: Evidence, received: Grouped | None, sent: Grouped | None, since: Int64, until: Int64) -> Ops:
     """The forwards: each the operators before its output is sent, else those after its input came.
 
     Between its messages there may be more, which an op, a bound or another message parts from the forward.
@@ -262,6 +261,28 @@ def forwards_of(
     parts = np.sort(np.concatenate(between))
     end = np.append(parts, _LATEST)[np.searchsorted(parts, rows.start_ns[low], side="right")]
     return ops_of(rows, low, np.minimum(high, np.searchsorted(rows.start_ns, end)))
+
+
+def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 | None:
+    """For each backward the forward whose nodes it ran, by their sequence numbers: a thread numbers the nodes that it makes, and
+    a message bears the number of the next one. None where the trace has no such numbers.
+
+    Raises:
+        Mismatch: a backward runs nodes of none, or of several.
+    """
+    known = evidence.postings.number >= 0
+    times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
+    after = np.searchsorted(times, forwards.end_ns)
+    nodes = [evidence.engine.number[low:high] for low, high in zip(backwards.low, backwards.high, strict=True)]
+    nodes = [own[own >= 0] for own in nodes]
+    if (after >= len(times)).any() or not all(map(len, nodes)):
+        return None
+    made = np.maximum.accumulate(numbers[after])
+    lowest = np.searchsorted(made, [own.min() for own in nodes], side="right")
+    highest = np.searchsorted(made, [own.max() for own in nodes], side="right")
+    if (lowest != highest).any() or (highest >= len(made)).any():
+        raise Mismatch(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
+    return highest.astype(np.int64)
 
 
 def _check_rows(evidence: Evidence, low: Int64, high: Int64) -> None:

@@ -14,7 +14,7 @@ from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.from_labels import with_peers
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
-from pptrace.recognise.joint_ranks import Joint, match_ranks
+from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -76,16 +76,19 @@ def recognise_ranks(
     if joint.pipelines:
         ranks = joint.ranks
         groups = _groups(ranks)
-    warnings = [*_of_ranks(ranks), *joint.notes]
-    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
-    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
-    memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     metadata = list(facts.values())
-    is_guess = num_ranks is None and not groups.world_size
-    mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    mesh = _with_pipelines(replace(mesh, is_guess=is_guess), joint)
-    placed = place(ops, comms, mesh, calls)
-    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
+    located = _locate(ranks, groups, joint, num_ranks)
+    if joint.refused and (located.placed.mesh.vpp or 1) == 1:
+        ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
+        located = _locate(ranks, groups, joint, num_ranks)
+    placed = located.placed
+    notes = joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()
+    warnings = [
+        *_of_ranks(ranks),
+        *notes,
+        *_inferences(located.ops, placed, located.mesh, _stage_order(metadata, located.mesh, groups)),
+    ]
+    memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
     ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
     comms = with_peers(placed.comms, ops, mesh)
     found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
@@ -104,6 +107,25 @@ def recognise_ranks(
         facts=facts,
         warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """The ops and the mesh as labels and groups tell them, and both with what order tells besides."""
+
+    ops: pd.DataFrame
+    mesh: MeshInfo
+    placed: Placed
+
+
+def _locate(ranks: Sequence[RankFound], groups: Groups, joint: Joint, num_ranks: int | None) -> _Located:
+    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
+    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
+    metadata = [found.info.metadata for found in ranks]
+    known = num_ranks or max(len(ranks), *(found.number + 1 for found in ranks))
+    mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
+    mesh = _with_pipelines(mesh, joint)
+    return _Located(ops, mesh, place(ops, comms, mesh, {found.number: found.calls for found in ranks}))
 
 
 def _groups(ranks: Sequence[RankFound]) -> Groups:
