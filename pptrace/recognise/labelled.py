@@ -78,7 +78,13 @@ def labelled_ranges(events: Events) -> list[Range]:
     for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
         found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return _of_training(found)
+    return _of_training(_of_one_writer(found))
+
+
+def _of_one_writer(ranges: Sequence[Range]) -> list[Range]:
+    """Without spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
+    marked = {entry.label.span for entry in ranges if entry.label.marked}
+    return [entry for entry in ranges if entry.label.marked or not entry.label.span or entry.label.span not in marked]
 
 
 def _of_training(ranges: Sequence[Range]) -> list[Range]:

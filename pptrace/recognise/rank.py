@@ -15,6 +15,7 @@ from pptrace.recognise.from_labels import tables_from_labels
 from pptrace.recognise.from_marks import tables_from_marks
 from pptrace.recognise.from_tables import tables_from_trace
 from pptrace.recognise.host_compute import HostWork, host_work
+from pptrace.recognise.host_order import HOST_ORDER, find_host_order
 from pptrace.recognise.mark_ranges import marked_ranges
 from pptrace.recognise.marked_calls import calls_with_marks
 from pptrace.recognise.rank_tables import RankTables
@@ -28,7 +29,8 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.tables.CALLS`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
+    :data:`~pptrace.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops (schema
+    :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
     when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as in
     :class:`~pptrace.recognise.rank_tables.RankTables`.
     """
@@ -43,6 +45,7 @@ class RankFound:
     calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
     host_work: HostWork = field(default_factory=HostWork)
     by_gaps: bool = False
+    host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
 
     @property
     def number(self) -> int:
@@ -112,12 +115,14 @@ def recognise_rank(trace: Trace) -> RankFound:
     marks = marked_ranges(trace.events)
     calls = find_calls(trace.events)
     if not marks:
-        return _rank_found(trace, work, tables_from_labels(trace, work, calls), calls)
+        found = _rank_found(trace, work, tables_from_labels(trace, work, calls), calls)
+        return replace(found, host=find_host_order(trace.events))
     calls = calls_with_marks(calls, marks, work, trace.metadata)
     marked = tables_from_marks(marks, work)
-    if not marked.framework:
-        marked = marked.joined_with(tables_from_labels(trace, work, calls))
-    return _rank_found(trace, work, marked, calls)
+    if marked.framework:
+        return _rank_found(trace, work, marked, calls)
+    found = _rank_found(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
+    return replace(found, host=find_host_order(trace.events))
 
 
 def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:

@@ -13,13 +13,14 @@ from pptrace.recognise.adjacent import with_adjacent, without_half_seen
 from pptrace.recognise.balanced_spans import with_balanced_spans
 from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
-from pptrace.recognise.communicators import with_members
+from pptrace.recognise.communicators import Members, with_members
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.directions import with_directions
 from pptrace.recognise.from_labels import with_peers, without_absent_sides
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
+from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -29,7 +30,7 @@ from pptrace.recognise.mesh import (
     mesh_with_collectives,
     mesh_with_groups,
 )
-from pptrace.recognise.partial import read_partial
+from pptrace.recognise.partial import Partial, read_partial
 from pptrace.recognise.partial_schedule import schedule_of_partial
 from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
@@ -81,59 +82,106 @@ def recognise_ranks(
     """
     spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
-    warnings = [*_of_ranks(ranks), *cut]
-    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
-    facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
-    warnings += layout
-    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
-    memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
-    metadata = list(facts.values())
-    said = {found.number: found.info.distributed for found in ranks}
-    members = with_members({found.number: found.calls for found in ranks}, facts, said)
-    calls, warnings = members.calls, [*warnings, *members.warnings]
-    groups = find_groups(
-        calls,
-        members.distributed,
-        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
-        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
-    )
-    is_guess = num_ranks is None and not groups.world_size
-    mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    mesh = replace(mesh, is_guess=is_guess, vpp=None if spanned and mesh.in_order else mesh.vpp)
-    ops, cut = with_balanced_spans(ops, mesh, spanned)
-    warnings += cut
-    framework, evidence = _framework(ranks, groups)
-    partial = None
-    if not any(own.get("plan") for own in metadata):
-        is_told = any("pp_ranks" in own for own in metadata)
-        partial = read_partial(ops, comms, mesh, calls, groups, members.distributed, framework, is_told)
-    placed = place(ops, comms, mesh, calls) if partial is None else partial.placed
-    is_by_gaps = any(found.by_gaps for found in ranks)
-    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups), is_by_gaps)
-    ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
+    joint = match_ranks(ranks, _groups(ranks)[1])
+    located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
+    if joint.refused and (located.placed.mesh.vpp or 1) == 1:
+        ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
+        located = _locate(ranks, joint, num_ranks, spanned)
+    ranks, placed, groups = located.ranks, located.placed, located.groups
+    metadata = list(located.facts.values())
+    order = _stage_order(metadata, located.mesh, groups)
+    warnings = [
+        *_of_ranks(ranks),
+        *cut,
+        *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *located.warnings,
+        *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
+        *placed.notes,
+    ]
+    ops, mesh = placed.ops, placed.mesh
     comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
-    comms, warnings = with_adjacent(comms, ops, mesh, spanned), [*warnings, *untimed]
-    comms = with_directions(with_peers(comms, ops, mesh), ops, mesh)
-    if partial is None:
+    comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
+    if located.partial is None:
         found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     else:
-        found_schedule = schedule_of_partial(partial, schedule)
+        found_schedule = schedule_of_partial(located.partial, schedule)
     matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
-    comms, told = _with_calls(matched, calls, groups, ops, mesh, found_schedule)
-    warnings += [*half_seen, *told]
+    comms, told = _with_calls(matched, located.calls, groups, ops, mesh, found_schedule)
+    warnings += [*untimed, *half_seen, *told]
     warnings += [f"process groups: {line}" for line in groups.evidence]
+    framework, evidence = _framework(ranks, groups)
     return Recognised(
         framework=framework,
         ops=ops,
         comms=comms,
-        memory=memory,
+        memory=_joined([(found.number, found.memory) for found in ranks], MEMORY),
         work={found.number: found.work for found in ranks},
         mesh=mesh,
         schedule=found_schedule,
-        facts=facts,
-        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
+        facts=located.facts,
+        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, located.facts)),
         host_work={found.number: found.host_work for found in ranks},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """The ops and the mesh as labels and groups tell them, both with what order tells besides (``placed``), and what that was
+    taken from. ``partial`` is the reading of a run of which ranks of the pipelines have no trace.
+    """
+
+    ranks: Sequence[RankFound]
+    facts: Mapping[int, Mapping[str, Any]]
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    ops: pd.DataFrame
+    mesh: MeshInfo
+    placed: Placed
+    partial: Partial | None
+    warnings: tuple[str, ...]
+
+
+def _locate(ranks: Sequence[RankFound], joint: Joint, num_ranks: int | None, spanned: Sequence[int]) -> _Located:
+    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
+    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
+    facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
+    members, groups = _groups(ranks)
+    metadata = list(facts.values())
+    known = num_ranks or max(len(ranks), *(found.number + 1 for found in ranks))
+    mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
+    mesh = _with_pipelines(replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp), joint)
+    ops, cut = with_balanced_spans(ops, mesh, spanned)
+    partial = None
+    if not any(own.get("plan") for own in metadata):
+        is_told = any("pp_ranks" in own for own in metadata)
+        framework, _ = _framework(ranks, groups)
+        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told)
+    placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
+    lines = (*layout, *members.warnings, *cut)
+    return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
+
+
+def _groups(ranks: Sequence[RankFound]) -> tuple[Members, Groups]:
+    """The calls with the members of their communicators, and the process groups."""
+    members = with_members(
+        {found.number: found.calls for found in ranks},
+        {found.number: found.info.metadata for found in ranks},
+        {found.number: found.info.distributed for found in ranks},
+    )
+    groups = find_groups(
+        members.calls,
+        members.distributed,
+        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
+    )
+    return members, groups
+
+
+def _with_pipelines(mesh: MeshInfo, joint: Joint) -> MeshInfo:
+    """The mesh with the pipelines whose messages were matched, where it has as many ranks in pipelines of this length."""
+    if not joint.pipelines or mesh.pp != len(joint.pipelines[0]):
+        return mesh
+    return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
 def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[str, ...]]:

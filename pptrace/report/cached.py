@@ -20,6 +20,7 @@ import pandas as pd
 from pptrace.ingest.cache import MIN_TEXT_BYTES, Packed, cache_beside
 from pptrace.ingest.open import InputFile
 from pptrace.ingest.source import num_text_bytes
+from pptrace.recognise.host_order import HOST_ORDER
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.tables import CALLS, COMMS, HOST_NAME, MEMORY, OPS, InputFormat, Trace
 
@@ -31,7 +32,7 @@ _FACTS = frozenset(
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
-_SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS}
+_SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS, "host": HOST_ORDER}
 _PATH = "\0path\0"  # in place of the file's path, which says where somebody's home is
 
 

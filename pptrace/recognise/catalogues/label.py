@@ -21,7 +21,7 @@ class Label:
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
     its own, not the k-th (:mod:`pptrace.recognise.adjacent`). ``inferred`` marks what no name
-    told. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
+    told. ``marked`` is a span that pptrace's launcher wrote. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
     """
 
     framework: str
@@ -34,6 +34,7 @@ class Label:
     inferred: bool = False
     adjacent: bool = False
     phase: Phase | None = None
+    marked: bool = False
 
     @property
     def action(self) -> Action | None:
