@@ -52,8 +52,16 @@ class Session:
         anything that JSON can hold. May be called again: the last description counts.
         """
 
-    def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
-        """Say which runtime pptrace watches, and the plan that it follows, where it has one."""
+    def describe_watched(
+        self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
+    ) -> None:
+        """Say which runtime pptrace watches, and the plan that it follows and its mesh, where it has them."""
+
+    def begin_optimizer(self, optimizer: object) -> None:
+        """The step of a watched wrapper of optimizers begins: what steps inside is part of it."""
+
+    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
+        """It is over; not ``stepped``: it raised."""
 
     def begin_pass(self) -> None:
         """A pass of a watched pipeline with backwards begins; a second one in the same step begins another step."""

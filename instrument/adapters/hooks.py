@@ -7,6 +7,7 @@ runs as it would without it. Inside ``torch.compile`` the wrapper is not there a
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -103,6 +104,12 @@ class Hooks:
 
         return observed
 
+    def replace_item(self, table: dict[Any, Any], key: Any, replacement: object) -> None:
+        """Put a replacement into a table of functions."""
+        original = table[key]
+        table[key] = replacement
+        self._undo.append(lambda: table.__setitem__(key, original))
+
     def replace_everywhere(self, name: str, original: object, replacement: object, prefix: str) -> None:
         """Put a replacement also where modules that are imported already have taken the original by name."""
         for module in list(sys.modules.values()):
@@ -141,3 +148,19 @@ def require(owner: Any, names: Iterable[str]) -> None:
     for name in names:
         if not hasattr(owner, name):
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {name!r}")
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def require_parameters(owner: Any, name: str, parameters: Iterable[str]) -> None:
+    """Check that a function is of a known shape.
+
+    Raises:
+        AttributeError: it is missing, or lacks a parameter.
+    """
+    require(owner, (name,))
+    lacking = set(parameters) - set(signature_of(getattr(owner, name)).parameters)
+    if lacking:
+        raise AttributeError(f"{name} of {owner.__name__} has no parameter {min(lacking)!r}")

@@ -11,13 +11,15 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from instrument.adapters import deepspeed_pipe, megatron_core, megatron_state
 from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.imports import ImportHooks
 from instrument.adapters.torch_data_parallel import DataParallelHooks
 from instrument.adapters.torch_distributed import DistributedCalls
-from instrument.adapters.torch_pipelining import Passes, PipeliningHooks
+from instrument.adapters.torch_pipelining import PipeliningHooks
+from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
 
 _T = TypeVar("_T")
@@ -29,7 +31,7 @@ class Adapters:
     ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks.
     """
 
-    def __init__(self, session: Passes, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, session: PassListener, observers: Sequence[CallObserver] = ()) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.framework = ""
@@ -46,6 +48,9 @@ class Adapters:
         self._watch("DDP", "torch.nn.parallel.distributed", groups.ddp)
         self._watch("FSDP", "torch.distributed.fsdp.fully_sharded_data_parallel", groups.fsdp1)
         self._watch("FSDP2", "torch.distributed.fsdp._fully_shard._fsdp_common", groups.fsdp2)
+        for name in megatron_core.MODULES:
+            self.imports.when_imported(name, self._watch_megatron)
+        self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -87,11 +92,31 @@ class Adapters:
     def _name_framework(self, name: str) -> None:
         self.framework = name
 
+    def _watch_megatron(self, module: ModuleType) -> None:
+        """Hook one of Megatron-LM's modules, each of which may be of a shape that is not known."""
+        hooks, session = self.hooks, self._session
+        install: dict[str, Callable[[], object]] = {
+            megatron_state.STATE: lambda: megatron_state.watch_order(module, hooks),
+            megatron_state.OPTIMIZERS: lambda: megatron_state.watch_optimizers(module, hooks, session),
+            megatron_state.GRADIENTS: lambda: megatron_state.watch_gradients(module, hooks, session),
+            megatron_core.SCHEDULES: lambda: megatron_core.MegatronHooks(module, hooks, self._works, session),
+        }
+        self._try(module.__name__, version_of("megatron-core"), install[module.__name__])
+
+    def _watch_deepspeed(self, module: ModuleType) -> None:
+        axes = {} if self.calls is None else self.calls.axes
+        install = deepspeed_pipe.DeepSpeedHooks
+        self._try(
+            "deepspeed",
+            version_of("deepspeed"),
+            lambda: install(module, self.hooks, self._works, self._session, axes),
+        )
+
     def _try(self, name: str, version: str, install: Callable[[], _T]) -> _T | None:
         """Install the hooks of a package; one of a shape that is not known runs without, with a line: then None."""
         try:
             installed = install()
-        except (AttributeError, TypeError, ImportError) as err:
+        except (AttributeError, KeyError, TypeError, ValueError, ImportError) as err:
             self.hooks.say(f"{name} {version} is not a version that pptrace knows ({err}); it runs without hooks")
             return None
         self.hooks.installed[name] = version

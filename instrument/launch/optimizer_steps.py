@@ -86,6 +86,18 @@ class OptimizerSteps:
         self._forward.remove()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
+    def begin_whole(self, optimizer: object) -> None:
+        """A wrapper's step begins: the steps of optimizers inside, however many, are part of it."""
+        if self._attached:
+            self._before(optimizer)
+
+    def end_whole(self, optimizer: object, *, stepped: bool) -> None:
+        """It is over; not ``stepped``: it raised."""
+        if self._depth:
+            self._close()
+            if stepped and self._attached:
+                self._after(optimizer)
+
     def _wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
         hooked = self._unwrapped(step)
 
@@ -110,7 +122,7 @@ class OptimizerSteps:
             self._forward.remove()
             self._steps.begin_step()
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before(self, optimizer: object) -> None:
         self._depth += 1
         if self._depth > 1:
             return
@@ -126,7 +138,7 @@ class OptimizerSteps:
             self._range.__exit__(None, None, None)
             self._range = None
 
-    def _after(self, optimizer: Optimizer) -> None:
+    def _after(self, optimizer: object) -> None:
         if self._depth == 0 and self._rule.after(id(optimizer)):
             self._next_step()
 

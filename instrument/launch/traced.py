@@ -94,11 +94,22 @@ class TracedSession(Session):
             model=dict(model or {}),
         )
 
-    def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
-        if plan is None:
-            self._writer.add_facts(framework=framework)
-        else:
-            self._writer.add_facts(framework=framework, plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
+    def describe_watched(
+        self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
+    ) -> None:
+        self._writer.add_facts(framework=framework)
+        if mesh is not None:
+            self._writer.add_facts(mesh=dict(mesh), pp_ranks=list(pp_ranks))
+        if plan is not None:
+            self._writer.add_facts(plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
+
+    def begin_optimizer(self, optimizer: object) -> None:
+        if self._hooks is not None:
+            self._hooks.begin_whole(optimizer)
+
+    def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
+        if self._hooks is not None:
+            self._hooks.end_whole(optimizer, stepped=stepped)
 
     def begin_pass(self) -> None:
         if self._hooks is not None:

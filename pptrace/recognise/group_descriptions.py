@@ -24,7 +24,8 @@ _WORDS = (
     ("dp-cp", re.compile(r"(?:INTRA_PARTIAL_|INTER_PARTIAL_)?DATA_PARALLEL_GROUP_WITH_CP\w*")),
     ("dp-cp", re.compile(r"HYBRID_DP_CP_GROUP_\d+")),
     ("dp", re.compile(r"DATA_PARALLEL_GROUP")),
-    ("dp", re.compile(r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP|INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),
+    ("dp", re.compile(r"INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),
+    ("tp-cp-dp-pp", re.compile(r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP")),  # all ranks of an instance
     ("cp", re.compile(r"(?:HIERARCHICAL_)?CONTEXT_PARALLEL_GROUP(?:_L\d+)?")),
     ("embd", re.compile(r"(?:POSITION_)?EMBEDDING_GROUP")),
 )

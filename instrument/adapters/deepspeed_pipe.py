@@ -1,0 +1,316 @@
+"""Hooks of DeepSpeed's pipeline engine: stage, microbatch and kind of every op and message.
+
+Source: ``deepspeed/runtime/pipe/{engine,p2p,dualpipev}.py`` of DeepSpeed 0.16 to 0.19. An engine runs the instructions of a
+schedule through a table from instruction to function, which subclasses replace, so the table of each class is hooked when its
+first pass begins. Messages go through ``p2p.send`` and ``p2p.recv``, one call for each tensor; DualPipeV posts those that
+have gathered when it commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from instrument.adapters.deepspeed_plans import KINDS, LOAD, Buffers, plan_of
+from instrument.adapters.hooks import Hook, Hooks, require
+from instrument.adapters.watched_pass import OptimizerHook, PassListener, SpanHook, TransferWait, WatchedPass
+from instrument.adapters.works import Works
+from instrument.recorder import Range
+from pptrace.marks import Link, SpanKind, Transfer
+from pptrace.schedule.actions import Action
+from pptrace.schedule.plan import Plan
+
+FRAMEWORK = "deepspeed"
+ENGINE = "deepspeed.runtime.pipe.engine"
+_GROUPS = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
+_AXES = {"pipe": "pp", "data": "dp", "model": "tp"}
+
+
+@dataclass(slots=True)
+class _Message:
+    """The message of the instruction that runs: its range begins with the first tensor."""
+
+    action: Action
+    peer: int
+    bytes: int = 0
+    open: Range | None = None
+    num_queued: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """The pass that runs now."""
+
+    engine: Any
+    buffers: Buffers
+    message: _Message | None = None
+    negotiates: int = 0
+    """How deep in an exchange of shapes."""
+    queued: list[Transfer] = field(default_factory=list)
+    """Messages that wait for the next commit (DualPipeV)."""
+
+
+class DeepSpeedHooks:
+    """Watches the pipeline engines of this process."""
+
+    def __init__(
+        self, engine: ModuleType, hooks: Hooks, works: Works, listener: PassListener, axes: dict[str, str]
+    ) -> None:
+        """Install the hooks; ``axes`` takes by name of a process group its axis.
+
+        Raises:
+            AttributeError: this is another DeepSpeed than those that are known.
+        """
+        kind = engine.PipelineEngine
+        require(kind, ("_exec_schedule", "_INSTRUCTION_MAP", "_send_tensor_meta", "_recv_tensor_meta"))
+        require(engine.p2p, ("send", "recv"))
+        lacking = {*KINDS, LOAD} - {instruction.__name__ for instruction in kind._INSTRUCTION_MAP}
+        if lacking:
+            raise AttributeError(f"PipelineEngine has no instruction {min(lacking)!r}")
+        self._hooks = hooks
+        self._axes = axes
+        self._listener = listener
+        self.watched = WatchedPass(listener, works)
+        self._run: _Run | None = None
+        self._tables: dict[int, Any] = {}
+        self._plans: dict[tuple[type, int, int], Plan | None] = {}
+        hooks.wrap(kind, "_exec_schedule", _PassHook(self))
+        for name in ("_send_tensor_meta", "_recv_tensor_meta"):
+            hooks.wrap(kind, name, _NegotiationHook(self))
+        for name, sends in (("send", True), ("recv", False)):
+            hooks.wrap(engine.p2p, name, _TensorHook(self, sends))
+
+    @property
+    def run(self) -> _Run | None:
+        """The pass with backwards that runs now."""
+        return self._run if self.watched.runs else None
+
+    def begin_pass(self, engine: Any, schedule: Any) -> None:
+        self._run = None
+        self._watch_instructions(type(engine)._INSTRUCTION_MAP)
+        if not torch.is_grad_enabled():  # eval_batch
+            self.watched.begin_evaluation()
+            return
+        grid = engine.grid
+        pp, rank = int(grid.pipe_parallel_size), int(engine.stage_id)
+        key = type(schedule), pp, int(engine.micro_batches)
+        if key not in self._plans:
+            self._plans[key] = plan_of(schedule)
+            self._describe(engine, self._plans[key])
+        self._run = _Run(engine, Buffers(pp, rank))
+        self.watched.begin(self._plans[key], rank)
+
+    def _describe(self, engine: Any, plan: Plan | None) -> None:
+        grid = engine.grid
+        sizes = {"pp": grid.pipe_parallel_size, "dp": grid.data_parallel_size, "tp": grid.model_parallel_size}
+        named = [_AXES[axis] for axis in reversed(grid.topology().get_axis_names()) if axis in _AXES]
+        order = [*(axis for axis in ("tp", "cp", "dp", "pp") if axis not in named), *named]
+        vpp = plan.num_stages // plan.pp if plan is not None else 1
+        mesh: dict[str, int | str] = {axis: int(size) for axis, size in sizes.items()}
+        mesh |= {"cp": 1, "ep": 1, "vpp": vpp, "order": "-".join(order)}
+        ranks = [int(grid.stage_to_global(stage_id=stage)) for stage in range(int(grid.pipe_parallel_size))]
+        for name, axis in _GROUPS.items():
+            group = getattr(grid, name, None)
+            if group is not None:
+                self._axes.setdefault(str(group.group_name), axis)
+        self._listener.describe_watched(FRAMEWORK, plan, ranks, mesh)
+
+    def _watch_instructions(self, table: dict[type, Any]) -> None:
+        if id(table) in self._tables:
+            return
+        self._tables[id(table)] = table
+        for instruction, function in list(table.items()):
+            hook = self._hook_of(instruction.__name__)
+            if hook is not None and not hasattr(function, "__wrapped__"):  # a subclass copies what is hooked already
+                self._hooks.replace_item(table, instruction, self._hooks.watched(function, hook))
+
+    def _hook_of(self, instruction: str) -> Hook | None:
+        if instruction == "OptimizerStep":
+            return OptimizerHook(self._listener)
+        if instruction in ("ReduceGrads", "ReduceTiedGrads"):
+            return SpanHook(self._listener, SpanKind.GRAD_SYNC)
+        if instruction == "CommitP2P":
+            return _CommitHook(self)
+        if instruction == LOAD:
+            return _LoadHook(self, SpanHook(self._listener, SpanKind.DATA))
+        kind = KINDS.get(instruction)
+        if kind is None:
+            return None
+        return _OpHook(self, instruction) if kind.is_compute else _MessageHook(self, instruction)
+
+    def end_pass(self) -> None:
+        self.watched.end()
+        self._run = None
+
+    def action(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
+        """What an instruction is about to do; the engine passes its arguments by name."""
+        run = self.run
+        positional = dict(zip(("buffer_id", "phase"), args[1:], strict=False))
+        return None if run is None else run.buffers.action(instruction, {**positional, **kwargs})
+
+    def begin_message(self, action: Action) -> _Message | None:
+        run = self.run
+        if run is None:
+            return None
+        peer = int(run.engine.grid.stage_to_global(stage_id=run.buffers.peer(action)))
+        queued = len(getattr(run.engine, "_p2p_ops", ()))
+        run.message = _Message(action, peer, num_queued=queued)
+        return run.message
+
+    def begin_tensor(self, tensor: torch.Tensor, stage: int, sends: bool) -> Range | None:
+        """A tensor is about to be sent or received: of the instruction's message, or a shape that goes before it."""
+        run = self.run
+        if run is None:
+            return None
+        num_bytes = tensor.numel() * tensor.element_size()
+        if run.negotiates:
+            peer = int(run.engine.grid.stage_to_global(stage_id=stage))
+            return self.watched.exchange([Link(sends, peer, num_bytes)])
+        message = run.message
+        if message is not None:
+            if message.open is None:
+                message.open = self.watched.post([Transfer(message.action, message.peer, 0)])
+            message.bytes += num_bytes
+        return None
+
+    def end_message(self, message: _Message) -> None:
+        """The instruction has returned. The size of what several tensors carried stands in the mark of the wait."""
+        run = self._run
+        if run is None:
+            return
+        run.message = None
+        for op in getattr(run.engine, "_p2p_ops", ())[message.num_queued :]:
+            message.bytes += op.tensor.numel() * op.tensor.element_size()
+        transfer = Transfer(message.action, message.peer, message.bytes)
+        if message.open is not None:
+            wait = TransferWait(self._listener.recorder, transfer, self._listener.num_steps)
+            wait.waiting()
+            wait.completed()
+            message.open.__exit__(None, None, None)
+        elif message.bytes:
+            run.queued.append(transfer)
+
+
+class _PassHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
+        self._deepspeed = deepspeed
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._deepspeed.begin_pass(args[0], args[1] if len(args) > 1 else kwargs["pipe_schedule"])
+
+    def after(self, token: None, result: Any) -> None:
+        self._deepspeed.end_pass()
+
+    def failed(self, token: None) -> None:
+        self._deepspeed.end_pass()
+
+
+class _OpHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks, instruction: str) -> None:
+        self._deepspeed = deepspeed
+        self._instruction = instruction
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        op = self._deepspeed.action(self._instruction, args, kwargs)
+        if op is not None and op.microbatch is not None:
+            self._deepspeed.watched.begin_op(op.kind, op.stage, op.microbatch, op.chunk)
+
+    def after(self, token: None, result: Any) -> None:
+        self._deepspeed.watched.end_op()
+
+    def failed(self, token: None) -> None:
+        self._deepspeed.watched.end_op()
+
+
+class _LoadHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks, span: SpanHook) -> None:
+        self._deepspeed = deepspeed
+        self._span = span
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range:
+        self._deepspeed.action(LOAD, args, kwargs)
+        return self._span.before(args, kwargs)
+
+    def after(self, token: Range, result: Any) -> None:
+        self._span.after(token, result)
+
+    def failed(self, token: Range) -> None:
+        self._span.failed(token)
+
+
+class _MessageHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks, instruction: str) -> None:
+        self._deepspeed = deepspeed
+        self._instruction = instruction
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Message | None:
+        action = self._deepspeed.action(self._instruction, args, kwargs)
+        return None if action is None else self._deepspeed.begin_message(action)
+
+    def after(self, token: _Message | None, result: Any) -> None:
+        if token is not None:
+            self._deepspeed.end_message(token)
+
+    def failed(self, token: _Message | None) -> None:
+        if token is not None and token.open is not None:
+            token.open.__exit__(None, None, None)
+
+
+class _CommitHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
+        self._deepspeed = deepspeed
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
+        run = self._deepspeed.run
+        if run is None:
+            return None
+        transfers, run.queued = run.queued, []
+        return self._deepspeed.watched.post(transfers)
+
+    def after(self, token: Range | None, result: Any) -> None:
+        if token is not None:
+            token.__exit__(None, None, None)
+
+    def failed(self, token: Range | None) -> None:
+        self.after(token, None)
+
+
+class _NegotiationHook(Hook):
+    """Shapes are sent before the first tensors: messages that carry no microbatch."""
+
+    def __init__(self, deepspeed: DeepSpeedHooks) -> None:
+        self._deepspeed = deepspeed
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run | None:
+        run = self._deepspeed.run
+        if run is not None:
+            run.negotiates += 1
+        return run
+
+    def after(self, token: _Run | None, result: Any) -> None:
+        if token is not None:
+            token.negotiates -= 1
+
+    def failed(self, token: _Run | None) -> None:
+        self.after(token, None)
+
+
+class _TensorHook(Hook):
+    def __init__(self, deepspeed: DeepSpeedHooks, sends: bool) -> None:
+        self._deepspeed = deepspeed
+        self._sends = sends
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Range | None:
+        tensor = args[0] if args else kwargs["tensor"]
+        stage = args[1] if len(args) > 1 else kwargs["dest_stage" if self._sends else "src_stage"]
+        return self._deepspeed.begin_tensor(tensor, int(stage), self._sends)
+
+    def after(self, token: Range | None, result: Any) -> None:
+        if token is not None:
+            token.__exit__(None, None, None)
+
+    def failed(self, token: Range | None) -> None:
+        self.after(token, None)

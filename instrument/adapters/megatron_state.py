@@ -1,0 +1,82 @@
+"""Megatron-LM's ``parallel_state``: the sizes of the mesh and the order of its axes; and its optimizers and gradients."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+from instrument.adapters.hooks import Hook, Hooks, require, require_parameters, signature_of
+from instrument.adapters.watched_pass import OptimizerHook, PassListener, SpanHook
+from pptrace.marks import SpanKind
+
+STATE = "megatron.core.parallel_state"
+OPTIMIZERS = "megatron.core.optimizer.optimizer"
+GRADIENTS = "megatron.core.distributed.finalize_model_grads"
+
+
+def mesh_of(state: ModuleType, num_chunks: int) -> dict[str, int | str] | None:
+    """The sizes of the mesh; None where ``parallel_state`` was not initialised."""
+    functions = {
+        "tp": "get_tensor_model_parallel_world_size",
+        "cp": "get_context_parallel_world_size",
+        "dp": "get_data_parallel_world_size",
+        "pp": "get_pipeline_model_parallel_world_size",
+        "ep": "get_expert_model_parallel_world_size",
+    }
+    try:
+        sizes: dict[str, int | str] = {axis: int(getattr(state, name)()) for axis, name in functions.items()}
+    except (AssertionError, AttributeError, TypeError):
+        return None
+    order = "-".join(axis for axis in str(getattr(state, _ORDER, "tp-cp-ep-dp-pp")).split("-") if axis != "ep")
+    return sizes | {"vpp": num_chunks, "order": order}
+
+
+_ORDER = "_pptrace_order"
+
+
+def watch_order(state: ModuleType, hooks: Hooks) -> None:
+    """Keep in which order ``initialize_model_parallel`` lays the axes over the ranks.
+
+    Raises:
+        AttributeError: this is another Megatron-LM than those that are known.
+    """
+    require_parameters(state, "initialize_model_parallel", ("order",))
+    hooks.wrap(state, "initialize_model_parallel", _OrderHook(state, signature_of(state.initialize_model_parallel)))
+
+
+def watch_optimizers(optimizers: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+    """One step of a ``MegatronOptimizer`` is one step, however many of torch's optimizers it holds.
+
+    Raises:
+        AttributeError: this is another Megatron-LM than those that are known.
+    """
+    require(optimizers, ("MegatronOptimizer",))
+    for kind in list(vars(optimizers).values()):
+        if isinstance(kind, type) and issubclass(kind, optimizers.MegatronOptimizer):
+            step = vars(kind).get("step")
+            if step is not None and not getattr(step, "__isabstractmethod__", False):
+                hooks.wrap(kind, "step", OptimizerHook(listener))
+
+
+def watch_gradients(gradients: ModuleType, hooks: Hooks, listener: PassListener) -> None:
+    """``finalize_model_grads`` is the synchronisation of gradients.
+
+    Raises:
+        AttributeError: this is another Megatron-LM than those that are known.
+    """
+    hooks.wrap(gradients, "finalize_model_grads", SpanHook(listener, SpanKind.GRAD_SYNC))
+
+
+class _OrderHook(Hook):
+    def __init__(self, state: ModuleType, signature: inspect.Signature) -> None:
+        self._state = state
+        self._signature = signature
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return str(bound.arguments["order"])
+
+    def after(self, token: str, result: Any) -> None:
+        setattr(self._state, _ORDER, token)

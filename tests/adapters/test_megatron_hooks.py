@@ -1,0 +1,226 @@
+"""Hooks of Megatron-LM on modules of its shape: they run wherever the tests run, with or without megatron-core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from instrument.adapters.hooks import Hooks
+from instrument.adapters.install import Adapters
+from instrument.adapters.megatron_core import MegatronHooks
+from instrument.adapters.megatron_state import watch_gradients, watch_optimizers, watch_order
+from instrument.adapters.works import Works
+from pptrace.marks import ExchangeMark, OpMark
+from tests.adapters import fake_megatron
+from tests.adapters.heard import HeardSession, alone_as
+
+WITHOUT = "forward_backward_pipelining_without_interleaving"
+WITH = "forward_backward_pipelining_with_interleaving"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hooks(said: list[str]) -> Iterator[Hooks]:
+    hooks = Hooks(said.append)
+    yield hooks
+    hooks.remove()
+
+
+def run_pass(schedules: ModuleType, num_microbatches: int, num_chunks: int = 1, **more: Any) -> Any:
+    models = [fake_megatron.Model(more.pop("group_size", None)) for _ in range(num_chunks)]
+    return getattr(schedules, WITH if num_chunks > 1 else WITHOUT)(
+        forward_step_func=more.pop("step", lambda model, microbatch: torch.zeros(2)),
+        model=models if num_chunks > 1 else models[0],
+        num_microbatches=num_microbatches,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_every_op_and_message_has_its_stage_and_microbatch(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, rank: int, num_chunks: int
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    with alone_as(rank, 3):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        for _ in range(2):  # counting begins anew with each pass
+            session.recorder.marks.clear()
+            assert run_pass(schedules, 6, num_chunks, group_size=3) == ["loss"]
+            assert sorted(session.words) == sorted(fake_megatron.expected(3, rank, 6, num_chunks))
+            assert session.words_of(OpMark) == [
+                word for word in fake_megatron.expected(3, rank, 6, num_chunks) if set(word) <= set("0123456789FB")
+            ]
+    assert session.num_passes == 2
+    framework, plan, ranks, mesh = session.described[-1]
+    assert (framework, ranks, len(session.described)) == ("megatron-lm", [0, 1, 2], 1)
+    assert plan is not None
+    assert (plan.name, plan.num_chunks) == ("interleaved-1f1b" if num_chunks > 1 else "1f1b", num_chunks)
+    assert mesh == {"tp": 1, "cp": 1, "dp": 1, "pp": 3, "ep": 1, "vpp": num_chunks, "order": "tp-cp-dp-pp"}
+    assert not session.recorder.open
+
+
+def test_a_pass_without_backwards_is_an_evaluation_and_names_nothing(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    with alone_as(1, 2):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        run_pass(schedules, 4, forward_only=True)
+    assert session.words == ["EVAL"]
+    assert session.num_passes == 0
+
+
+def test_what_runs_while_nobody_listens_still_counts(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+
+    def step(model: Any, microbatch: int) -> torch.Tensor:
+        session.recorder.listening = microbatch >= 2
+        return torch.zeros(2)
+
+    with alone_as(0, 2):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        run_pass(schedules, 4, step=step)
+    assert "0SEND_F2>1@8" in session.words
+    assert session.words_of(OpMark) == ["0B1", "0F3", "0B2", "0B3"]
+
+
+def test_an_error_in_the_script_leaves_no_range_open_and_the_next_pass_counts_anew(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, said: list[str]
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+
+    def step(model: Any, microbatch: int) -> torch.Tensor:
+        if microbatch == 1:
+            raise ValueError("of the script")
+        return torch.zeros(2)
+
+    with alone_as(1, 2):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        with pytest.raises(ValueError, match="of the script"):
+            run_pass(schedules, 4, step=step)
+        assert not session.recorder.open
+        session.recorder.marks.clear()
+        run_pass(schedules, 4)
+    assert sorted(session.words) == sorted(fake_megatron.expected(2, 1, 4))
+    assert said == []
+
+
+def test_shapes_that_are_sent_before_tensors_are_messages_without_a_microbatch(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    p2p = sys.modules["megatron.core.pipeline_parallel.p2p_communication"]
+
+    def step(model: Any, microbatch: int) -> torch.Tensor:
+        p2p._communicate_shapes(torch.zeros(2), None, recv_prev=False, recv_next=True)
+        return torch.zeros(2)
+
+    with alone_as(1, 3):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        run_pass(schedules, 3, step=step)
+        p2p._communicate_shapes(torch.zeros(2), None, False, False)  # outside a pass
+    assert session.words_of(ExchangeMark) == ["shape>2@24,shape<2@24"] * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("def backward_step(", "def backward_part(", "has no 'backward_step'"),
+        ("output_tensor_grad, model_type", "grad, model_type", None),
+        ("input_tensor, output_tensor,", "input_tensor, result,", "has no parameter 'output_tensor'"),
+        ("tensor_send_prev", "send_prev", "has no parameter 'tensor_send_prev'"),
+        ("def get_model_config", "def config_of", "has no 'get_model_config'"),
+    ],
+)
+def test_a_version_that_is_not_known_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, old: str, new: str, reason: str | None
+) -> None:
+    schedules = fake_megatron.install(monkeypatch, [(old, new)])
+    before = dict(vars(schedules))
+    works = Works(hooks)
+    with alone_as(0, 2):
+        if reason is None:  # a parameter that nobody reads
+            MegatronHooks(schedules, hooks, works, HeardSession())
+            return
+        with pytest.raises(AttributeError, match=reason):
+            MegatronHooks(schedules, hooks, works, HeardSession())
+    assert vars(schedules) == before
+
+
+def test_a_version_that_is_not_known_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedules = fake_megatron.install(monkeypatch, [("def forward_step(", "def forward_stage(")])
+    before = dict(vars(schedules))
+    adapters = Adapters(HeardSession())
+    try:
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "schedules" in line]
+        assert "is not a version that pptrace knows" in line
+        assert "it runs without hooks" in line
+        assert vars(schedules) == before
+        assert line.removeprefix("pptrace: ") in adapters.facts()["notes"]  # type: ignore[operator]
+    finally:
+        adapters.remove()
+
+
+def test_a_hook_that_raises_takes_itself_out_and_the_pass_ends_as_without_it(
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, said: list[str]
+) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    with alone_as(0, 2):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("no disk")
+
+        session.describe_watched = broken  # type: ignore[method-assign]
+        assert run_pass(schedules, 2) == ["loss"]
+        assert run_pass(schedules, 2) == ["loss"]
+    assert said == [
+        f"the hook of {WITHOUT} raised RuntimeError: no disk; it is taken out, the script goes on without it"
+    ]
+    assert session.words == []
+
+
+def test_the_order_of_the_axes_is_what_the_script_asked_for(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> None:
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    state = sys.modules["megatron.core.parallel_state"]
+    with alone_as(0, 2):
+        watch_order(state, hooks)
+        state.initialize_model_parallel(1, order="tp-cp-ep-pp-dp")
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        run_pass(schedules, 2)
+    assert session.described[0][3]["order"] == "tp-cp-pp-dp"
+
+
+def test_the_step_of_a_megatron_optimizer_is_one_step_and_gradients_are_a_span(hooks: Hooks) -> None:
+    module, gradients, session = ModuleType("optimizer"), ModuleType("finalize_model_grads"), HeardSession()
+
+    class MegatronOptimizer:
+        def step(self) -> bool:
+            return True
+
+    class ChainedOptimizer(MegatronOptimizer):
+        def step(self) -> bool:
+            raise OverflowError
+
+    module.MegatronOptimizer, module.ChainedOptimizer = MegatronOptimizer, ChainedOptimizer  # type: ignore[attr-defined]
+    gradients.finalize_model_grads = lambda model: len(model)  # type: ignore[attr-defined]
+    watch_optimizers(module, hooks, session)
+    watch_gradients(gradients, hooks, session)
+    assert gradients.finalize_model_grads([1, 2]) == 2
+    assert MegatronOptimizer().step()
+    with pytest.raises(OverflowError):
+        ChainedOptimizer().step()
+    assert session.words == ["GRAD_SYNC", "OPTIMIZER", "OPTIMIZER"]
+    assert session.num_steps == 1
