@@ -98,6 +98,10 @@ class Rank:
                 outcome = self._attempt(command)
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
+            if os.getpid() != self._writer.record.pid:  # a child that the script forked ends as any process does
+                if self._error is not None:
+                    raise self._error
+                return 0
             self._ending.settle()
             self._settle(outcome)
             faulthandler.unregister(signal.SIGUSR2)
