@@ -76,6 +76,11 @@ class _NullRange:
 _NULL = _NullRange()
 
 
+def null_range() -> Range:
+    """A range that nobody sees."""
+    return _NULL
+
+
 class _NamedRange:
     """One open range. It closes what it opened, even where the profiler starts or stops in between."""
 
@@ -203,6 +208,12 @@ class Recorder:
         if self._domain is None and not self._listens():
             return _NULL
         return self.mark(SpanMark(kind, step))
+
+    def named(self, name: str) -> Range:
+        """A range with a name that is no mark."""
+        if self._domain is None and not self._listens():
+            return _NULL
+        return _NamedRange(name, self._domain, self._listens)
 
     def mark(self, mark: Mark) -> Range:
         """The range of a mark that exists already."""

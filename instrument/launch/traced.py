@@ -22,9 +22,11 @@ from instrument.launch.optimizer_steps import OptimizerSteps
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers
+from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
 from instrument.session import Session
+from pptrace import marking
 from pptrace.schedule.plan import Plan
 
 _THEIRS = "the script's own torch.profiler"
@@ -83,6 +85,7 @@ class TracedSession(Session):
             self._adapters = Adapters(self)
         if isinstance(self._profiler, TraceProfiler):
             self._script_profilers = ScriptProfilers(self._yield_to_script)
+        marking.register(UserMarks(self).open)
         os.register_at_fork(after_in_child=self._leave_child)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)
@@ -105,16 +108,25 @@ class TracedSession(Session):
             self._writer.add_facts(framework=framework, plan=plan_as_json(plan), pp_ranks=list(pp_ranks))
 
     def begin_pass(self) -> None:
+        if self._hooks is not None:
+            self._hooks.ignore_backward()
         if self._passes and not self._marks_steps:
             self.end_step()
             self.begin_step()
         self._passes += 1
 
-    def expect_steps(self, n: int) -> None:
+    def take_step_marks(self) -> None:
+        """The script says itself where its steps begin and end: what the hooks believed so far is forgotten."""
+        if self._marks_steps:
+            return
         self._marks_steps = True
+        self._close_step_range()
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
+
+    def expect_steps(self, n: int) -> None:
+        self.take_step_marks()
         self._expected = self.num_steps + n
         self._counter.write(self.num_steps, self._expected)
 
@@ -164,12 +176,15 @@ class TracedSession(Session):
     def _leave_child(self) -> None:
         """A forked child is no rank of the run: it records nothing and writes no file of this one."""
         self._profiler = None
+        marking.register(None)
         if self._hooks is not None:
             self._hooks.detach()
 
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
+        if self._hooks is not None and clean and (profiler is None or profiler.recording):
+            self._hooks.finish()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
@@ -193,8 +208,13 @@ class TracedSession(Session):
 
     def _start(self, profiler: Profiler) -> None:
         with self._hold():
-            profiler.start()
             self._started = sample_clock()
+            try:
+                profiler.start()
+            except RuntimeError as err:
+                self._profiler = None
+                self._writer.update(note=f"torch's profiler could not be started, nothing is recorded: {err}")
+                return
         if self._window.stop is not None:
             length = self._window.stop - self._window.first
             self._recorded = range(self.num_steps, self.num_steps + length)
