@@ -19,6 +19,7 @@ from pptrace.recognise.catalogues import (
     pith_train,
     pptrace_marks,
     torch_pipelining,
+    user_marks,
     vescale,
     zero_bubble,
 )
@@ -31,6 +32,7 @@ _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids
 _RULES = tuple(
     chain(
         pptrace_marks.RULES,
+        user_marks.RULES,
         torch_pipelining.RULES,
         zero_bubble.RULES,
         pith_train.RULES,
