@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-import nvtx
 import torch
 
+from instrument.nvtx_ranges import Domain, open_domain
 from pptrace.marks import (
     DOMAIN,
     AwaitMark,
@@ -76,20 +76,26 @@ class _NullRange:
 _NULL = _NullRange()
 
 
+def null_range() -> Range:
+    """A range that nobody sees."""
+    return _NULL
+
+
 class _NamedRange:
     """One open range. It closes what it opened, even where the profiler starts or stops in between."""
 
-    __slots__ = ("_domain", "_name", "_record")
+    __slots__ = ("_domain", "_listens", "_name", "_record")
 
-    def __init__(self, name: str, domain: Any) -> None:
+    def __init__(self, name: str, domain: Domain | None, listens: Callable[[], bool]) -> None:
         self._name = name
         self._domain = domain
+        self._listens = listens
         self._record: Any = None
 
     def __enter__(self) -> None:
         if self._domain is not None:
             self._domain.push_range(self._domain.get_event_attributes(message=self._name))
-        if _profiler_enabled():
+        if self._listens():
             self._record = _enter_record(self._name)
 
     def __exit__(self, *_: object) -> None:
@@ -129,21 +135,21 @@ class Recorder:
 
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
     ``step`` is the step that runs now: the runtime sets it, for layers that communicate and do not count steps.
+    ``listens`` says whether PyTorch's profiler is to get ranges: by default whenever one runs in this process.
     """
 
-    __slots__ = ("_domain", "_handles", "step")
+    __slots__ = ("_domain", "_handles", "_listens", "step")
 
-    def __init__(self) -> None:
+    def __init__(self, listens: Callable[[], bool] = _profiler_enabled) -> None:
         self.step = 0
+        self._listens = listens
         self._handles = itertools.count()
-        # nvtx gives a dummy domain unless a tool has been injected into this process.
-        domain = nvtx.get_domain(DOMAIN)
-        self._domain: Any = None if type(domain).__name__ == "DummyDomain" else domain
+        self._domain = open_domain(DOMAIN)
 
     @property
     def listening(self) -> bool:
         """Whether a range opened now, in this thread, would be seen by anybody."""
-        return self._domain is not None or _profiler_enabled()
+        return self._domain is not None or self._listens()
 
     @property
     def communicating(self) -> bool:
@@ -152,19 +158,19 @@ class Recorder:
 
     def op(self, action: Action, step: int) -> Range:
         """The range of a schedule op."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(OpMark(action, step))
 
     def p2p(self, carried: Sequence[Carried], axis: Axis, step: int) -> Range:
         """The range of a P2P call, from the posting of its transfers until all are complete."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(P2PMark(tuple(item.transfer() for item in carried), axis, step))
 
     def wait(self, carried: Carried, step: int) -> Range:
         """The range of the wait for one transfer; it lies inside that of its P2P call."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(WaitMark(carried.transfer(), step))
 
@@ -179,31 +185,37 @@ class Recorder:
 
         With a ``handle`` the range ends with the posting, and one of :meth:`awaiting` follows.
         """
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(CollectiveMark(kind, axis, size, num_bytes, step, handle))
 
     def exchange(self, links: Sequence[Link], axis: Axis, step: int, handle: int | None = None) -> Range:
         """The range of point-to-point messages that carry no microbatch, posted together; ``handle`` as above."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(ExchangeMark(tuple(links), axis, step, handle))
 
     def awaiting(self, axis: Axis, step: int, handle: int) -> Range:
         """The range of the wait for a collective or an exchange that was posted before."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(AwaitMark(axis, step, handle))
 
     def span(self, kind: SpanKind, step: int) -> Range:
         """The range of a step, an optimizer step, a gradient synchronisation or the making of a batch."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         return self.mark(SpanMark(kind, step))
 
+    def named(self, name: str) -> Range:
+        """A range with a name that is no mark."""
+        if self._domain is None and not self._listens():
+            return _NULL
+        return _NamedRange(name, self._domain, self._listens)
+
     def mark(self, mark: Mark) -> Range:
         """The range of a mark that exists already."""
-        if self._domain is None and not _profiler_enabled():
+        if self._domain is None and not self._listens():
             return _NULL
         kind = _CommunicationRange if isinstance(mark, _OF_COMMUNICATION) else _NamedRange
-        return kind(format_mark(mark), self._domain)
+        return kind(format_mark(mark), self._domain, self._listens)

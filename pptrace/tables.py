@@ -44,7 +44,8 @@ class Events:
     """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
-    ``correlation`` joins a runtime call to the device work it launched; -1 where there is none.
+    ``correlation`` joins a runtime call to the device work it launched; a node of autograd's engine has its sequence number there,
+    and a ``c10d`` send or receive that of the node which its thread makes next; -1 where there is none.
     ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
     """
 
@@ -76,6 +77,12 @@ SESSION = "session "
 """How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
 
 
+HOST = "host "
+"""How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
+HOST_NAME = "host_name"
+"""The fact that is the name of the host as the producer of a trace wrote it: equal names may be those of two hosts."""
+
+
 class InputFormat(StrEnum):
     """``inputs[].format`` of the report."""
 
@@ -83,6 +90,8 @@ class InputFormat(StrEnum):
     NSYS_SQLITE = "nsys-sqlite"
     CHROME = "chrome"
     OPLOG = "oplog"
+    OTLP = "otlp"
+    NCCL_INSPECTOR = "nccl-inspector"
     RUN = "run"
 
 
@@ -111,6 +120,7 @@ class Trace:
 
     ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are there where the format itself names ops, told by
     ``framework``'s names; ``events`` are then empty. Where they are None, ops have to be recognised in the events.
+    ``calls`` (schema CALLS) is there where the format holds communication alone.
     """
 
     path: str
@@ -125,10 +135,12 @@ class Trace:
     ops: pd.DataFrame | None = None
     comms: pd.DataFrame | None = None
     framework: str = ""
+    calls: pd.DataFrame | None = None
 
     @property
     def num_events(self) -> int:
         rows = 0 if self.ops is None else len(self.ops)
+        rows += 0 if self.calls is None else len(self.calls)
         return len(self.events) + rows + (0 if self.comms is None else len(self.comms))
 
     @property
@@ -212,8 +224,30 @@ COMMS: Schema = {
     "transfer_end_ns": "int64",  # this transfer is over; before end_ns where this side still waited for others of its group
     "stream": "int64",
     "match": "int64",  # the same number on both ends of a transfer or all members of a collective
-    "clock": "str",
+    "clock": "str",  # device or host; none where end − start is known and when that was is not
 }
+
+CALLS: Schema = {
+    "kind": "str",  # send, recv, all_reduce, …; send_recv where only a kernel for either was seen
+    "group_id": "str",
+    "description": "str",
+    "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
+    "group_size": "int64",
+    "peer": "int64",  # global rank
+    "local_peer": "int64",  # the peer's place in the group, where that alone is known
+    "bytes": "int64",  # of the larger of input and output
+    "seq": "int64",
+    "host_ns": "int64",  # start of the host's call; of the kernel where that was not recorded
+    "start_ns": "int64",  # the following as in COMMS
+    "posted_ns": "int64",
+    "asked_ns": "int64",
+    "end_ns": "int64",
+    "stream": "int64",
+    "clock": "str",  # as in COMMS
+    "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
+    "hint": "str",  # axis that the library is made for: ep for DeepEP, tp for user buffers; "" for the others
+}
+"""Communication of one rank whose axis is not known yet, one row per call."""
 
 MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
 

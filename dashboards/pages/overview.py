@@ -53,7 +53,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left"),
         html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
-        html.Div([_phases(step), _comms(step)], className="columns ragged"),
+        html.Div([*([_phases(step)] if step.has_pipeline else []), _comms(step)], className="columns ragged"),
         *_device_panel(report),
     ]
 

@@ -35,6 +35,7 @@ class Call:
     where a receive takes a message of any rank. ``num_bytes`` is this rank's message, the larger of input and output.
     ``sequence`` counts the collectives of the group, and of messages those of the same direction with the same peer in the
     group, from 0.
+    ``tag`` is a message's, 0 where it has none.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Call:
     sequence: int
     batch: int = -1
     is_async: bool = False
+    tag: int = 0
 
 
 class CallObserver(Protocol):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,13 @@ from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import CallObserver
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.imports import ImportHooks
+from instrument.adapters.torch_data_parallel import DataParallelHooks
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.torch_pipelining import PipeliningHooks
 from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
+
+_T = TypeVar("_T")
 
 
 class Adapters:
@@ -30,16 +34,23 @@ class Adapters:
     def __init__(self, session: PassListener, observers: Sequence[CallObserver] = ()) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
-        self.calls: DistributedCalls | None = None
+        self.framework = ""
+        """That of data parallelism; "" where nothing of it was made."""
         self._session = session
-        if not dist.is_available():
+        self.calls: DistributedCalls | None = None
+        if dist.is_available():
+            self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
+        if self.calls is None:
             return
-        self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
-        if "torch.distributed" in self.hooks.installed:
-            self.imports.when_imported("torch.distributed.pipelining.schedules", self._watch_pipelining)
-            for name in megatron_core.MODULES:
-                self.imports.when_imported(name, self._watch_megatron)
-            self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
+        self._watch("torch.distributed.pipelining", "torch.distributed.pipelining.schedules", self._watch_pipelining)
+        groups = DataParallelHooks(self.hooks, self.calls, self._name_framework)
+        self._watch("DeviceMesh", "torch.distributed.device_mesh", groups.mesh)
+        self._watch("DDP", "torch.nn.parallel.distributed", groups.ddp)
+        self._watch("FSDP", "torch.distributed.fsdp.fully_sharded_data_parallel", groups.fsdp1)
+        self._watch("FSDP2", "torch.distributed.fsdp._fully_shard._fsdp_common", groups.fsdp2)
+        for name in megatron_core.MODULES:
+            self.imports.when_imported(name, self._watch_megatron)
+        self.imports.when_imported(deepspeed_pipe.ENGINE, self._watch_deepspeed)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -51,31 +62,35 @@ class Adapters:
         calls = self.calls
         groups = {} if calls is None else calls.groups
         axes = {} if calls is None else calls.axes
+        described = {} if calls is None else calls.descriptions
         return {
             "hooks": dict(self.hooks.installed),
             "notes": list(self.hooks.lines),
             "groups": {
                 "_".join(name.split()) or "-": {
                     "ranks": list(group.ranks),
-                    "axis": axes.get(name, group.axis),
-                    "description": group.description,
+                    "axis": "" if name in described else axes.get(name, group.axis),
+                    "description": described.get(name, group.description),
                 }
                 for name, group in groups.items()
             },
         }
 
-    def _watch_calls(self, observers: Sequence[CallObserver]) -> None:
+    def _watch_calls(self, observers: Sequence[CallObserver]) -> DistributedCalls:
         works = Works(self.hooks)
         self._works = works
         marks = CallMarks(self._session.recorder, self._session)
-        self.calls = DistributedCalls(self.hooks, works, [*observers, marks])
+        return DistributedCalls(self.hooks, works, [*observers, marks])
 
     def _watch_pipelining(self, module: ModuleType) -> None:
-        self._try(
-            "torch.distributed.pipelining",
-            torch.__version__,
-            lambda: PipeliningHooks(module, self.hooks, self._works, self._session),
-        )
+        PipeliningHooks(module, self.hooks, self._works, self._session)
+
+    def _watch(self, name: str, module: str, install: Callable[[ModuleType], None]) -> None:
+        """Install the hooks of a part of torch when the script imports it."""
+        self.imports.when_imported(module, lambda found: self._try(name, torch.__version__, lambda: install(found)))
+
+    def _name_framework(self, name: str) -> None:
+        self.framework = name
 
     def _watch_megatron(self, module: ModuleType) -> None:
         """Hook one of Megatron-LM's modules, each of which may be of a shape that is not known."""
@@ -97,14 +112,15 @@ class Adapters:
             lambda: install(module, self.hooks, self._works, self._session, axes),
         )
 
-    def _try(self, name: str, version: str, install: Callable[[], object]) -> None:
-        """Install the hooks of a package; one of a shape that is not known stays as it is, with a line."""
+    def _try(self, name: str, version: str, install: Callable[[], _T]) -> _T | None:
+        """Install the hooks of a package; one of a shape that is not known runs without, with a line: then None."""
         try:
-            install()
+            installed = install()
         except (AttributeError, KeyError, TypeError, ValueError, ImportError) as err:
             self.hooks.say(f"{name} {version} is not a version that pptrace knows ({err}); it runs without hooks")
-        else:
-            self.hooks.installed[name] = version
+            return None
+        self.hooks.installed[name] = version
+        return installed
 
 
 def version_of(package: str) -> str:

@@ -105,6 +105,8 @@ class DistributedCalls:
         self._groups: WeakKeyDictionary[Any, tuple[CallGroup, _Sequences]] = WeakKeyDictionary()
         self.axes: dict[str, str] = {}
         """By group's name the axis that an adapter knows."""
+        self.descriptions: dict[str, str] = {}
+        """By group's name what an adapter says of it, instead of its own description."""
         self.groups: dict[str, CallGroup] = {}
         """By name every group that was used, also those that are gone."""
         for name, function in _FUNCTIONS.items():
@@ -197,6 +199,7 @@ class DistributedCalls:
             sequences.next(function.kind, peer),
             -1 if batch is None else self._local.batch_number,
             is_async or batch is not None,
+            _tag(function, args, kwargs),
         )
 
     def end(self, call: Call | None, result: Any) -> None:
@@ -220,6 +223,14 @@ class DistributedCalls:
         self._local.depth -= 1
         if call is not None:
             self._tell("failed", call)
+
+    def name_axis(self, group: Any, axis: str) -> None:
+        """Say which axis of the mesh a process group is; a mesh's own name for it, where there is one, says more."""
+        self.axes.setdefault(self._group(group)[0].name, axis)
+
+    def describe(self, group: Any, description: str) -> None:
+        """Say what a process group is, in the words that its maker would use."""
+        self.descriptions[self._group(group)[0].name] = description
 
     def _group(self, group: Any) -> tuple[CallGroup, _Sequences]:
         known = self._groups.get(group)
@@ -306,6 +317,11 @@ class _BatchHook(Hook):
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if 0 <= position < len(args) else kwargs.get(name)
+
+
+def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tag = _argument(args, kwargs, 3, "tag") if function.kind in ("send", "recv") else 0
+    return tag if isinstance(tag, int) else 0
 
 
 def _num_bytes(value: Any) -> int:

@@ -1,8 +1,8 @@
 """Hooks of ``torch.distributed.pipelining``: stage, microbatch and kind of every op and message of every schedule.
 
 Source: ``torch/distributed/pipelining/{schedules,stage}.py`` of torch 2.6 to 2.13. All schedules, those of users included,
-compute through ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk`` of their stages, and send and receive what
-``get_{fwd,bwd}_{send,recv}_ops`` of the stages name, through ``_batch_p2p``.
+compute through ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk`` of their stages, and send and
+receive what ``get_{fwd,bwd}_{send,recv}_ops`` of the stages name, through ``_batch_p2p``.
 """
 
 from __future__ import annotations

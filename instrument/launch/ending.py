@@ -31,13 +31,15 @@ class Ending:
     """Watches for the end from outside. Make it in the main thread, before the script runs.
 
     ``save`` is called from the watching thread, and must be usable there; ``busy`` tells the launcher to be patient.
+    ``with_parent``: the end of the parent process is an end from outside too.
     """
 
-    def __init__(self, save: Callable[[], None], busy: Callable[[], None]) -> None:
+    def __init__(self, save: Callable[[], None], busy: Callable[[], None], *, with_parent: bool = True) -> None:
         self._save = save
         self._busy = busy
         self._pid = os.getpid()
         self._parent = os.getppid()
+        self._with_parent = with_parent
         self._noticed = threading.Event()
         self._settling = threading.Event()
         self._held = 0
@@ -91,7 +93,7 @@ class Ending:
         seconds_alone = 0
         while True:
             ready, _, _ = select.select([fd], [], [], 1.0)
-            if not ready and os.getppid() != self._parent:  # the launcher is gone
+            if not ready and self._with_parent and os.getppid() != self._parent:  # the launcher is gone
                 seconds_alone += 1
                 if seconds_alone > _ALONE_S:
                     os._exit(128 + signal.SIGTERM)

@@ -71,12 +71,13 @@ def launch(options: RunOptions, terminal: Terminal) -> RunResult:
             finally:
                 monitor.stop()
                 pipes.close()
+        monitor.explain_end(exit_codes)
         end = RunEnd(Status.TIMEOUT, 124) if monitor.timed_out else end
     finally:
         codes = {**monitor.exit_codes, **exit_codes}
         records = collect_records(options.run_dir, control_dir, pipes.ranks, codes, monitor.forced)
         shutil.rmtree(control_dir, ignore_errors=True)
-        directory.finish(end, records)
+        directory.finish(end, records, monitor.hang)
     return RunResult(options.run_dir, end, tuple(records), monitor.cause)
 
 

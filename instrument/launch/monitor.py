@@ -9,21 +9,26 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
+from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
-from instrument.launch.stacks import describe_wait, main_stack, parse_stacks
-from instrument.launch.worker import stacks_path
+from instrument.launch.rundir import killed_by
+from instrument.launch.stacks import Frame, describe_wait
+from pptrace.hang import Diagnosis, RankCalls, Verdict
+from pptrace.hang.words import as_json, lines, sentence
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3
 """Errors that follow from one another are recorded within this time; the cause is shown, not the first to report."""
 _GRACE_S = 6.0
 _SAVING_S = 25.0
-_STACKS_S = 0.5
+_BETWEEN_LOOKS_S = 0.3
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|closed by peer|remote process|NCCL|socket|recvValue|store",
     re.IGNORECASE,
@@ -43,6 +48,12 @@ class Monitor:
         self._dead: set[int] = set()
         self._started = time.monotonic()
         self._doomed_at: float | None = None
+        self._hangs = HangWatch(control_dir, lambda: pipes.ranks, options.nnodes * options.nproc)
+        self._stacks = Stacks(control_dir)
+        self._usage: dict[int, Usage] = {}
+        """Of the ranks when half of --hang-timeout was over."""
+        self._at_end: list[RankCalls] = []
+        """What the ranks did when the first was seen dead."""
         self._stopped = threading.Event()
         self._read_fd, self._write_fd = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="pptrace-monitor", daemon=True)
@@ -54,6 +65,8 @@ class Monitor:
         self.timed_out = False
         self.cause: int | None = None
         """The rank whose failure was shown."""
+        self.hang: dict[str, Any] | None = None
+        """The verdict that was shown, as JSON."""
 
     def start(self) -> None:
         """Call it in the main thread: signals that come are noticed here as well."""
@@ -82,6 +95,7 @@ class Monitor:
             self._show_failure(settled=False)
             self._show_progress()
             self._check_timeout()
+            self._check_hang()
             self._hasten()
 
     def _note_signals(self, signums: bytes) -> None:
@@ -111,6 +125,9 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
+        dead = {self._records[local].rank for local in self._dead}
+        if not self._at_end and any(self.exit_codes.get(rank) != 0 for rank in dead):
+            self._at_end = self._hangs.calls_at_end(dead)
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         try:
@@ -154,20 +171,106 @@ class Monitor:
             return
         if time.monotonic() - self._started < limit:
             return
+        before = self._usage or self._read_usage()
+        time.sleep(_BETWEEN_LOOKS_S)
+        diagnosis = self._hangs.diagnose(self._ends(self._dead))
+        self._end_hung(diagnosis, before, f"still running after --timeout {limit:g} s; where each rank is:")
+
+    def _check_hang(self) -> None:
+        """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
+        limit = self._options.hang_timeout_s
+        if limit is None or self.timed_out or self._doomed_at is not None:
+            return
+        stalled_s = self._hangs.stalled_s()
+        if stalled_s < limit / 2 or not self._hangs.any_waits():
+            self._usage = {}
+            return
+        self._usage = self._usage or self._read_usage()
+        if stalled_s < limit:
+            return
+        diagnosis = self._hangs.diagnose(self._ends(self._dead), usual=False)
+        if self._may_go_on(diagnosis) or self._hangs.stalled_s() < limit:
+            self._hangs.note_progress()
+            self._usage = {}
+            return
+        told = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
+        self._end_hung(diagnosis, self._usage, told)
+
+    def _may_go_on(self, diagnosis: Diagnosis) -> bool:
+        """Whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
+        hang = diagnosis.hang
+        if hang is not None and hang.verdict is not Verdict.LATE:
+            return False
+        watched = {
+            local: pid
+            for local, pid in self._live_pids().items()
+            if hang is None or self._pipes.ranks[local] in hang.ranks
+        }
+        busy = {local: pid for local, pid in watched.items() if self._is_busy(local, pid)}
+        return bool(busy) and self._stacks.change(busy)
+
+    def _is_busy(self, local: int, pid: int) -> bool:
+        return local in self._usage and read_usage(pid).is_busy(self._usage[local])
+
+    def _end_hung(self, diagnosis: Diagnosis, before: Mapping[int, Usage], reason: str) -> None:
         self.timed_out = True
-        self._terminal.err(f"pptrace: still running after --timeout {limit:g} s; where each rank is:")
-        self._show_stacks()
+        usage = self._read_usage()
+        stacks = self._stacks.read(self._live_pids())
+        where = {
+            self._pipes.ranks[local]: describe_rank(used, before.get(local), stacks.get(local, ()))
+            for local, used in usage.items()
+        }
+        self._show_verdict(with_places(diagnosis, where))
+        self._terminal.err(f"pptrace: {reason}")
+        self._show_stacks(stacks)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _show_stacks(self) -> None:
-        for local_rank, record in self._records.items():
-            if local_rank not in self._dead:
-                _signal(record.pid, signal.SIGUSR2)
-        time.sleep(_STACKS_S)
+    def _read_usage(self) -> dict[int, Usage]:
+        return {local: read_usage(pid) for local, pid in self._live_pids().items()}
+
+    def _show_verdict(self, diagnosis: Diagnosis) -> None:
+        hang = as_json(diagnosis)
+        if hang is None:
+            if self._hangs.has_logs:
+                self._terminal.err(f"pptrace: {sentence(diagnosis)}")
+            return
+        self.hang = hang
+        self._terminal.err(f"pptrace: hang: {sentence(diagnosis)}")
+        for line in lines(hang):
+            self._terminal.err(f"  {line}")
+
+    def explain_end(self, exit_codes: Mapping[int, int]) -> None:
+        """Show the verdict on a run that a rank's end has ended, where the end does not say it all itself.
+
+        Call it after :meth:`stop`. ``exit_codes`` are by global rank.
+        """
+        if self.timed_out or self.signals or not self._at_end:
+            return
+        self.exit_codes |= exit_codes
+        ends = self._ends(self._records)
+        diagnosis = explain_end(self._at_end, ends)
+        failed = {record.rank for record in self._records.values() if record.state is State.FAILED}
+        hang = diagnosis.hang
+        if hang is not None and (
+            hang.verdict is Verdict.MISMATCH or (hang.verdict is Verdict.MISSING and not failed & set(hang.ranks))
+        ):
+            self._show_verdict(diagnosis)
+
+    def _ends(self, local_ranks: Iterable[int]) -> dict[int, RankEnd]:
+        """How these ranks have ended, by global rank."""
+        ends = {}
+        for record in (self._records[local_rank] for local_rank in local_ranks):
+            code = self.exit_codes.get(record.rank, record.exit_code)
+            ends[record.rank] = RankEnd(code, _how_ended(code))
+        return ends
+
+    def _live_pids(self) -> dict[int, int]:
+        return {local: record.pid for local, record in self._records.items() if local not in self._dead}
+
+    def _show_stacks(self, stacks: Mapping[int, tuple[Frame, ...]]) -> None:
         for local_rank, rank in self._pipes.ranks.items():
             steps, _ = read_counter(counter_path(self._control_dir, local_rank))
-            path = stacks_path(self._control_dir, local_rank)
-            stack = main_stack(parse_stacks(path.read_text(errors="replace") if path.is_file() else ""))
+            stack = stacks.get(local_rank, ())
             state = "has ended" if local_rank in self._dead else describe_wait(stack)
             self._terminal.err(f"  rank {rank}, {steps} {'step' if steps == 1 else 'steps'} done: {state}")
             for frame in stack:
@@ -214,11 +317,12 @@ def progress_line(counts: Mapping[int, tuple[int, int]], options: RunOptions, el
     return f"pptrace: {elapsed_s:.0f} s, step {step}{total}{spread}{doing}"
 
 
-def _signal(pid: int, signum: int) -> None:
-    try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        return
+def _how_ended(code: int | None) -> str:
+    if code is None:
+        return "ended without a word"
+    if code < 0:
+        return f"killed {killed_by(code)}"
+    return "ended normally" if code == 0 else f"failed with exit code {code}"
 
 
 def _signal_group(pid: int, signum: int) -> None:

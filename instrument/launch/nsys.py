@@ -3,8 +3,8 @@
     pptrace run ─► nsys profile ─► python -m instrument.launch.nsys CONTROL ─► the ranks
 
 One report holds all ranks of a node. Recording begins with the first rank that enters the chosen steps and ends with the last one
-that leaves them (cudaProfilerStart and -Stop). nsys exports the report itself; what each rank said about itself is put into the
-export, so that the file alone can be analysed.
+that leaves them (cudaProfilerStart and -Stop). nsys exports the report itself, or that is done here where it finds no importer;
+what each rank said about itself is put into the export, so that the file alone can be analysed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from instrument.launch.launcher import RunResult, launch
 from instrument.launch.options import RunOptions
 from instrument.launch.output import Terminal
 from instrument.launch.record import RankRecord, write_json
-from pptrace.errors import PptraceError
+from pptrace.errors import PptraceError, TraceError
 from pptrace.marks import METADATA_TABLE
+from pptrace.nsys import exported_report
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -89,7 +90,7 @@ def launch_under_nsys(options: RunOptions) -> RunResult:
     if isinstance(outcome, PptraceError):
         raise outcome
     assert isinstance(outcome, RunResult)
-    return _with_report(outcome, options)
+    return _with_report(outcome, options, nsys)
 
 
 def _run_and_forward(command: Sequence[str], pid_file: Path) -> int:
@@ -116,14 +117,16 @@ def _handled(handler: Any) -> Iterator[None]:
             signal.signal(signum, old)
 
 
-def _with_report(result: RunResult, options: RunOptions) -> RunResult:
+def _with_report(result: RunResult, options: RunOptions, nsys: str) -> RunResult:
     """The result with the node's file as the trace of each rank that recorded, also in run.json."""
-    files = [options.run_dir / f"{report_stem(options)}{suffix}" for suffix in (".sqlite", ".nsys-rep")]
-    found = next((file for file in files if file.is_file()), None)
     facts = [_take_facts(options.run_dir / record.trace) for record in result.ranks if record.trace is not None]
-    if found is not None and found.suffix == ".sqlite":
+    found, lost = None, "nsys wrote no report; its own lines say why"
+    try:
+        found = exported_report(nsys, options.run_dir / report_stem(options))
+    except TraceError as err:
+        lost = str(err)
+    if found is not None:
         add_facts(found, [(int(item["pid"]), item["facts"]) for item in facts if item is not None])
-    lost = "nsys wrote no report; its own lines say why"
 
     def settled(record: RankRecord) -> RankRecord:
         if record.trace is None:

@@ -30,8 +30,15 @@ class NsysProfiler:
     def recording(self) -> bool:
         return self._recording
 
+    @property
+    def takes_annotations(self) -> bool:
+        return False
+
     def prepare(self) -> None:
         """Nothing: nsys came with the process."""
+
+    def release(self) -> None:
+        """Nothing was prepared."""
 
     def start(self) -> None:
         if torch.cuda.is_available():

@@ -2,6 +2,7 @@
 
 A step ends when the optimizer has stepped. Where an iteration steps several optimizers, it ends with the last of them:
 the one seen last before the first steps again. A step of an optimizer inside that of another (wrappers) is part of it.
+While the script has made no optimizer of torch's, its backward passes tell the steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from instrument.launch.backward_steps import BackwardSteps
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
 
@@ -75,15 +77,19 @@ class OptimizerSteps:
         self._attached = True
         self._range: Range | None = None
         self._unwrapped: Any = Optimizer.profile_hook_step
-        self._forward = register_module_forward_pre_hook(lambda *_: self._begin())
+        self._made: Any = Optimizer.__init__
+        self._backward: BackwardSteps | None = BackwardSteps(self.begin, self._next_step)
+        self._forward = register_module_forward_pre_hook(lambda *_: self.begin())
         # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
         # them would cross it. This is the function that makes that range, and runs the hooks.
         Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
+        Optimizer.__init__ = self._watch_making(self._made)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Stop listening: the script marks its steps itself."""
         self._attached = False
         self._forward.remove()
+        self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
     def begin_whole(self, optimizer: object) -> None:
@@ -97,6 +103,26 @@ class OptimizerSteps:
             self._close()
             if stepped and self._attached:
                 self._after(optimizer)
+
+    def finish(self) -> None:
+        """The script has ended."""
+        if self._backward is not None:
+            self._backward.finish()
+
+    def ignore_backward(self) -> None:
+        """Something else tells the steps, so the backward passes do not."""
+        if self._backward is not None:
+            self._backward.detach()
+            self._backward = None
+            Optimizer.__init__ = self._made  # type: ignore[method-assign]
+
+    def _watch_making(self, make: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(make)
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self.ignore_backward()
+            make(optimizer, *args, **kwargs)
+
+        return made
 
     def _wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
         hooked = self._unwrapped(step)
@@ -115,7 +141,8 @@ class OptimizerSteps:
 
         return observed
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Step 0 begins, unless it has begun."""
         if not self._begun:
             self._begun = True
             self._forward.remove()
@@ -125,7 +152,7 @@ class OptimizerSteps:
         self._depth += 1
         if self._depth > 1:
             return
-        self._begin()
+        self.begin()
         if self._rule.before(id(optimizer)):
             self._next_step()
         self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)

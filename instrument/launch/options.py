@@ -35,6 +35,7 @@ class RunOptions:
     timeout_s: float | None = None
     hooks: bool = True
     """Whether the runtimes that the script imports are watched."""
+    hang_timeout_s: float | None = None
 
     @property
     def script_name(self) -> str:
@@ -75,8 +76,9 @@ def _check_counts(options: RunOptions) -> None:
         raise UsageError(
             f"--node-rank {options.node_rank}: expected 0 to {options.nnodes - 1} with --nnodes {options.nnodes}"
         )
-    if options.timeout_s is not None and not 0 < options.timeout_s < math.inf:
-        raise UsageError(f"--timeout {options.timeout_s:g}: expected a number of seconds above 0")
+    for name, seconds in (("--timeout", options.timeout_s), ("--hang-timeout", options.hang_timeout_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise UsageError(f"{name} {seconds:g}: expected a number of seconds above 0")
     if options.nnodes > 1:
         _check_endpoint(options.rdzv_endpoint)
     elif options.rdzv_endpoint is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from instrument.launch.script_profilers import by_pptrace
 from pptrace.marks import METADATA_KEY
 
 _TAIL_BYTES = 4096
@@ -26,7 +28,14 @@ class Profiler(Protocol):
     @property
     def recording(self) -> bool: ...
 
+    @property
+    def takes_annotations(self) -> bool:
+        """Whether what PyTorch annotates now is recorded here, and not in a profiler of the script's."""
+        ...
+
     def prepare(self) -> None: ...
+
+    def release(self) -> None: ...
 
     def start(self) -> None: ...
 
@@ -39,31 +48,48 @@ class TraceProfiler:
     """Records once and writes ``path`` (gzip JSON), whole or not at all.
 
     It watches all threads of the process: work happens in several, and such a trace can be stopped by any thread, also
-    while the main thread is blocked inside a receive.
+    while the main thread is blocked inside a receive. A torch that cannot do so (before 2.8) watches the thread that started
+    it and its backward passes, and is stopped by that thread alone.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._profile: Any = None
         self._recording = False
+        self._only_thread: int | None = None
 
     @property
     def recording(self) -> bool:
+        return self._recording
+
+    @property
+    def takes_annotations(self) -> bool:
         return self._recording
 
     def prepare(self) -> None:
         """Pay the costs of a first start (loading Kineto and CUPTI, buffers), so that no profiled step does."""
         if self._profile is not None:
             return
-        first = _new_profile()
-        first.start()
-        first.stop()
-        self._profile = _new_profile()
-        self._profile.prepare_trace()
+        with by_pptrace():
+            first = _new_profile()
+            first.start()
+            first.stop()
+            self._profile = _new_profile()
+            self._profile.prepare_trace()
+
+    def release(self) -> None:
+        """Undo the preparation, for a profiler of the script that comes first."""
+        if self._profile is not None and not self._recording:
+            with by_pptrace():
+                self._profile.start_trace()
+                self._profile.stop_trace()
+            self._profile = None
 
     def start(self) -> None:
         self.prepare()
-        self._profile.start_trace()
+        with by_pptrace():
+            self._profile.start_trace()
+        self._only_thread = None if _WATCHES_ALL_THREADS else threading.get_ident()
         self._recording = True
 
     def stop(self, metadata: dict[str, object], *, blocked: bool = False) -> None:
@@ -71,11 +97,17 @@ class TraceProfiler:
 
         Waits for the device, except where the main thread is ``blocked``: what it waits for may never come.
         """
+        if self._only_thread not in (None, threading.get_ident()):
+            self._recording = False
+            raise RuntimeError(
+                f"the profiler of torch {torch.__version__} can be stopped only by the thread that started it, which is blocked"
+            )
         if blocked:
             self._profile.profiler.use_device = None  # all that it still decides is whether stopping synchronises
         self._profile.add_metadata_json(METADATA_KEY, json.dumps(metadata))  # Kineto drops what comes after the stop
         self._recording = False
-        self._profile.stop()
+        with by_pptrace():
+            self._profile.stop_trace()
         raw = self.path.with_name(f".{self.path.name}.raw")
         packed = self.path.with_name(f".{self.path.name}.tmp")
         try:
@@ -90,8 +122,20 @@ class TraceProfiler:
     def discard(self) -> None:
         """Stop without a file."""
         self._recording = False
-        self._profile.stop()
+        with by_pptrace():
+            self._profile.stop_trace()
         self._profile = None
+
+
+def _all_threads_config() -> Any:
+    """The option to watch all threads; None where this torch has none."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
+
+
+_WATCHES_ALL_THREADS = _all_threads_config() is not None
 
 
 def _new_profile() -> Any:
@@ -99,8 +143,9 @@ def _new_profile() -> Any:
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     # Shapes: gloo names the peer of a send or receive nowhere but among its inputs.
-    experimental = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    return profile(activities=activities, record_shapes=True, with_stack=False, experimental_config=experimental)
+    return profile(
+        activities=activities, record_shapes=True, with_stack=False, experimental_config=_all_threads_config()
+    )
 
 
 def _compress(source: Path, target: Path) -> None:

@@ -79,6 +79,8 @@ class RecordWriter:
         self.update()
 
     def update(self, **changes: Any) -> None:
+        if os.getpid() != self.record.pid:  # a forked child is not the rank
+            return
         with self._lock:
             self.record = replace(self.record, **changes)
             write_json(self._path, asdict(self.record))
@@ -92,9 +94,11 @@ class StepCounter:
 
     def __init__(self, control_dir: Path, local_rank: int) -> None:
         self._fd = os.open(counter_path(control_dir, local_rank), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._pid = os.getpid()
 
     def write(self, steps: int, expected: int) -> None:
-        os.pwrite(self._fd, _COUNTER.pack(steps, expected), 0)
+        if os.getpid() == self._pid:  # no forked child of the rank
+            os.pwrite(self._fd, _COUNTER.pack(steps, expected), 0)
 
 
 def counter_path(control_dir: Path, local_rank: int) -> Path:

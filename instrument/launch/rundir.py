@@ -54,16 +54,21 @@ class RunDirectory:
         self._options.run_dir.mkdir(parents=True, exist_ok=True)
         self._write(Status.RUNNING, None, None, ())
 
-    def finish(self, end: RunEnd, records: Sequence[RankRecord]) -> None:
+    def finish(self, end: RunEnd, records: Sequence[RankRecord], hang: Mapping[str, object] | None = None) -> None:
         self._clock["stop"] = sample_clock().as_json()
-        self._write(end.status, end.exit_code, _now(), records)
+        self._write(end.status, end.exit_code, _now(), records, hang)
         for record in records:
             record_path(self._options.run_dir, record.rank).unlink(missing_ok=True)
             for scratch in self._options.run_dir.glob(f".rank{record.rank}.*"):  # of a rank killed while it wrote
                 scratch.unlink(missing_ok=True)
 
     def _write(
-        self, status: Status, exit_code: int | None, ended_at: str | None, records: Sequence[RankRecord]
+        self,
+        status: Status,
+        exit_code: int | None,
+        ended_at: str | None,
+        records: Sequence[RankRecord],
+        hang: Mapping[str, object] | None = None,
     ) -> None:
         options = self._options
         content: dict[str, Any] = {
@@ -85,6 +90,7 @@ class RunDirectory:
         }
         content |= _merge_facts(records)
         content["clock"] = self._clock
+        content["hang"] = hang
         content["ranks"] = [_rank_entry(record) for record in records]
         write_json(self._path, content)
 
@@ -123,10 +129,11 @@ def _without_word(record: RankRecord, code: int | None, error: str | None) -> Ra
         return replace(record, state=State.OK, exit_code=0, note="left by os._exit: nothing was saved after that")
     if code is not None and code > 0:
         return replace(record, state=State.FAILED, exit_code=code, error=f"exited with code {code}")
-    return replace(record, state=State.KILLED, exit_code=code, error=_killed_by(code))
+    return replace(record, state=State.KILLED, exit_code=code, error=killed_by(code))
 
 
-def _killed_by(code: int | None) -> str:
+def killed_by(code: int | None) -> str:
+    """Which signal an exit code (minus its number) stands for."""
     if code is None:
         return "it ended without a word"
     try:

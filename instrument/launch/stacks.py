@@ -13,7 +13,8 @@ from dataclasses import dataclass
 _HEADER = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):", re.IGNORECASE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages)/|/lib/python\d|^<frozen ")
-_BOOTSTRAP = re.compile(r"/instrument/launch/(?!examples)[^/]*\.py$")
+_BOOTSTRAP = re.compile(r"/instrument/(?:launch|adapters)/[^/]*\.py$")
+"""Files that start the script, or watch what it calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def parse_stacks(text: str) -> list[tuple[Frame, ...]]:
 
 
 def main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
-    """The thread that runs the script, without the frames of the launcher below it; empty where there is none."""
+    """The thread that runs the script, without the frames of the launcher and of hooks; empty where there is none."""
     for frames in threads:
         if any(frame.path.endswith("/launch/worker.py") for frame in frames):
             return tuple(frame for frame in frames if not _is_bootstrap(frame))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
+from instrument.adapters.calls import CallObserver
 from instrument.adapters.install import Adapters
 from instrument.launch.facts import (
     TRACE_SCHEMA,
@@ -18,12 +20,17 @@ from instrument.launch.facts import (
     sample_clock,
 )
 from instrument.launch.optimizer_steps import OptimizerSteps
-from instrument.launch.profiler import Profiler
+from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import RecordWriter, StepCounter
+from instrument.launch.script_profilers import ScriptProfilers
+from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
 from instrument.session import Session
+from pptrace import marking
 from pptrace.schedule.plan import Plan
+
+_THEIRS = "the script's own torch.profiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Place:
 class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``observers`` watch the communication under hooks.
     """
 
     def __init__(
@@ -51,8 +58,9 @@ class TracedSession(Session):
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
+        observers: Sequence[CallObserver] = (),
     ) -> None:
-        super().__init__(Recorder())
+        super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
         self._place = place
         self._window = window
         self._profiler = profiler
@@ -61,8 +69,12 @@ class TracedSession(Session):
         self._hold = hold
         self._expected = 0
         self._started: ClockSample | None = None
+        self._recorded = range(window.first, window.first)
+        """The steps that are recorded, or are to be: those of the window, or later ones."""
+        self._script_profilers: ScriptProfilers | None = None
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
+        self._observers = observers
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
@@ -73,7 +85,11 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self)
+            self._adapters = Adapters(self, self._observers)
+        if isinstance(self._profiler, TraceProfiler):
+            self._script_profilers = ScriptProfilers(self._yield_to_script)
+        marking.register(UserMarks(self).open)
+        os.register_at_fork(after_in_child=self._leave_child)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)
 
@@ -85,7 +101,11 @@ class TracedSession(Session):
         model: Mapping[str, object] | None = None,
     ) -> None:
         self._writer.add_facts(
-            mesh=dict(mesh), plan=plan_as_json(plan), pp_ranks=list(pp_ranks), model=dict(model or {})
+            framework="pptrace",
+            mesh=dict(mesh),
+            plan=plan_as_json(plan),
+            pp_ranks=list(pp_ranks),
+            model=dict(model or {}),
         )
 
     def describe_watched(
@@ -106,23 +126,33 @@ class TracedSession(Session):
             self._hooks.end_whole(optimizer, stepped=stepped)
 
     def begin_pass(self) -> None:
+        if self._hooks is not None:
+            self._hooks.ignore_backward()
+            self._hooks.begin()
         if self._passes and not self._marks_steps:
             self.end_step()
             self.begin_step()
         self._passes += 1
 
-    def expect_steps(self, n: int) -> None:
+    def take_step_marks(self) -> None:
+        """The script says itself where its steps begin and end: what the hooks believed so far is forgotten."""
+        if self._marks_steps:
+            return
         self._marks_steps = True
+        self._close_step_range()
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
+
+    def expect_steps(self, n: int) -> None:
+        self.take_step_marks()
         self._expected = self.num_steps + n
         self._counter.write(self.num_steps, self._expected)
 
     def begin_step(self) -> None:
         profiler = self._profiler
-        if profiler is not None and self._started is None:
-            if self.num_steps in self._window:
+        if profiler is not None and self._started is None and not self._is_script_profiling:
+            if self.num_steps >= self._window.first:
                 self._start(profiler)
             elif self.num_steps == self._window.first - 1:
                 profiler.prepare()
@@ -132,14 +162,50 @@ class TracedSession(Session):
     def end_step(self) -> None:
         super().end_step()
         self._counter.write(self.num_steps, self._expected)
-        if self.num_steps not in self._window:
+        if self.num_steps not in self._recorded and not self._window.whole_run:
             self.save()
+
+    @property
+    def _is_script_profiling(self) -> bool:
+        return self._script_profilers is not None and self._script_profilers.running
+
+    def _yield_to_script(self) -> None:
+        """A profiler of the script begins: what was recorded so far is kept if it holds a step, else later steps are taken."""
+        profiler = self._profiler
+        if profiler is None:
+            return
+        if not profiler.recording:
+            with self._hold(), self._saving, suppress(RuntimeError):
+                profiler.release()
+        elif self.num_steps > self._recorded.start or self._window.whole_run:
+            self._close_step_range()
+            self.save()
+            if not self._window.whole_run and self.num_steps < self._recorded.stop:
+                steps = f"{self._recorded.start}:{self.num_steps}"
+                self._writer.update(note=f"recorded steps {steps} of --steps {self._window}: {_THEIRS} began then")
+            elif self._window.whole_run:
+                self._writer.update(
+                    note=f"recorded until {_THEIRS} began (in step {self.num_steps}), which comes first"
+                )
+        else:
+            with self._hold(), self._saving, suppress(RuntimeError):
+                profiler.discard()
+            self._started = None
+
+    def _leave_child(self) -> None:
+        """A forked child is no rank of the run: it records nothing and writes no file of this one."""
+        self._profiler = None
+        marking.register(None)
+        if self._hooks is not None:
+            self._hooks.detach()
 
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
+        if self._hooks is not None and clean and (profiler is None or profiler.recording):
+            self._hooks.finish()
         if profiler is not None and profiler.recording:
-            if clean and not self._window.whole_run and self.num_steps <= self._window.first:
+            if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
             else:
                 self._close_step_range()
@@ -161,17 +227,27 @@ class TracedSession(Session):
 
     def _start(self, profiler: Profiler) -> None:
         with self._hold():
-            profiler.start()
             self._started = sample_clock()
+            try:
+                profiler.start()
+            except RuntimeError as err:
+                self._profiler = None
+                self._writer.update(note=f"torch's profiler could not be started, nothing is recorded: {err}")
+                return
+        if self._window.stop is not None:
+            length = self._window.stop - self._window.first
+            self._recorded = range(self.num_steps, self.num_steps + length)
 
     def _metadata(self, stopped: ClockSample) -> dict[str, object]:
         backend, device = read_backend(), read_device()
         started = self._started or stopped
         clock = {"start": started.as_json(), "stop": stopped.as_json()}
-        stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._window.stop)
+        stop = self.num_steps if self._window.stop is None else min(self.num_steps, self._recorded.stop)
         self._writer.add_facts(backend=backend, device=device, clock=clock)
         if self._adapters is not None:
-            self._writer.add_facts(**self._adapters.facts())
+            learnt = self._adapters.facts()
+            known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
+            self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
         facts = self._writer.record.facts
         watched = {name: facts[name] for name in ("framework", "hooks", "groups", "notes") if facts.get(name)}
         return {
@@ -185,7 +261,7 @@ class TracedSession(Session):
             "pp_ranks": facts.get("pp_ranks"),
             "plan": facts.get("plan"),
             "model": facts.get("model"),
-            "steps": [self._window.first, max(stop, self._window.first)],
+            "steps": [self._recorded.start, max(stop, self._recorded.start)],
             "backend": backend,
             "device": device,
             "clock": clock,
@@ -200,9 +276,17 @@ class TracedSession(Session):
         if seen == 0:
             return "no step was seen (no optimizer stepped and session.steps() was not used); pass --steps all"
         if self._writer.record.trace is None:
+            if self._is_script_profiling or seen > window.first:
+                return (
+                    f"{_THEIRS} ran in all of --steps {window} and later steps: take its own trace to pptrace analyze"
+                )
             return f"{_count(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {_within(seen)}"
-        if window.stop is not None and seen < window.stop:
-            return f"recorded steps {window.first}:{seen} of --steps {window}: the script ended after {_count(seen)}"
+        recorded = self._recorded
+        if window.stop is not None and seen < recorded.stop:
+            steps = f"{recorded.start}:{seen}"
+            return f"recorded steps {steps} of --steps {window}: the script ended after {_count(seen)}"
+        if recorded.start > window.first:
+            return f"recorded steps {recorded.start}:{recorded.stop} instead of --steps {window}: {_THEIRS} ran before"
         return None
 
 

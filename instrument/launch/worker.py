@@ -78,7 +78,10 @@ def stacks_path(control_dir: Path, local_rank: int) -> Path:
 class Rank:
     """This process, from its first line to its exit code."""
 
-    def __init__(self, config: WorkerConfig, rank: int, local_rank: int, world_size: int) -> None:
+    def __init__(
+        self, config: WorkerConfig, rank: int, local_rank: int, world_size: int, *, launched: bool = True
+    ) -> None:
+        """``launched`` says that our launcher started it, without which it cannot go on."""
         self._config = config
         self._local_rank = local_rank
         self._world_size = world_size
@@ -86,7 +89,22 @@ class Rank:
         self._session: TracedSession | None = None
         self._error: BaseException | None = None
         """Keeps the script's frames, and so its loop over steps, as they were until the trace is saved."""
-        self._ending = Ending(self._save_blocked, lambda: self._writer.update(saving=True))
+        self._ending = Ending(self._save_blocked, lambda: self._writer.update(saving=True), with_parent=launched)
+
+    @property
+    def record(self) -> RankRecord:
+        """What is known of this rank."""
+        return self._writer.record
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the script raised."""
+        return self._error
+
+    @property
+    def script_traceback(self) -> TracebackType | None:
+        """Where in the script it was raised."""
+        return _script_part(self._error.__traceback__) if self._error is not None else None
 
     def run(self, command: Sequence[str]) -> int:
         """Run the script; its exit code."""
@@ -98,6 +116,10 @@ class Rank:
                 outcome = self._attempt(command)
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
+            if os.getpid() != self._writer.record.pid:  # a child that the script forked ends as any process does
+                if self._error is not None:
+                    raise self._error
+                return 0
             self._ending.settle()
             self._settle(outcome)
             faulthandler.unregister(signal.SIGUSR2)
@@ -153,6 +175,7 @@ class Rank:
 
     def _make_session(self) -> TracedSession:
         from instrument import session
+        from instrument.launch.call_log import CallLog, call_log_path
         from instrument.launch.traced import Place, TracedSession
 
         record = self._writer.record
@@ -161,7 +184,10 @@ class Rank:
         place = Place(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
-        traced = TracedSession(place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks)
+        calls = CallLog(call_log_path(config.control_dir, record.local_rank))
+        traced = TracedSession(
+            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, observers=(calls,)
+        )
         session.install(traced)
         traced.open()
         return traced

@@ -31,7 +31,8 @@ class Part:
 class Aligned:
     """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
 
-    ``volume`` predicts what each rank communicates, where the run's facts tell.
+    ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
+    pipeline others have none.
     """
 
     ops: pd.DataFrame
@@ -41,6 +42,7 @@ class Aligned:
     work: Mapping[int, DeviceWork]
     clock: Clock
     volume: StepVolume | None = None
+    lacking: frozenset[int] = frozenset()
 
     def compares(self, window: StepWindow) -> bool:
         """Whether the times of a window's ranks say what they did at the same time.

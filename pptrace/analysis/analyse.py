@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -12,12 +12,14 @@ from pptrace.analysis.aligned import Aligned
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
     InputInfo,
     MeshSizes,
     RankDevice,
     Report,
+    ScheduleCandidate,
     ScheduleSummary,
     StepReport,
 )
@@ -31,7 +33,7 @@ from pptrace.recognise.matching import anonymous, only_posted, with_transfers
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import Recognised, recognise_ranks
-from pptrace.recognise.schedule import ScheduleInfo
+from pptrace.recognise.schedule import Candidate, ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulate.course import Course, course_of
@@ -79,13 +81,15 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     found = recognise_ranks(ranks, schedule, num_ranks)
-    comms, ops = _causal(found)
+    placed = replace(found, comms=found.comms[found.comms["clock"] != "none"])
+    comms, ops = _causal(placed)
     clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
-    data, together = _align(found, clock)
+    data, together = _align(placed, clock)
     windows = step_windows(data.ops, found.mesh)
+    marked = () if windows else marked_windows(data.ops)
     if step is not None:
-        windows = _only(step, windows)
-    steps = _report_steps(windows, data, found)
+        windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
+    steps = _report_steps(windows, data, found) or report_marked_steps(marked, data)
     summary = _schedule_summary(found.schedule)
     report = Report(
         pptrace_version=__version__,
@@ -121,13 +125,17 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
 
 def _align(found: Recognised, clock: Clock) -> tuple[Aligned, tuple[str, ...]]:
     """Everything on one clock, and what that tells of collectives."""
-    ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of)
+    ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of, found.schedule.has_phases)
     together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
     comms = with_transfers(together.comms)
-    lanes = {rank: lane_of(rank, ops, comms, found.work, clock) for rank in found.facts}
+    lacking = frozenset(rank for rank in found.facts if found.mesh.lacks_ranks(rank, found.facts))
+    lanes = {
+        rank: lane_of(rank, ops, comms, found.work, clock, rank in lacking, found.host_work.get(rank))
+        for rank in found.facts
+    }
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return Aligned(ops, comms, memory, lanes, found.work, clock, volume), together.told
+    return Aligned(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.told
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
@@ -139,7 +147,6 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
 
 
 def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
-    num_ranks = sum(map(len, found.mesh.pipelines))
     is_whole = is_plan_of_all(found)
     shapes: dict[int, _Shape] = {}
     by_step: dict[int, list[StepWindow]] = {}
@@ -151,8 +158,9 @@ def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recogni
         if plan is not None and plan.num_microbatches not in shapes:
             shapes[plan.num_microbatches] = _Shape.of(plan)
         shape = None if plan is None else shapes[plan.num_microbatches]
-        ideal = shape.ideal if shape is not None and all(shape.has_ops_of(window, data) for window in chosen) else None
-        reports.append(report_step(tuple(chosen), data, shape.course if shape else None, ideal, num_ranks))
+        is_like = shape is not None and all(shape.has_ops_of(window, data, found.mesh) for window in chosen)
+        ideal = shape.ideal if shape is not None and is_like else None
+        reports.append(report_step(tuple(chosen), data, shape.course if shape else None, ideal, found.mesh))
     return tuple(reports)
 
 
@@ -168,22 +176,37 @@ class _Shape:
     def of(cls, plan: Plan) -> _Shape:
         return cls(course_of(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp)))
 
-    def has_ops_of(self, window: StepWindow, data: Aligned) -> bool:
-        """Whether a step has as many ops on each rank, unless ranks have no trace: not one with fewer microbatches."""
+    def has_ops_of(self, window: StepWindow, data: Aligned, mesh: MeshInfo) -> bool:
+        """Whether a step has as many ops on each rank, unless several have a trace, and others none: not one with fewer
+        microbatches.
+        """
         counts = tuple(len(data.part(rank, window.step).ops) for rank in window.ranks)
+        if len(counts) == 1 and (place := mesh.pp_rank(window.ranks[0])) is not None:
+            return place >= len(self.num_ops) or counts[0] == self.num_ops[place]
         return len(counts) != len(self.num_ops) or counts == self.num_ops
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
-    plan = info.plan
+    plans = info.candidates if info.plan is None else (info.plan,)
+
+    def common(size: str) -> int | None:
+        values = {getattr(plan, size) for plan in plans}
+        return values.pop() if len(values) == 1 else None
+
     return ScheduleSummary(
-        name=info.name if plan is None or info.name in SCHEDULES else "custom",
-        num_microbatches=plan.num_microbatches if plan else None,
-        num_stages=plan.num_stages if plan else None,
-        num_chunks=plan.num_chunks if plan else None,
+        name=info.name if info.plan is None or info.name in SCHEDULES else "custom",
+        num_microbatches=common("num_microbatches"),
+        num_stages=common("num_stages"),
+        num_chunks=common("num_chunks"),
         source=str(info.source),
         mismatches=info.mismatches,
+        candidates=tuple(map(_candidate, info.candidates)),
     )
+
+
+def _candidate(found: Candidate) -> ScheduleCandidate:
+    sizes = (found.pp, found.num_microbatches, found.num_stages, found.num_chunks)
+    return ScheduleCandidate(found.name, *sizes, {str(rank): place for rank, place in found.places.items()})
 
 
 def _input_info(info: TraceInfo) -> InputInfo:

@@ -78,7 +78,8 @@ def _total(axis: str, kind: str, rows: pd.DataFrame, compute: Int64 | None) -> C
     num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
     sizes = set(rows["group_size"].tolist())
     size = sizes.pop() if len(sizes) == 1 else -1
-    on_device = bool((rows["clock"] == "device").all())
+    is_placed = bool((rows["clock"] != "none").all())
+    on_device = bool(rows["clock"].isin(("device", "none")).all())
     algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
     factor = (BUS_FACTORS[kind](size) if size > 0 else None) if kind in BUS_FACTORS else 1.0
     return CommTotal(
@@ -88,9 +89,9 @@ def _total(axis: str, kind: str, rows: pd.DataFrame, compute: Int64 | None) -> C
         count=len(rows),
         bytes=num_bytes,
         total_ns=total_ns,
-        busy_ns=length(busy),
+        busy_ns=length(busy) if is_placed else None,
         overlap_ratio=length(intersect(busy, compute)) / length(busy)
-        if compute is not None and on_device and len(busy)
+        if compute is not None and is_placed and on_device and len(busy)
         else None,
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None or factor is None else algorithm * factor,

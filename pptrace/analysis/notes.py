@@ -10,6 +10,7 @@ from pptrace.clock import Clock
 from pptrace.ingest.oplog_trace import OP_TABLE
 from pptrace.recognise.recognise import Recognised
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.recognise.shown import peers_of
 from pptrace.timeline.lanes import is_nested
 
 _SHOWN = 8
@@ -22,6 +23,7 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
     return (
         *_clocks(found, clock, steps),
         *_absent_ranks(found),
+        *_lone_ranks(found, steps),
         *_ranks_outside_steps(found, steps),
         *_unknown_bubbles(found, steps),
         *_no_messages(found, steps),
@@ -38,6 +40,9 @@ def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Ite
     yield from clock.warnings
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
     uncertainty = clock.uncertainty_ns or 0
+    if steps and ops.empty:
+        yield from _clocks_of_steps(uncertainty, steps)
+        return
     if not steps or uncertainty <= _CERTAIN * (median := float((ops["end_ns"] - ops["start_ns"]).median())):
         return
     doubt = "no more certain than that"
@@ -47,6 +52,16 @@ def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Ite
         f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
         f"waiting and transfers compare ranks and are {doubt}"
     )
+
+
+def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterator[str]:
+    """The same for steps without a pipeline."""
+    shortest = min(step.end_ns - step.start_ns for step in steps)
+    if uncertainty_ns > _CERTAIN * shortest:
+        yield (
+            f"the clocks may be off by ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
+            f"transfers compare ranks and are {'null' if 2 * uncertainty_ns > shortest else 'no more certain than that'}"
+        )
 
 
 def is_plan_of_all(found: Recognised) -> bool:
@@ -67,6 +82,46 @@ def _absent_ranks(found: Recognised) -> Iterator[str]:
             f"no trace of rank {_listed(absent, num_absent)} (of {found.mesh.num_ranks}): windows and waits are without it, "
             "and bubbles that depend on it are null"
         )
+
+
+def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    """For ranks alone in their pipeline: what their figures are of, and which other rank's trace would tell the rest."""
+    alone = {
+        rank
+        for pipeline in found.mesh.pipelines
+        if len(present := set(pipeline) & set(found.facts)) == 1
+        for rank in present
+        if found.mesh.lacks_ranks(rank, found.facts)
+    }
+    shown = sorted({rank.rank for step in steps for rank in step.ranks if rank.rank in alone})
+    if not shown:
+        return
+    whose = f"rank {_listed(shown)}"
+    yield (
+        f"the windows of steps are those of {whose} alone, from its first op to its last: the pipeline's may be longer; in them "
+        "not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
+    )
+    for rank in shown[:_SHOWN]:
+        if peers := _peers(found, rank):
+            yield f"rank {rank} exchanges messages with {' and '.join(peers)}: their traces tell its waiting from transfer"
+
+
+def _peers(found: Recognised, rank: int) -> list[str]:
+    """Who is at the other ends of a rank's messages: global ranks where they are known, else pipeline ranks."""
+    mesh, messages = found.mesh, found.comms[(found.comms["rank"] == rank) & (found.comms["axis"] == "pp")]
+    told = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(("send", "recv")), "peer"] if peer >= 0})
+    if told:
+        return [f"rank {peer}" for peer in told]
+    plan, place = found.schedule.plan, mesh.pp_rank(rank)
+    candidates = found.schedule.candidates
+    if plan is not None and place is not None and place < plan.pp:
+        places = sorted(peers_of(plan, place))
+    elif candidates and mesh.pp is not None and place is not None and {c.num_chunks for c in candidates} == {1}:
+        places = [other for other in (place - 1, place + 1) if 0 <= other < mesh.pp]
+    else:
+        return []
+    pipeline = () if mesh.places else mesh.pipeline_of(rank)
+    return [f"rank {pipeline[other]}" if other < len(pipeline) else f"pipeline rank {other}" for other in places]
 
 
 _HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
@@ -163,6 +218,13 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
             "given; see the README for the runtimes that are recognised"
         )
         return
+    if not any(step.has_pipeline for step in steps):
+        yield (
+            "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
+            "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
+        )
+        yield f"null in this report: {', '.join(_null_fields(found, steps))}"
+        return
     plan = found.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(found)
     if is_partial and plan is not None:
@@ -180,7 +242,8 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
 def _null_fields(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
-    yield "waterfall_ns.host (launching is not told apart)"
+    if any(step.has_pipeline for step in steps):
+        yield "waterfall_ns.host (launching is not told apart)"
     if found.memory.empty:
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):

@@ -32,13 +32,28 @@ class MeshSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleCandidate:
+    """A schedule that fits what the ranks with a trace show; ``pp_ranks`` are their pipeline ranks in it, by global rank."""
+
+    name: str
+    pp: int
+    num_microbatches: int
+    num_stages: int
+    num_chunks: int
+    pp_ranks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleSummary:
+    """``candidates`` are all schedules that may have run, where some ranks alone have a trace; their common sizes are known."""
+
     name: str
     num_microbatches: int | None
     num_stages: int | None
     num_chunks: int | None
     source: str
     mismatches: tuple[str, ...]
+    candidates: tuple[ScheduleCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +120,50 @@ class CommSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class OpSummary:
+class OpPart:
+    """One half of an overlapped pair."""
+
     kind: str
     stage: int | None
     chunk: int | None
     microbatch: int | None
-    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpSummary:
+    """``parts`` are the two halves of an overlapped pair, whose own stage, chunk and microbatch are the first one's; else ()."""
+
+    kind: str
+    stage: int | None
+    chunk: int | None
+    microbatch: int | None
+    phase: str | None
     start_ns: int
     end_ns: int
+    parts: tuple[OpPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdeal:
+    """The bubble of one pipeline rank of the plan with F = I = W and free messages: ratio is over compute, share over the window.
+
+    ``own_`` is within the rank's own window, from its first op to its last; the others are within the pipeline's.
+    """
+
+    ratio: float
+    share: float
+    own_ratio: float
+    own_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
+    """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
+    ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
+
+    ``phases`` are {} where the schedules that fit disagree about them.
+    """
+
     rank: int
     stage: int | None
     window_ns: int
@@ -129,6 +176,11 @@ class RankStep:
     device: DeviceBreakdown
     peak_memory_bytes: int | None
     ops: tuple[OpSummary, ...]
+    pp_rank: int | None = None
+    not_compute_ns: int | None = None
+    bubble_low_ns: int | None = None
+    bubble_high_ns: int | None = None
+    ideal: RankIdeal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +194,20 @@ class StepReport:
     bubble: Bubble
     ranks: tuple[RankStep, ...]
 
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether these are ops of a pipeline; else each rank's window is its own STEP range."""
+        return any(rank.ops or rank.phases for rank in self.ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class CommTotal:
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
 
     Times are those of the calls or kernels, waiting for the others included. ``busy_ns`` is their union, ``overlap_ratio`` the
-    part of it beside compute; None where these are calls on the host. ``bytes`` is None where a call does not tell its size.
-    The bandwidths are what ``bytes`` over ``total_ns`` comes to on a device: with the waiting, so at least that.
+    part of it beside compute; None where these are calls on the host, both None where nothing tells when they ran. ``bytes`` is
+    None where a call does not tell its size. The bandwidths are what ``bytes`` over ``total_ns`` comes to on a device: with the
+    waiting, so at least that.
     """
 
     axis: str
@@ -158,7 +216,7 @@ class CommTotal:
     count: int
     bytes: int | None
     total_ns: int
-    busy_ns: int
+    busy_ns: int | None
     overlap_ratio: float | None
     algbw_gbps: float | None
     busbw_gbps: float | None
@@ -212,6 +270,8 @@ class Report:
     device: tuple[RankDevice, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+    hang: Mapping[str, Any] | None = None
+    """Who is to blame for a run that hung, as :func:`pptrace.hang.words.as_json` writes it."""
 
     @property
     def typical_step(self) -> StepReport | None:

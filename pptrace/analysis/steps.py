@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +17,24 @@ from pptrace.analysis.result import (
     Bubble,
     CommSummary,
     MarkedStep,
+    OpPart,
     OpSummary,
     PhaseSummary,
+    RankIdeal,
     RankStep,
     StepReport,
     Waterfall,
 )
+from pptrace.errors import ScheduleError
 from pptrace.intervals import length
 from pptrace.recognise.devices import breakdown
+from pptrace.recognise.group_shapes import UNKNOWN
+from pptrace.recognise.matching import MESSAGES
+from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
-from pptrace.simulate import IDEAL, simulate
+from pptrace.simulate import IDEAL, SimulatedRank, simulate
 from pptrace.simulate.course import Course
 from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
@@ -35,29 +44,44 @@ from pptrace.timeline.windows import StepWindow
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """The bubble of a plan with F = I = W and free messages."""
+    """The bubble of a plan with F = I = W and free messages, and that of each of its ranks."""
 
     ratio: float
     share: float
+    ranks: tuple[RankIdeal, ...]
 
 
 def ideal_of(plan: Plan) -> Ideal:
     simulation = simulate(plan.compute_only(), IDEAL)
-    return Ideal(simulation.bubble_ratio, simulation.bubble_share)
+    return Ideal(
+        simulation.bubble_ratio,
+        simulation.bubble_share,
+        tuple(_ideal_of_rank(rank, simulation.makespan_ns) for rank in simulation.ranks),
+    )
+
+
+def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
+    own = rank.inner_bubble_ns
+    return RankIdeal(
+        ratio=rank.bubble_ns / rank.compute_ns,
+        share=rank.bubble_ns / makespan_ns,
+        own_ratio=own / rank.compute_ns,
+        own_share=own / (own + rank.compute_ns),
+    )
 
 
 def report_step(
-    windows: tuple[StepWindow, ...], data: Aligned, course: Course | None, ideal: Ideal | None, num_ranks: int
+    windows: tuple[StepWindow, ...], data: Aligned, course: Course | None, ideal: Ideal | None, mesh: MeshInfo
 ) -> StepReport:
     """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
 
-    ``course`` is that of the plan, where one is known. ``num_ranks`` is how many ranks the pipelines have: where some are not
-    in the windows, the step's bubble is not known.
+    ``course`` is that of the plan, where one is known. Where ranks of the mesh's pipelines are not in the windows, the step's
+    bubble is not known.
     """
-    ranks = [_report_rank(rank, window, data) for window in windows for rank in window.ranks]
+    ranks = [_report_rank(rank, window, data, ideal, mesh) for window in windows for rank in window.ranks]
     compute = sum(rank.compute_ns or 0 for rank in ranks)
     bubbles = [rank.bubble_ns for rank in ranks if rank.bubble_ns is not None]
-    complete = len(bubbles) == len(ranks) == num_ranks
+    complete = len(bubbles) == len(ranks) == mesh.num_pipeline_ranks
     bubble = sum(bubbles)
     whole = sum(rank.window_ns for rank in ranks)
     longest = max(windows, key=lambda window: window.span_ns)
@@ -86,7 +110,7 @@ def _waterfall(window: StepWindow, data: Aligned, course: Course | None) -> Wate
     return waterfall(course, together(costs), window.span_ns)
 
 
-def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
+def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | None, mesh: MeshInfo) -> RankStep:
     part = data.part(rank, window.step)
     ops, comms = part.ops.in_order_of("start_ns"), part.comms
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
@@ -95,7 +119,10 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
     if not comparable:
         window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
         lane = data.lanes[rank].within(window.start_ns, window.end_ns)
-    bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None
+    is_alone = rank in data.lacking and len(window.ranks) == 1
+    bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None
+    place = mesh.pp_rank(rank)
+    has_messages = _has_messages(comms) or not is_alone
     phases = _phases(ops, window, lane)
     stages = sorted(stage for stage in set(ops["stage"].tolist()) if stage >= 0)
     return RankStep(
@@ -103,22 +130,59 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned) -> RankStep:
         stage=stages[0] if stages else None,
         window_ns=window.span_ns,
         compute_ns=None if work.unseen else length(lane.compute),
-        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
+        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None,
         bubble_ns=bubble,
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
-        comms=_comms(comms if comparable else _unmatched(comms), rank, window.step, data),
-        spans=_durations(part.spans),
+        comms=comms_of_step(comms, rank, window.step, data, matched=comparable),
+        spans=durations(part.spans),
         device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
-        peak_memory_bytes=_peak_memory(data, rank, part.spans),
+        peak_memory_bytes=peak_memory(data, rank, part.spans),
         ops=_op_summaries(ops),
+        pp_rank=place,
+        **_not_compute(window, lane, bubble, None if work.unseen else _slack(comms, data, comparable), has_messages),
+        ideal=ideal.ranks[place] if ideal is not None and place is not None and place < len(ideal.ranks) else None,
     )
+
+
+def _has_messages(comms: Slice) -> bool:
+    return bool((comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))).any())
+
+
+def _slack(comms: Slice, data: Aligned, comparable: bool) -> float:
+    """How much of the communication known to be exposed may be waiting after all, ns: the clocks of both sides may be off."""
+    matched = int((comms["match"] >= 0).sum())
+    return 2 * matched * (data.clock.uncertainty_ns or 0) if comparable else math.inf
+
+
+def _not_compute(
+    window: StepWindow, lane: Lane, bubble: int | None, slack: float | None, has_messages: bool
+) -> dict[str, int | None]:
+    """What of a window is no compute, and the bounds of the bubble in it.
+
+    Args:
+        slack: see :func:`_slack`; None where the rank's times do not say when it computed.
+        has_messages: whether its messages were recorded: any part of the rest may have been a transfer otherwise.
+    """
+    if slack is None:
+        return {"not_compute_ns": None, "bubble_low_ns": None, "bubble_high_ns": None}
+    rest = window.span_ns - length(lane.compute)
+    low, high = lane.bubble_bounds_ns(window.start_ns, window.end_ns)
+    if bubble is not None:
+        low = high = bubble
+    else:
+        high = int(min(rest, high + slack))
+    return {"not_compute_ns": rest, "bubble_low_ns": low if has_messages else 0, "bubble_high_ns": high}
 
 
 _TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
 
 
-def _comms(comms: Slice, rank: int, step: int, data: Aligned) -> tuple[CommSummary, ...]:
-    """The summaries of a rank's step, without times where its device was not recorded."""
+def comms_of_step(comms: Slice, rank: int, step: int, data: Aligned, *, matched: bool) -> tuple[CommSummary, ...]:
+    """The summaries of a rank's communication in a step, without times where its device was not recorded.
+
+    Not ``matched``, the ranks' times do not compare: then nothing tells waiting from transfer.
+    """
+    comms = comms if matched else _unmatched(comms)
     predicted = None if data.volume is None else data.volume.of_rank(rank, step)
     summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
     if not data.work[rank].unseen:
@@ -138,11 +202,11 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
         is_step = rows["kind"] == "STEP"
         if is_step.any():
             start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())
-            found.append(MarkedStep(rank, step, start, end, _durations(rows.where(~is_step))))
+            found.append(MarkedStep(rank, step, start, end, durations(rows.where(~is_step))))
     return tuple(found)
 
 
-def _durations(spans: Slice) -> dict[str, int]:
+def durations(spans: Slice) -> dict[str, int]:
     """By kind, ns."""
     return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
 
@@ -150,13 +214,31 @@ def _durations(spans: Slice) -> dict[str, int]:
 def _op_summaries(ops: Slice) -> tuple[OpSummary, ...]:
     named = ("stage", "chunk", "microbatch")
     columns = [
-        [None if value < 0 else value for value in ops[name].tolist()] if name in named else ops[name].tolist()
-        for name in OpSummary.__slots__
+        [None if value < 0 else value for value in ops[name].tolist()]
+        if name in named
+        else [value if value != "" else None for value in ops[name].tolist()]
+        for name in ("kind", *named, "phase", "start_ns", "end_ns")
     ]
-    return tuple(map(OpSummary, *columns))
+    chunk_of = dict(zip(columns[1], columns[2], strict=True))
+    parts = (_parts(text, chunk_of) if text else () for text in ops["pair"].tolist())
+    return tuple(map(OpSummary, *columns, parts))
+
+
+def _parts(pair: str, chunk_of: Mapping[int | None, int | None]) -> tuple[OpPart, ...]:
+    """The halves of an overlapped pair, as far as they are known: ``pair`` is the whole action as text."""
+    try:
+        halves = parse_action(pair).parts
+    except ScheduleError:  # its microbatches are not known
+        return tuple(OpPart(kind, None, None, None) for kind in _KINDS_OF_PAIR)
+    return tuple(OpPart(str(half.kind), half.stage, chunk_of.get(half.stage), half.microbatch) for half in halves)
+
+
+_KINDS_OF_PAIR = ("F", "B")
 
 
 def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummary]:
+    if (ops["phase"] == "").any():
+        return {}
     return {
         str(span.phase): PhaseSummary(
             span.start_ns,
@@ -169,7 +251,7 @@ def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummar
     }
 
 
-def _peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
+def peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
     """The most that was allocated during the rank's step; None when the trace has no memory events."""
     step = spans.where(spans["kind"] == "STEP")
     return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

@@ -7,8 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -16,9 +20,23 @@ from rich.table import Table
 from rich.text import Text
 
 import pptrace
+from pptrace.errors import PptraceError
+from pptrace.ingest.nsight import read_nsight
+from pptrace.marks import SpanKind, SpanMark, format_mark
+from pptrace.nsys import exported_report, last_line, run_program
 
 _INSTALL_TORCH = "torch is not installed: pip install 'pptrace[train]'"
 _NSYS_S = 20
+_TRIAL_S = 30.0
+"""Seconds that trying nsys may take in all."""
+_TRIAL_RANGE = format_mark(SpanMark(SpanKind.STEP, 0))
+_TRIAL = f"""
+from instrument.nvtx_ranges import open_domain
+domain = open_domain("pptrace")
+if domain is not None:
+    domain.push_range(domain.get_event_attributes(message={_TRIAL_RANGE!r}))
+    domain.pop_range()
+"""
 _PACKAGES = ("nvtx", "numpy", "pandas", "plotly", "dash")
 
 
@@ -35,6 +53,14 @@ class Torch:
 
 
 @dataclass(frozen=True, slots=True)
+class NsysTrial:
+    """Whether a range of pptrace's reached a report of nsys, and what was seen, or what to do."""
+
+    works: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Everything the doctor looked at; None for what is absent."""
 
@@ -45,6 +71,8 @@ class Machine:
     torch_problem: str | None
     """Why torch cannot be used although it is installed."""
     nsys: str | None
+    nsys_trial: NsysTrial | None = None
+    """What came of a range that was recorded with nsys; None where that was not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +107,8 @@ def examine() -> Machine:
         packages=tuple((name, _version(name)) for name in _PACKAGES),
         torch=torch,
         torch_problem=problem,
-        nsys=_nsys_version(),
+        nsys=(nsys := _nsys_version()),
+        nsys_trial=_try_nsys() if nsys else None,
     )
 
 
@@ -127,6 +156,33 @@ def _nsys_version() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return "found, but 'nsys --version' fails"
     return done.stdout.strip().rpartition("version ")[2]
+
+
+def _try_nsys() -> NsysTrial | None:
+    """Record one range as a rank of ``pptrace run --profiler nsys`` does, and look for it in what nsys leaves."""
+    nsys, nvtx = shutil.which("nsys"), _version("nvtx")
+    if nsys is None or nvtx is None:
+        return None
+    ends_at = time.monotonic() + _TRIAL_S
+
+    def left() -> float:
+        return max(ends_at - time.monotonic(), 1.0)
+
+    with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
+        stem = Path(folder) / "trial"
+        options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={stem}"]
+        try:
+            code, output = run_program([nsys, "profile", *options, sys.executable, "-c", _TRIAL], left())
+            export = exported_report(nsys, stem, left)
+            found = read_nsight(export) if export is not None else ()
+        except PptraceError as err:
+            return NsysTrial(False, str(err).replace(f"{folder}{os.sep}", ""))
+        if export is None:
+            return NsysTrial(False, f"left no report of a trial (exit code {code}: {last_line(output)})")
+        seen = any(name == _TRIAL_RANGE for trace in found for name in trace.events.names)
+    if seen:
+        return NsysTrial(True, f"recorded a range of nvtx {nvtx}")
+    return NsysTrial(False, f"recorded no range of nvtx {nvtx}: install a newer nsys, or 'nvtx<0.2.12'")
 
 
 def list_abilities(machine: Machine) -> list[Ability]:
@@ -178,10 +234,17 @@ def _tracing_abilities(machine: Machine) -> list[Ability]:
         abilities.append(Ability("Trace GPU kernels (--profiler torch)", works, gpu))
     if machine.packages and dict(machine.packages).get("nvtx") is None:
         abilities.append(Ability("NVTX ranges", False, "nvtx is not installed: pip install 'pptrace[train]'"))
-    by_hand = f"nsys {machine.nsys}: start it yourself around pptrace run --profiler none"
-    nsys = by_hand if machine.nsys else "nsys is not on PATH: install NVIDIA Nsight Systems"
-    abilities.append(Ability("Nsight Systems traces", machine.nsys is not None, nsys))
+    abilities.append(_with_nsys(machine))
     return abilities
+
+
+def _with_nsys(machine: Machine) -> Ability:
+    what, trial = "Nsight Systems (--profiler nsys)", machine.nsys_trial
+    if machine.nsys is None:
+        return Ability(what, False, "nsys is not on PATH: install NVIDIA Nsight Systems")
+    if trial is None:
+        return Ability(what, True, f"nsys {machine.nsys}, not tried")
+    return Ability(what, trial.works, f"nsys {machine.nsys}: {trial.detail}")
 
 
 def _why_no_kernels(torch: Torch) -> str:

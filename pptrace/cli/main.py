@@ -16,6 +16,7 @@ _COMMANDS = {
     "run": "start a training script on several ranks, profile it, analyse it",
     "analyze": "say where the step time of a trace went",
     "dashboard": "look at traces in a browser",
+    "hang": "say who is to blame for a run that hangs",
     "schedule": "list and show pipeline schedules",
     "simulate": "run a schedule on paper",
     "doctor": "say what is installed and what that allows",

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 @click.option(
     "--no-hooks", is_flag=True, help="Watch nothing that the script imports; --steps is then 'all' by default."
 )
+@click.option(
+    "--hang-timeout",
+    type=float,
+    default=None,
+    metavar="SECONDS",
+    help="End the run when ranks wait and none makes a call, ends a step or computes for so long, and say who is to blame.",
+)
 @click.option("--no-analyze", is_flag=True, help="Only record.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -54,6 +61,7 @@ def command(
     steps: str | None,
     timeout: float | None,
     no_hooks: bool,
+    hang_timeout: float | None,
     no_analyze: bool,
     module: bool,
     script: str,
@@ -81,6 +89,7 @@ def command(
         window=parse_steps(steps or ("all" if no_hooks else DEFAULT_STEPS)),
         timeout_s=timeout,
         hooks=not no_hooks,
+        hang_timeout_s=hang_timeout,
     )
     check_options(options)
     _require_torch()

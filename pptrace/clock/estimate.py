@@ -7,6 +7,8 @@ An offset is one number per rank. For clocks that drift apart it is that of the 
 from the traffic in several stretches of time. Where messages contradict each other without that, times are corrected by it;
 else the uncertainty covers what it makes of the offset from end to end.
 
+Ranks of one host read one clock: where readings of it say so, or the host's name in the traces, and no message is against it.
+
 Where no messages relate the ranks, the order of a pipeline's ops does: a stage's forward ends before the next stage's forward
 of that microbatch begins, and its backward begins after the next stage's has ended.
 """
@@ -25,8 +27,8 @@ from pptrace.clock.ends import common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
-from pptrace.clock.same_host import same_host_spread
-from pptrace.tables import SESSION
+from pptrace.clock.same_host import Pairs, of_one_name, same_host_spread, without_contradicted
+from pptrace.tables import HOST, OPS, SESSION, empty_table
 
 
 def estimate_clock(
@@ -42,7 +44,7 @@ def estimate_clock(
         comms: matched communication (schema COMMS) in each rank's own time.
         ranks: the global ranks.
         facts: per rank what its recorder wrote down: ``host`` and ``clock``, readings of the wall and the monotonic clock;
-            ``one_clock`` is what ranks share whose reader found them on one clock.
+            ``one_clock`` is what ranks share whose reader found them on one clock; ``host_name`` is the producer's own word.
         ops: the ops that follow causality (schema OPS) in each rank's own time: used where messages do not relate all ranks.
         pipelines: the global ranks of each pipeline.
     """
@@ -60,27 +62,66 @@ def estimate_clock(
         violated = int(low.max())  # the diagonal is 0
         if violated <= spread + READING_NS:
             return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
-    same = np.array([[own is not None and own == other for other in shared] for own in shared], dtype=np.bool_)
+    hosts = _named_hosts(ordered, facts, low, comms, ops, pipelines)
+    if hosts.all():
+        return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(READING_NS, int(low.max())))
+    same = hosts | np.array([[own is not None and own == other for other in shared] for own in shared], dtype=np.bool_)
     low = np.where(same, 0, low)
+    clock = _from_messages(ordered, low, same, matched, shared, ops, pipelines)
+    if clock.uncertainty_ns is None or not (hosts & ~np.eye(len(ordered), dtype=np.bool_)).any():
+        return clock
+    return replace(clock, uncertainty_ns=clock.uncertainty_ns + READING_NS)
+
+
+def _named_hosts(
+    ranks: Sequence[int],
+    facts: Mapping[int, Mapping[str, object]],
+    low: Matrix,
+    comms: pd.DataFrame,
+    ops: pd.DataFrame | None,
+    pipelines: Sequence[Sequence[int]],
+) -> Pairs:
+    """Which pairs of ranks are on one clock because their traces name one host and nothing is against it."""
+    named = of_one_name(ranks, facts)
+    if not named.any():
+        return named
+    return without_contradicted(named, low, ranks, comms, empty_table(OPS) if ops is None else ops, pipelines)
+
+
+def _from_messages(
+    ordered: Sequence[int],
+    low: Matrix,
+    same: Pairs,
+    matched: pd.DataFrame,
+    shared: Sequence[object],
+    ops: pd.DataFrame | None,
+    pipelines: Sequence[Sequence[int]],
+) -> Clock:
+    """The clock that messages and the order of ops tell; ``same`` pairs are on one clock already."""
     if ops is not None and not all(is_bounded(*bounds) for bounds in offset_ranges(low)):
         by_order = from_op_order(ordered, low, ops, pipelines)
         if by_order is not None:
             return by_order
     if low.max(initial=-UNBOUNDED, where=~(same | np.eye(len(ordered), dtype=bool))) <= -UNBOUNDED:
         return _without_messages(
-            ordered, low, [str(own) for own in shared if own is not None and shared.count(own) > 1]
+            ordered, low, same, [str(own) for own in shared if own is not None and shared.count(own) > 1]
         )
     clock = from_bounds(ordered, low, common_ends(matched, ordered))
     return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
 
 
-def _without_messages(ranks: Sequence[int], low: Matrix, shared: Sequence[str]) -> Clock:
-    """Where no message leaves a recording: ranks that one is ``shared`` by are on its clock, the others on their own."""
-    if shared:
+def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Sequence[str]) -> Clock:
+    """Where no message leaves a host or a recording: its ranks are on its clock, the others on their own.
+
+    Args:
+        same: the pairs on one clock.
+        shared: the recordings that several ranks share.
+    """
+    if (same & ~np.eye(len(ranks), dtype=np.bool_)).any():
         is_session = any(own.startswith(SESSION) for own in shared)
-        return replace(
-            from_bounds(ranks, low, {}), method=ClockMethod.SAME_SESSION if is_session else ClockMethod.ONE_FILE
-        )
+        of_file = ClockMethod.SAME_SESSION if is_session else ClockMethod.ONE_FILE
+        method = of_file if shared else ClockMethod.SAME_HOST
+        return replace(from_bounds(ranks, low, {}), method=method)
     warning = (
         "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
         "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
@@ -97,7 +138,8 @@ def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
     """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
     if not shared.startswith(SESSION):
-        return Clock(ClockMethod.ONE_FILE, dict.fromkeys(ranks, 0), violated)
+        method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
+        return Clock(method, dict.fromkeys(ranks, 0), violated)
     warnings = (
         (
             f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some of them "

@@ -23,10 +23,7 @@ def from_op_order(
     pairs = _op_pairs(ops, pipelines)
     columns = ("start_ns", "end_ns") if (pairs["clock_after"] == "device").all() else ("end_ns",)
     for column in columns:
-        both = low.copy()
-        source, target = (np.searchsorted(np.asarray(ranks), pairs[name].to_numpy()) for name in ("rank", "rank_after"))
-        np.maximum.at(both, (source, target), (pairs["end_ns"] - pairs[f"{column}_after"]).to_numpy(dtype=np.int64))
-        np.fill_diagonal(both, 0)
+        both = _with_pairs(low, ranks, pairs, column)
         by_rank = offset_ranges(both)
         if not all(is_bounded(*bounds) for bounds in by_rank):
             return None
@@ -38,6 +35,19 @@ def from_op_order(
         clock = from_bounds(ranks, both, {})
         return Clock(ClockMethod.OP_ORDER, clock.offsets_ns, clock.uncertainty_ns)
     return None
+
+
+def with_op_ends(low: Matrix, ranks: Sequence[int], ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> Matrix:
+    """The bounds of messages with those of the ends of ops: of two that follow each other, the second ends later."""
+    return _with_pairs(low, ranks, _op_pairs(ops, pipelines), "end_ns")
+
+
+def _with_pairs(low: Matrix, ranks: Sequence[int], pairs: pd.DataFrame, column: str) -> Matrix:
+    both = low.copy()
+    source, target = (np.searchsorted(np.asarray(ranks), pairs[name].to_numpy()) for name in ("rank", "rank_after"))
+    np.maximum.at(both, (source, target), (pairs["end_ns"] - pairs[f"{column}_after"]).to_numpy(dtype=np.int64))
+    np.fill_diagonal(both, 0)
+    return both
 
 
 def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:

@@ -1,8 +1,23 @@
-"""Clocks of ranks that ran on one host, from the readings that each recorder took of them."""
+"""Clocks of ranks that ran on one host, from the readings that each recorder took of them, or from the name of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.clock.bounds import Matrix, is_bounded, offset_ranges
+from pptrace.clock.op_order import with_op_ends
+from pptrace.clock.result import READING_NS
+from pptrace.tables import HOST_NAME
+
+Pairs = npt.NDArray[np.bool_]
+"""Shape (n, n): which pairs of ranks, in order."""
+
+_ANY_HOST = frozenset({"", "localhost", "localhost.localdomain", "(none)", "none", "unknown"})
+"""What a host is called that was given no name."""
 
 
 def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> int | None:
@@ -29,3 +44,54 @@ def _samples(facts: Mapping[str, object]) -> list[Mapping[str, int]]:
         if isinstance(reading, Mapping)
         and all(isinstance(reading.get(key), int) for key in ("time_ns", "monotonic_ns"))
     ]
+
+
+def of_one_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
+    """Which pairs ran on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
+    names = [_name(facts.get(rank, {})) for rank in ranks]
+    return np.array([[own is not None and own == other for other in names] for own in names], dtype=np.bool_)
+
+
+def without_contradicted(
+    named: Pairs,
+    low: Matrix,
+    ranks: Sequence[int],
+    comms: pd.DataFrame,
+    ops: pd.DataFrame,
+    pipelines: Sequence[Sequence[int]],
+) -> Pairs:
+    """The pairs of one host's name that are on one clock: no message and no order of ops between its ranks is against it.
+
+    Containers and hosts may share a name. Where messages do not relate the ranks, their traces have to cover a common time.
+
+    Args:
+        low: what messages tell (:func:`~pptrace.clock.bounds.lower_bounds`).
+        comms, ops: in each rank's own time.
+    """
+    same = named.copy()
+    labelled = ops[ops["source"] == "label"]
+    bounds = with_op_ends(low, ranks, labelled, pipelines) if len(labelled) else low
+    spans = _spans([comms, ops])
+    for members in {tuple(np.flatnonzero(row).tolist()) for row in named if row.any()}:
+        inside = np.ix_(members, members)
+        related = all(is_bounded(*bound) for bound in offset_ranges(low[inside]))
+        begins, ends = zip(*(spans.get(ranks[place], _ANY_TIME) for place in members), strict=True)
+        if bounds[inside].max() > READING_NS or not (related or max(begins) <= min(ends)):
+            same[inside] = False
+    return same
+
+
+def _name(facts: Mapping[str, object]) -> str | None:
+    name = facts.get(HOST_NAME)
+    is_name = isinstance(name, str) and name.strip().lower() not in _ANY_HOST
+    return str(name) if is_name and facts.get("host") is None else None
+
+
+_ANY_TIME = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+
+
+def _spans(tables: Sequence[pd.DataFrame]) -> dict[int, tuple[int, int]]:
+    """When each rank's rows begin and end."""
+    rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in tables])
+    found = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    return {int(str(rank)): (int(begin), int(end)) for rank, begin, end in found.itertuples()}

@@ -18,26 +18,42 @@ from msgspec.structs import astuple
 from pptrace.ingest.categories import CategoryCodes
 from pptrace.ingest.exact import Integers, nanoseconds
 from pptrace.ingest.repair import args_of
-from pptrace.ingest.shapes import DECODE_ERRORS, DEVICE_ARGS_DECODER, NO_DEVICE_ARGS, Args, Complete, DeviceArgs, Scalar
+from pptrace.ingest.shapes import (
+    DECODE_ERRORS,
+    DEVICE_ARGS_DECODER,
+    NO_DEVICE_ARGS,
+    NO_NODE_ARGS,
+    Args,
+    Complete,
+    DeviceArgs,
+    NodeArgs,
+    Scalar,
+)
 from pptrace.tables import Category, Int32, Int64
 
 _FIRST_ROWS = 4096
 _UINT32_NONE = 2**32 - 1
 _P2P_OPS = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
+_NODE = "autograd::engine::evaluate_function: "
 
 
 class _NameCodes(dict[str | None, int]):
-    """Code by name, in order of first appearance; ``p2p`` collects the codes of c10d's sends and receives."""
+    """Code by name, in order of first appearance; ``p2p`` collects the codes of c10d's sends and receives, ``nodes`` those of
+    autograd's nodes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.p2p: list[int] = []
+        self.nodes: list[int] = []
 
     def __missing__(self, name: str | None) -> int:
         code = len(self)
         self[name] = code
         if name in _P2P_OPS:
             self.p2p.append(code)
+        elif name is not None and name.startswith(_NODE):
+            self.nodes.append(code)
         return code
 
 
@@ -116,6 +132,9 @@ class Columns:
                 device[rows] = self._devices(given, [pids[row] for row in rows.tolist()])
                 stream = self._integers([item.stream for item in given])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
+        if self._names.p2p:
+            rows = np.flatnonzero(np.isin(name_id, self._names.p2p + self._names.nodes))
+            correlation[rows] = self._sequences([args[row] for row in rows.tolist()])
         self._note_comms(names, name_id, args)
         batch: tuple[npt.NDArray[Any], ...] = (
             category,
@@ -145,6 +164,11 @@ class Columns:
     def _correlations(self, args: Sequence[DeviceArgs]) -> Int64:
         values = self._integers([item.correlation for item in args])
         return np.where((values <= 0) | (values == _UINT32_NONE), -1, values)
+
+    def _sequences(self, args: Sequence[Raw]) -> Int64:
+        """The sequence numbers of autograd's nodes; of a message that of the next node which its thread will make."""
+        values = self._integers([item.sequence for item in _node_args(args)]) if args else np.empty(0, dtype=np.int64)
+        return np.where(values < 0, -1, values)
 
     def _devices(self, args: Sequence[DeviceArgs], pids: Sequence[Scalar]) -> Int64:
         """The device in the arguments, else the process, which is the device's number in Kineto's rows of a device."""
@@ -183,6 +207,10 @@ def _device_args(texts: Sequence[Raw]) -> list[DeviceArgs]:
     if len(decoded) != len(texts):
         decoded = [args_of(DeviceArgs, bytes(text)) for text in texts]
     return [item or NO_DEVICE_ARGS for item in decoded] if None in decoded else decoded  # type: ignore[return-value]
+
+
+def _node_args(texts: Sequence[Raw]) -> list[NodeArgs]:
+    return [args_of(NodeArgs, bytes(text)) if text else NO_NODE_ARGS for text in texts]
 
 
 def _rows_with(key: bytes, texts: Sequence[Raw]) -> set[int]:

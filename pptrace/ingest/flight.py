@@ -23,13 +23,18 @@ _AXES = {
     "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
 }
 _MOST_SHOWN = 5
+DUMP_PRODUCER = "torch flight recorder"
+NO_CALLS = (
+    "a flight-recorder dump without entries: the rank made no call that its recorder kept; "
+    "was TORCH_FR_BUFFER_SIZE 0, or had it ended?"
+)
 
 
 def read_flight(path: Path) -> Tables:
     """The communication in a dump, and what of it is not complete, as warnings.
 
     Raises:
-        TraceError: the file is damaged, holds more than plain values, or has no entries.
+        TraceError: the file is damaged, or holds more than plain values.
     """
     dump = read_dump(path)
     timed = [call for call in dump.calls if call.start_ns >= 0 and call.end_ns >= call.start_ns]
@@ -48,8 +53,8 @@ def read_flight(path: Path) -> Tables:
         len(timed),
     )
     ops = ops_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
-    warnings = tuple(_stuck(path, dump.rank, dump.calls))
-    return Tables("", f"torch flight recorder {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
+    warnings = tuple(_stuck(path, dump.rank, dump.calls)) if dump.calls else (NO_CALLS,)
+    return Tables("", f"{DUMP_PRODUCER} {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
 
 
 def _axis(group: str) -> str:

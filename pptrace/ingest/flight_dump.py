@@ -5,6 +5,9 @@
               "collective_seq_id", "p2p_seq_id", "time_created_ns", "time_discovered_started_ns",
               "time_discovered_completed_ns", "duration_ms", "input_sizes", "output_sizes", "input_dtypes", "is_p2p" }
 
+Of gloo (torch 2.13 and later) no message is recorded, ``state`` stays "scheduled", ``retired`` is the end of a call, and
+``pg_config`` names no group.
+
 (Versions 2.0 to 2.10: torch 2.4 to 2.13, torch/csrc/distributed/c10d/FlightRecorder.hpp, TraceUtils.h before; files
 nccl_trace_rank_R.) Ranks in a name are places in the group. Before version 2, groups are numbers ("pg_id") without members.
 The entries of a batch share the sequence numbers of the ``nccl:coalesced`` that follows them: one launch does them all, and what
@@ -25,11 +28,13 @@ from typing import Any
 
 from pptrace.errors import TraceError
 from pptrace.ingest.comm import DTYPE_BYTES
-from pptrace.ingest.identity import rank_of_file_name, rank_of_value
+from pptrace.ingest.identity import rank_of_dump_name, rank_of_value
 from pptrace.ingest.source import unreadable
 
 _NAME = re.compile(
-    r"(?:nccl|gloo|rccl|xccl|hccl|ucc):_?(?P<kind>[a-z_]+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.IGNORECASE
+    r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
+    r"(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?",
+    re.IGNORECASE,
 )
 _KINDS = {
     "barrier": ("barrier", "all_reduce_barrier", "allreduce_barrier"),
@@ -91,6 +96,9 @@ class DumpCall:
     end_ns: int
     bytes: int
     launch: int = -1
+    dtype: str = ""
+    backend: str = ""
+    raw_group: int = -1  # the rank's own number of the group
     counts: tuple[int, int] = field(default=(-1, -1), repr=False)  # of collectives and of messages in the group
 
     @property
@@ -112,6 +120,10 @@ class Dump:
     version: str
     groups: tuple[DumpGroup, ...]
     calls: tuple[DumpCall, ...]
+    is_whole: bool = True
+    """Whether the first call is the rank's first; the recorder keeps only the last ones."""
+    last_enqueued: Mapping[int, int] = field(default_factory=dict)
+    """The rank's own number of a group → the number of the last call made in it."""
 
 
 def sniff_flight(start: bytes) -> bool:
@@ -125,19 +137,34 @@ def read_dump(path: Path) -> Dump:
     """Read a dump.
 
     Raises:
-        TraceError: the file is damaged, holds more than plain values, or has no entries.
+        TraceError: the file is damaged, or holds more than plain values.
     """
     document = _document(path)
     groups = _groups(document.get("pg_config"))
-    calls = tuple(_calls(document["entries"], groups))
-    if not calls:
-        raise TraceError(
-            f"{path}: a flight-recorder dump without entries; expected collectives; was TORCH_FR_BUFFER_SIZE 0?"
-        )
-    said = rank_of_value(document.get("rank"))
-    named = rank_of_file_name(path.name)
-    rank = said if said is not None else named if named is not None else -1
-    return Dump(path, rank, str(document.get("version")), tuple(dict.fromkeys(groups.values())), calls)
+    entries = document["entries"]
+    calls = tuple(_calls(entries, groups))
+    told = rank_of_value(document.get("rank"))
+    named = rank_of_dump_name(path.name)
+    rank = told if told is not None else named if named is not None else -1
+    first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
+    return Dump(
+        path,
+        rank,
+        str(document.get("version")),
+        tuple(dict.fromkeys(groups.values())),
+        calls,
+        is_whole=first in (None, 0),
+        last_enqueued=_last_enqueued(document.get("pg_status")),
+    )
+
+
+def _last_enqueued(status: object) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for key, group in status.items() if isinstance(status, dict) else []:
+        last = rank_of_value(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
+        if last is not None and str(key).isdecimal():
+            found[int(key)] = last
+    return found
 
 
 def read_dumps(paths: Sequence[Path]) -> tuple[tuple[Dump, ...], tuple[str, ...]]:
@@ -251,21 +278,37 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
     duration, end = entry.get("duration_ms"), _number(entry.get("time_discovered_completed_ns"))
     if isinstance(duration, int | float) and math.isfinite(duration) and 0 <= duration < 1e12:
         end = start + round(duration * 1e6)
-    counts = _number(entry.get("collective_seq_id")), _number(entry.get("p2p_seq_id"))
+    both = entry.get("seq_id")  # of the first versions, which count messages and collectives together
+    counts = _number(entry.get("collective_seq_id", both)), _number(entry.get("p2p_seq_id", both))
+    backend = match["backend"].lower()
+    is_done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
     return DumpCall(
         kind=kind,
         group=_group_of(entry, groups),
         seq=counts[kind in _P2P],
         place=int(match["peer"]) if match["peer"] and len(match["peer"]) < 9 else -1,
-        done=entry.get("state") == "completed",
+        done=is_done,
         started=entry.get("state") == "started",
         created_ns=created,
         start_ns=start,
         end_ns=end,
         bytes=_bytes(entry),
         launch=launch,
+        dtype=_dtype(entry),
+        backend=backend,
+        raw_group=_number(entry.get("pg_id")),
         counts=counts,
     )
+
+
+def _dtype(entry: Mapping[str, Any]) -> str:
+    """The element type, "" where several or none are named."""
+    named = {
+        str(dtype)
+        for side in ("input_dtypes", "output_dtypes")
+        for dtype in (entry[side] if isinstance(entry.get(side), list | tuple) else ())
+    }
+    return named.pop() if len(named) == 1 else ""
 
 
 def _group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup:

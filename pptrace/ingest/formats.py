@@ -11,13 +11,15 @@ from pathlib import Path
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.kineto import Told, read_kineto
-from pptrace.ingest.nsight_export import REPORT_MAGIC, REPORT_SUFFIXES, SQLITE_MAGIC
+from pptrace.ingest.nccl_inspector import read_nccl_inspector, sniff_nccl_inspector
+from pptrace.ingest.nsight_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
+from pptrace.ingest.otlp import read_otlp, sniff_otlp
 from pptrace.ingest.source import GZIP_MAGIC, unreadable
 from pptrace.tables import InputFormat, Trace
 
 SNIFF_BYTES = 64 * 1024
-_NSIGHT_SUFFIXES = (*REPORT_SUFFIXES, ".sqlite")
+_NSIGHT_SUFFIXES = (*RECORDED_SUFFIXES, ".sqlite")
 _ARCHIVES = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf\x27\x1c": "7z",
@@ -51,7 +53,7 @@ class Format:
 
 
 def _sniff_nsight(start: bytes) -> bool:
-    return start.startswith((SQLITE_MAGIC, *REPORT_MAGIC))
+    return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
 def _read_nsight(path: Path, _effort: Effort) -> tuple[Trace, ...]:
@@ -67,6 +69,14 @@ def _read_oplog(path: Path, _effort: Effort) -> tuple[Trace, ...]:
 
 def _read_chrome(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     return read_chrome(path)
+
+
+def _read_otlp(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+    return read_otlp(path)
+
+
+def _read_nccl_inspector(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+    return read_nccl_inspector(path)
 
 
 def _sniff_kineto(start: bytes) -> bool:
@@ -88,6 +98,8 @@ FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
     Format(InputFormat.OPLOG, sniff_oplog, _read_oplog),
     Format(InputFormat.CHROME, sniff_chrome, _read_chrome),
+    Format(InputFormat.OTLP, sniff_otlp, _read_otlp),
+    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _read_nccl_inspector),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}

@@ -8,6 +8,8 @@ from typing import Any
 
 _RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
+_SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|bin|dump|gz))+$", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(?:^|\D)(\d{1,9})$")
 _COORDINATE = re.compile(
     r"(?<![a-z])(tp|cp|dp|pp)[-_ ]?rank[-_ :=#]{0,2}(?:\[(\d{1,6})\]|(\d{1,6})(?!\d))", re.IGNORECASE
 )
@@ -38,6 +40,14 @@ def rank_of_labels(labels: Iterable[str]) -> int | None:
 def rank_of_file_name(name: str) -> int | None:
     """From names such as ``rank3.json.gz``, ``rank-3.…``, ``trace_rank_3_step5.json``, ``worker0.1623.pt.trace.json``."""
     match = _RANK.search(name) or _WORKER.search(name)
+    return int(match[1]) if match else None
+
+
+def rank_of_dump_name(name: str) -> int | None:
+    """From a flight-recorder dump's name, which torch ends with the rank: ``nccl_trace_rank_3``, ``job_dump_10``."""
+    if (rank := rank_of_file_name(name)) is not None:
+        return rank
+    match = _LAST_NUMBER.search(_SUFFIXES.sub("", name))
     return int(match[1]) if match else None
 
 

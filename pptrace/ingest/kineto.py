@@ -3,7 +3,7 @@
     file  = { member "," } "traceEvents": [ event, … ] { "," member } | [ event, … ]      see :mod:`pptrace.ingest.stream`
     event = complete | instant | metadata | others, which are skipped                     see :mod:`pptrace.ingest.shapes`
 
-Members used: ``baseTimeNanoseconds`` (added to every time, wherever it stands), ``pptrace``, ``distributedInfo``,
+Members used: ``baseTimeNanoseconds`` (added to every time, wherever it stands), ``pptrace``, ``distributedInfo``, ``host_name``,
 ``schemaVersion`` and version numbers. The file is read as a stream; memory grows with the events' columns, not with the text.
 """
 
@@ -27,7 +27,7 @@ from pptrace.ingest.identity import producer_of, rank_of_file_name, rank_of_labe
 from pptrace.ingest.source import ByteSource, num_text_bytes
 from pptrace.ingest.stream import WHAT_TO_GIVE, EventStream
 from pptrace.marks import METADATA_KEY
-from pptrace.tables import InputFormat, Trace
+from pptrace.tables import HOST_NAME, InputFormat, Trace
 
 Told = Callable[[float], None]
 
@@ -38,7 +38,8 @@ def read_kineto(path: Path, cores: int = 1, told: Told | None = None) -> Trace:
     ``told`` is called again and again with the part of the file that has been read, 0 to 1.
 
     Only complete events (``ph`` X) become rows of ``Trace.events``, sorted by start, longer ones first among equals. Memory
-    instants become ``Trace.memory`` (rank -1 where the rank is unknown). ``Trace.metadata`` is the whole ``pptrace`` object.
+    instants become ``Trace.memory`` (rank -1 where the rank is unknown). ``Trace.metadata`` is the whole ``pptrace`` object
+    and the host's name.
     What is damaged is left out and counted in ``Trace.warnings``.
 
     Raises:
@@ -76,7 +77,7 @@ def _read(path: Path, num_helpers: int, told: Told | None) -> Trace:
 
 def _trace(path: Path, source: ByteSource, stream: EventStream, document: Document, collected: Collected) -> Trace:
     members = document.members
-    metadata = _mapping(members.get(METADATA_KEY))
+    metadata = _facts(members)
     distributed = _mapping(members.get("distributedInfo"))
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
     ordered = sorted_events(collected.columns, base_ns)
@@ -122,6 +123,13 @@ def _mapping(value: object) -> Mapping[str, Any]:
         except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, dict) else {}
+
+
+def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What pptrace's recorder wrote down, and the host's name, which torch's profiler does."""
+    host = members.get(HOST_NAME)
+    named = {HOST_NAME: host} if isinstance(host, str) and host else {}
+    return {**named, **_mapping(members.get(METADATA_KEY))}
 
 
 def _base_ns(value: object) -> tuple[int, list[str]]:

@@ -21,7 +21,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.finish import sorted_events
 from pptrace.ingest.identity import rank_of_file_name, rank_of_value
 from pptrace.ingest.nsight_events import CUDA_CALLS, GRAPHS, NVTX, Block, chosen_rows, read_blocks
-from pptrace.ingest.nsight_export import exported, is_report
+from pptrace.ingest.nsight_export import exported, is_recorded
 from pptrace.ingest.nsight_identity import Session, base_ns, own_facts, producer_of, ranks_of, session_of
 from pptrace.ingest.nsight_names import WHOLE_GRAPH, Names
 from pptrace.ingest.nsight_sqlite import WHAT_TO_GIVE, Database
@@ -49,7 +49,7 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
             start = file.read(_HEAD_BYTES)
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err
-    if not is_report(path, start):
+    if not is_recorded(path, start):
         return _read_export(path, path)
     if not start:
         raise TraceError(f"{path}: an empty file; expected a report of Nsight Systems")
@@ -87,14 +87,9 @@ def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
             raise TraceError(f"{shown}: an SQLite database without any table of Nsight Systems; {WHAT_TO_GIVE}")
         names = Names()
         blocks, warnings = read_blocks(db, names)
-        if not blocks:
-            lost = f" ({'; '.join(db.damage)})" if db.damage else ""
-            raise TraceError(
-                f"{shown}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{lost}; "
-                "expected a recording of 'nsys profile --trace=cuda,nvtx'"
-            )
-        _settle_owners(blocks, warnings)
         facts = own_facts(db)
+        _require_content(shown, db, blocks, names, facts, warnings)
+        _settle_owners(blocks, warnings)
         pids = _rank_pids(blocks, names, facts, warnings)
         session = session_of(db)
         base, base_warnings = base_ns(db, session, int(blocks[0].start_ns[0]))
@@ -106,6 +101,11 @@ def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
             warnings.append(
                 "CUDA graphs were recorded as wholes: communication inside them counts as compute; "
                 "record with --cuda-graph-trace=node to tell"
+            )
+        if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and _has_gpu(db):
+            warnings.append(
+                "the machine has GPUs of which nothing was recorded: times are the host's, of launches where ops ran on a GPU; "
+                "record with --trace=cuda,nvtx"
             )
         common = [*warnings, *db.damage, *base_warnings]
     listed = list(names)
@@ -153,14 +153,46 @@ def _of_process(blocks: Sequence[Block], pid: int, *, last: bool) -> list[Block]
 
 
 _DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_RANGES = (Category.ANNOTATION, Category.CPU_OP)
+_REMEDY = (
+    "an nsys that is older than the Python package nvtx 0.2.12 records no range of its later versions: use a newer nsys or "
+    "'nvtx<0.2.12' ('pptrace doctor' tries a range through nsys)"
+)
+
+
+def _require_content(
+    shown: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]
+) -> None:
+    """Refuse a recording that holds nothing to analyse, with what to do, and warn of one without the marks of its run.
+
+    Raises:
+        TraceError: nothing in it tells of any work, or the ranks of ``pptrace run`` left no mark and no kernel in it.
+    """
+    present = {int(block.category[0]) for block in blocks}
+    lost = f" ({'; '.join(db.damage)})" if db.damage else ""
+    if not present - {Category.OVERHEAD}:
+        raise TraceError(
+            f"{shown}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{lost}; "
+            f"expected a recording of 'nsys profile --trace=cuda,nvtx'; {_REMEDY}"
+        )
+    if facts and not any(map(is_mark, names)):
+        if Category.KERNEL not in present:
+            raise TraceError(f"{shown}: a run of pptrace of which nsys recorded no range{lost}; {_REMEDY}")
+        warnings.append(f"a run of pptrace of which nsys recorded no range, only what its devices did; {_REMEDY}")
+
+
+def _has_gpu(db: Database) -> bool:
+    return bool(db.all_rows("TARGET_INFO_GPU", ("id",)) or db.all_rows("TARGET_INFO_CUDA_GPU", ("id",)))
 
 
 def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]) -> list[int]:
-    """The processes that are ranks: those with kernels or marks of pptrace, else with other device work; if there are none, all.
+    """The processes that are ranks: those with kernels or marks of pptrace, else with other device work, else with ranges; if
+    there are none, all. A launcher has nothing of these.
 
     In the order of their devices where each has one of its own, as a launcher gives them out; else of their pids.
     """
     marks = np.array([is_mark(name) for name in names], dtype=np.bool_)
+    ranging: set[int] = set()
     working: set[int] = set(facts)
     copying: set[int] = set()
     devices: dict[int, set[int]] = {}
@@ -172,15 +204,18 @@ def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], 
             (working if block.category[0] == Category.KERNEL else copying).update(pids)
             for pid in pids:
                 devices.setdefault(pid, set()).update(np.unique(block.device[block.process == pid]).tolist())
-        elif marks.any() and block.category[0] in (Category.ANNOTATION, Category.CPU_OP):
-            working |= set(np.unique(block.process[marks[block.name_id]]).tolist())
-    ranks = sorted(working & present or copying or present)
+        elif block.category[0] in _RANGES:
+            ranging |= pids
+            if marks.any():
+                working |= set(np.unique(block.process[marks[block.name_id]]).tolist())
+    ranks = sorted(working & present or copying or ranging or present)
     own = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
     if len(set(own)) == len(ranks):
         ranks = [pid for _, pid in sorted(zip(own, ranks, strict=True))]
     if others := len(present) - len(ranks):
         processes = "1 process" if others == 1 else f"{others} processes"
-        warnings.append(f"left out {processes} without {'kernels' if copying - set(ranks) else 'device work'}")
+        lacking = "kernels" if copying - set(ranks) else "device work" if working or copying else "ranges"
+        warnings.append(f"left out {processes} without {lacking}")
     return ranks
 
 

@@ -25,7 +25,7 @@ from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.folders import copies, directories_below, entries_of
 from pptrace.ingest.formats import archive_of, detect, first_bytes
 from pptrace.ingest.identity import rank_of_value
-from pptrace.ingest.nsight_export import REPORT_SUFFIXES
+from pptrace.ingest.nsight_export import RECORDED_SUFFIXES
 from pptrace.ingest.oplog import OPLOG_SUFFIXES, without_partners
 from pptrace.ingest.oplog_json import sniff_own_json
 from pptrace.tables import InputFormat
@@ -33,7 +33,7 @@ from pptrace.tables import InputFormat
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *REPORT_SUFFIXES)
+_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *RECORDED_SUFFIXES)
 _MOST_SKIPPED = 20
 """How many files a warning names."""
 _MOST_SNIFFED = 200
@@ -87,7 +87,8 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
         )
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
     chosen = set(without_partners([file.path for file in files.values()]))
-    copied = copies([file.path for file in files.values() if file.path in chosen and file.rank is None])
+    alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
+    copied = copies([file.path for file in alike])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
     left = [file for file in files.values() if file.path in chosen and file.path not in copied]
     dumps = _dumps_beside(left)
@@ -116,7 +117,7 @@ def _open_one(path: Path) -> OpenedInputs:
 
 
 def _input_file(path: Path, rank: int | None) -> InputFile:
-    by_name = InputFormat.NSYS_SQLITE if path.suffix in REPORT_SUFFIXES else None
+    by_name = InputFormat.NSYS_SQLITE if path.suffix in RECORDED_SUFFIXES else None
     return InputFile(path, detect(first_bytes(path)) or by_name, rank, path.stat().st_size)
 
 
@@ -186,9 +187,16 @@ def _why_left(path: Path, read: Collection[Path]) -> str:
 
 
 def _without_exported(paths: Sequence[Path]) -> list[Path]:
-    """The files without those reports of Nsight Systems whose export lies beside them."""
-    exports = {path.with_suffix("") for path in paths if path.suffix == ".sqlite"}
-    return [path for path in paths if not (path.suffix in REPORT_SUFFIXES and path.with_suffix("") in exports)]
+    """The files without those of Nsight Systems whose export, or whose report, lies beside them."""
+    steps = (".sqlite", *RECORDED_SUFFIXES)
+    latest: dict[Path, int] = {}
+    for path in paths:
+        if path.suffix in steps:
+            stem = path.with_suffix("")
+            latest[stem] = min(latest.get(stem, len(steps)), steps.index(path.suffix))
+    return [
+        path for path in paths if path.suffix not in steps or steps.index(path.suffix) == latest[path.with_suffix("")]
+    ]
 
 
 def _is_run_file(path: Path) -> bool:
@@ -245,6 +253,11 @@ def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
     return tuple(path for path in tables if sniff_flight(first_bytes(path)))
 
 
+def _is_dump(file: InputFile) -> bool:
+    """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
+    return file.format is InputFormat.OPLOG and sniff_flight(first_bytes(file.path))
+
+
 def _worth(file: InputFile) -> int:
     start = first_bytes(file.path)
     if file.format is InputFormat.OPLOG:
@@ -262,7 +275,7 @@ def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str])
     found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
     return (
         f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
-        "(.sqlite, .nsys-rep), or tables of ops (.csv, .parquet); check the path or record a run"
+        "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
     )
 
 

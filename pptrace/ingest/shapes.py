@@ -52,6 +52,12 @@ class Args(Struct, frozen=True, gc=False):
     inputs: Raw = field(default=ABSENT, name="Concrete Inputs")
 
 
+class NodeArgs(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of autograd's nodes, and of the calls that post messages between them."""
+
+    sequence: Scalar = field(default=-1, name="Sequence number")
+
+
 class MemoryArgs(Struct, frozen=True, gc=False):
     """What is used of a ``[memory]`` event's ``args``."""
 
@@ -68,6 +74,7 @@ class MetadataArgs(Struct, frozen=True, gc=False):
 
 
 NO_DEVICE_ARGS = DeviceArgs()
+NO_NODE_ARGS = NodeArgs()
 NO_MEMORY_ARGS = MemoryArgs()
 NO_METADATA_ARGS = MetadataArgs()
 

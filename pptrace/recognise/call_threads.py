@@ -40,7 +40,9 @@ class Busy:
         self._threads: dict[int, tuple[Int64, Int64]] = {}
         if not threads:
             return
-        rows = np.flatnonzero((events.category == Category.CPU_OP) & np.isin(events.thread, list(threads)))
+        waits = np.array([name.endswith("::wait_tensor") for name in events.names], dtype=bool)
+        works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
+        rows = np.flatnonzero(works & np.isin(events.thread, list(threads)))
         for thread in threads:
             own = rows[events.thread[rows] == thread]
             self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))

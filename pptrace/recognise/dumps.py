@@ -16,10 +16,9 @@ from typing import Any
 import pandas as pd
 
 from pptrace.ingest.flight_dump import Dump, DumpCall, DumpGroup
-from pptrace.recognise.collectives import CALLS
 from pptrace.recognise.dump_pairs import P2P, Launch, is_wall_clock, sides_of
 from pptrace.recognise.rank import RankFound
-from pptrace.tables import TraceInfo, make_table
+from pptrace.tables import CALLS, TraceInfo, make_table
 
 
 def with_dumps(ranks: Sequence[RankFound], dumps: Sequence[Dump]) -> tuple[tuple[RankFound, ...], tuple[str, ...]]:

@@ -77,10 +77,10 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
                 continue
             yield plan
             if entry.name == "interleaved-1f1b" and plan.num_microbatches == pp and not lean:
-                yield _forwards_first(plan)
+                yield forwards_first(plan)
 
 
-def _forwards_first(plan: Plan) -> Plan:
+def forwards_first(plan: Plan) -> Plan:
     """As Megatron-LM had it for years: with as many microbatches as ranks, all forwards come before all backwards."""
     rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(plan.pp)]
     return from_rows([[str(action) for action in row] for row in rows], plan.name)

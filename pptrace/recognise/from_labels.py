@@ -12,24 +12,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pptrace.recognise.catalogues import Label
+from pptrace.recognise.between_messages import ops_between_messages
+from pptrace.recognise.catalogues import Label, megatron
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.host_compute import HostCompute
 from pptrace.recognise.inferred import Inference, Inferred, has_optimizer_ranges, infer_ops, messages_in_ranges
 from pptrace.recognise.labelled import (
+    LabelledPhases,
     Range,
     framework_of,
     labelled_ranges,
     num_outside_steps,
     num_sequences,
     resolved,
+    spans_of_steps,
     told_ops,
 )
 from pptrace.recognise.launches import infer_from_launches, optimizer_ranges
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.rank_tables import Owner, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
-from pptrace.tables import COMMS, OPS, Category, Events, Trace
+from pptrace.tables import COMMS, OPS, Category, Events, Trace, empty_table
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -50,20 +53,60 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
         found = [] if any(_is_message(entry) for entry in rest) else messages_in_ranges(trace.events, _plain(told))
     else:
         inference = _inference(trace.events, labelled)
+        source = "inferred"
         if not _is_pipeline(inference):
-            return None
-        source, evidence, found = "inferred", inference.evidence, inference.found
+            times = _Times(owner, HostCompute(trace.events))
+            by_gaps = _by_gaps(trace, labelled, framework, times, calls)
+            return by_gaps or _spans_alone(trace.framework, labelled)
+        evidence, found = inference.evidence, inference.found
         if any(entry.action.kind.is_p2p for entry in found):
             rest = [entry for entry in rest if not _is_message(entry)]
     ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
-    ranges += _optimizers(trace.events, ranges)
+    times = _Times(owner, HostCompute(trace.events))
+    ops, comms, evidence = _tables(trace.events, ranges, evidence, source, times, calls)
+    return RankTables(framework, ops, comms, evidence)
+
+
+def _by_gaps(
+    trace: Trace, labelled: Sequence[Range], framework: str, times: _Times, calls: pd.DataFrame
+) -> RankTables | None:
+    """The tables of a rank whose labels name messages, or phases, and no ops; without ops where these cannot be told, with the
+    reason; None where no label is of a pipeline.
+    """
+    found = ops_between_messages(labelled)
+    if found is None:
+        lengths = LabelledPhases(labelled).lengths()
+        if not lengths:
+            return None
+        spans = ", ".join(f"{phase} {sum(own) / len(own) / 1e6:,.2f} ms" for phase, own in lengths.items())
+        line = f"labels tell the phases of its steps (means: {spans}), and no op or message in them: ops are null"
+        return RankTables(framework, empty_table(OPS), empty_table(COMMS), (line,))
+    if not found.ops:
+        return RankTables(framework, empty_table(OPS), empty_table(COMMS), found.evidence)
+    ranges = [*found.ops, *(entry for entry in labelled if not entry.label.is_op)]
+    ops, comms, evidence = _tables(trace.events, ranges, found.evidence, "inferred", times, calls)
+    return RankTables(framework, ops, comms, evidence, by_gaps=True)
+
+
+def _tables(
+    events: Events, ranges: list[Range], evidence: tuple[str, ...], source: str, times: _Times, calls: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
+    """OPS, COMMS and the lines about them of ranges that still lack their steps and microbatches."""
+    phases = LabelledPhases(ranges)
+    ranges += _optimizers(events, ranges)
     if cut := num_outside_steps(ranges):
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
-    ranges = resolved(ranges)
-    times = _Times(owner, HostCompute(trace.events))
-    ops, comms = _rows(ranges, source, times, _Messages(trace.events, calls))
-    return RankTables(framework, table_of(OPS, ops), table_of(COMMS, comms), evidence)
+    ops, comms = _rows(resolved(ranges), source, times, _Messages(events, calls))
+    for row in ops:
+        row["phase"] = phases.of(row["start_ns"], row["end_ns"]) or ""
+    return table_of(OPS, ops), table_of(COMMS, comms), evidence
+
+
+def _spans_alone(framework: str, labelled: Sequence[Range]) -> RankTables | None:
+    """The steps of a trace whose reader names the framework, where it holds no ops; None of any other trace."""
+    rows = [_span_row(entry) for entry in spans_of_steps(labelled)] if framework else []
+    return RankTables(framework, table_of(OPS, rows), empty_table(COMMS)) if rows else None
 
 
 def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
@@ -132,6 +175,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of OPS and of COMMS."""
     readers = {(key, entry.step): entry for entry in ranges for key in _reads(entry.action)}
+    times.calls_wait = megatron.calls_wait(entry.label for entry in ranges)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     for entry in ranges:
@@ -162,6 +206,22 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
     return filled
 
 
+def without_absent_sides(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """``comms`` without messages from before the first stage or to behind the last one: functions that send and receive are
+    called on all ranks, and move nothing there.
+    """
+    compute = ops[ops["stage"] >= 0]
+    if compute.empty or mesh.pp is None:
+        return comms
+    last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
+    ordered = (
+        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
+    )
+    other = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
+    absent = ordered & ((other < 0) | (other > last))
+    return comms[~absent] if absent.any() else comms
+
+
 def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
     """Keys of the receives whose messages an op reads."""
     if action is None or not action.kind.is_compute:
@@ -178,6 +238,8 @@ class _Times:
     def __init__(self, owner: Owner, host: HostCompute) -> None:
         self.owner = owner
         self._host = host
+        self.calls_wait = False
+        """Whether what is received is there when its labelled call returns."""
 
     def of_op(self, entry: Range) -> tuple[int, int, str]:
         """(start, end, clock) of the compute inside a range; of the range itself where nothing shows it."""
@@ -190,6 +252,22 @@ class _Times:
         place, parts = entry.part
         length = end - start
         return start + length * place // parts, start + length * (place + 1) // parts, clock
+
+    def read_at(self, reader: Range, arrival_ns: int | None) -> int:
+        """When an op had the message that it reads, which had been waited for by ``arrival_ns`` where that is known.
+
+        An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
+        second half of an overlapped pair waits after operators of the first.
+        """
+        begun = self.of_op(reader)[0]
+        if arrival_ns is None:
+            return begun
+        if reader.part[0] or (reader.action is not None and reader.action.parts):
+            return arrival_ns
+        is_seen = self.owner.span(reader.start_ns, reader.end_ns, communication=False) or self._host.span(
+            reader.thread, reader.start_ns, reader.end_ns
+        )
+        return min(arrival_ns, begun) if is_seen else arrival_ns
 
 
 class _Messages:
@@ -224,15 +302,22 @@ class _Messages:
 
 def _op_row(entry: Range, times: _Times, source: str) -> dict[str, Any]:
     action = entry.action
-    row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
-    row["pair"] = "" if action is None or not action.parts else str(action)
     if action is None:
-        row |= {"kind": entry.label.span, "start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
-        return row | {"source": "inferred" if entry.label.inferred else "label"}
+        return _span_row(entry)
+    row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
+    row["pair"] = str(action) if action.parts else ""
     start, end, clock = times.of_op(entry)
     microbatch = -1 if action.microbatch is None else action.microbatch
     row |= {"kind": action.kind.value, "stage": action.stage, "microbatch": microbatch}
     return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": source}
+
+
+def _span_row(entry: Range) -> dict[str, Any]:
+    """A part of a step that is no op: of the OPS table it has a kind and times alone."""
+    none = dict.fromkeys(("rank", "stage", "chunk", "microbatch"), -1) | dict.fromkeys(("phase", "pair"), "")
+    times = {"start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
+    source = "inferred" if entry.label.inferred else "label"
+    return {**none, **times, "step": entry.step, "kind": entry.label.span, "source": source}
 
 
 def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times, messages: _Messages) -> dict[str, Any]:
@@ -242,11 +327,14 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
     if span := messages.kernel(start) or times.owner.span(start, posted, communication=True):
         start, end, stream = span
         posted, asked, clock = start, start, "device"
+    elif action.kind.is_recv and times.calls_wait and messages.arrival(entry.start_ns, entry.end_ns) is None:
+        posted = asked = start
     elif action.kind.is_recv and reader is not None:
         asked = max(posted, reader.start_ns)
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
-        begun = times.of_op(reader)[0]
-        end = max(posted, begun if arrival is None else min(arrival, begun))
+        end = max(posted, times.read_at(reader, arrival))
+        if end == posted:  # the message was there: nobody left
+            posted = asked = start
     size = messages.size(entry.start_ns, entry.end_ns)
     return {
         "rank": -1,

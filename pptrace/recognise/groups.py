@@ -53,7 +53,10 @@ class Groups:
 
 
 def find_groups(
-    calls: Mapping[int, pd.DataFrame], distributed: Mapping[int, Mapping[str, Any]], steps: Mapping[int, int]
+    calls: Mapping[int, pd.DataFrame],
+    distributed: Mapping[int, Mapping[str, Any]],
+    steps: Mapping[int, int],
+    by_use: bool = True,
 ) -> Groups:
     """The groups of all ranks.
 
@@ -61,6 +64,8 @@ def find_groups(
         calls: by rank its communication (schema ``CALLS``).
         distributed: by rank what its profiler wrote about the job (Kineto's ``distributedInfo``).
         steps: by rank how many steps its trace has, where that is known.
+        by_use: whether use and shape may tell the axis of a group that no description tells: not where the traces show neither
+            steps nor backwards, between which tp and dp, or pipelines and other exchanges, look alike.
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
@@ -68,6 +73,8 @@ def find_groups(
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
     edges = edges_of(calls, of_call, unnamed)
     rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+    if not by_use:
+        return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
 
     def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
         return chains_of(edges, axes, rings, set(calls), world)
@@ -80,6 +87,24 @@ def find_groups(
         pipelines = _pipelines(told.axes, chains(told.axes))
         sizes = _without_surplus(sizes_of(told.axes, pipelines, world), world)
     return Groups(of_call, told.axes, world, sizes, pipelines, told.lines(), unnamed, rings)
+
+
+def _described(
+    of_call: Mapping[CallKey, Group],
+    uses: Mapping[Group, Use],
+    world: int | None,
+    unnamed: Mapping[int, Group],
+    rings: frozenset[Group],
+) -> Groups:
+    """The groups with the axes that their descriptions tell."""
+    axes = {
+        group: axis_of_description(group.description) or ("world" if _is_whole(group, world) else UNKNOWN)
+        for group in uses
+    }
+    pipelines = _pipelines(axes, ())
+    is_whole = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
+    sizes = sizes_of(axes, pipelines, world if is_whole else None)
+    return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | frozenset(uses))
 
 
 def _used(

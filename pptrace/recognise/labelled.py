@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.recognise.catalogues import Label, read_label
+from pptrace.recognise.catalogues.label import EVALUATION
 from pptrace.recognise.catalogues.zero_bubble import ZERO_BUBBLE
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.tables import Category, Events
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -43,6 +44,28 @@ class Range:
         return self if actions == self.label.actions else replace(self, label=replace(self.label, actions=actions))
 
 
+class LabelledPhases:
+    """The phases of a schedule that ranges around its ops name."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._spans = sorted((r for r in ranges if r.label.phase is not None), key=lambda entry: entry.start_ns)
+        self._starts = [span.start_ns for span in self._spans]
+
+    def of(self, start_ns: int, end_ns: int) -> Phase | None:
+        """The phase in which the middle of a stretch lies: its beginning may lie before the range of its phase."""
+        middle = (start_ns + end_ns) // 2
+        place = bisect_right(self._starts, middle) - 1
+        return self._spans[place].label.phase if place >= 0 and middle < self._spans[place].end_ns else None
+
+    def lengths(self) -> dict[Phase, list[int]]:
+        """The lengths of the ranges, ns, by phase."""
+        found: dict[Phase, list[int]] = {}
+        for span in self._spans:
+            if span.label.phase is not None:
+                found.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
+        return found
+
+
 def labelled_ranges(events: Events) -> list[Range]:
     """The host ranges whose names are in a catalogue, in time order."""
     on_host = np.flatnonzero(np.isin(events.category, (Category.ANNOTATION, Category.OTHER)))
@@ -55,7 +78,27 @@ def labelled_ranges(events: Events) -> list[Range]:
     for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
         found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return found
+    return _of_training(_of_one_writer(found))
+
+
+def _of_one_writer(ranges: Sequence[Range]) -> list[Range]:
+    """Without spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
+    marked = {entry.label.span for entry in ranges if entry.label.marked}
+    return [entry for entry in ranges if entry.label.marked or not entry.label.span or entry.label.span not in marked]
+
+
+def _of_training(ranges: Sequence[Range]) -> list[Range]:
+    """Without ranges of evaluation and the ops and messages that begin inside of them."""
+    spans = _outermost([entry for entry in ranges if entry.label.span == EVALUATION])
+    if not spans:
+        return list(ranges)
+    starts, ends = [span.start_ns for span in spans], [span.end_ns for span in spans]
+
+    def is_inside(entry: Range) -> bool:
+        place = bisect_right(starts, entry.start_ns) - 1
+        return place >= 0 and entry.start_ns < ends[place]
+
+    return [entry for entry in ranges if entry.label.span != EVALUATION and not is_inside(entry)]
 
 
 def framework_of(ranges: Sequence[Range]) -> str:
@@ -111,6 +154,16 @@ def resolved(ranges: Sequence[Range]) -> list[Range]:
     return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
 
 
+def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
+    """The steps and what lies in them that is neither op nor message, each with its step; [] without ranges of steps."""
+    spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
+    steps, numbered = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
+    chosen = _single(numbered) or _outermost(steps)
+    return (
+        _inside([entry for entry in spans if entry.label.span != "STEP" or entry in chosen], chosen) if chosen else []
+    )
+
+
 def num_outside_steps(ranges: Sequence[Range]) -> int:
     """How many ops :func:`resolved` leaves out, because the ranges of steps do not cover them."""
     kept = _with_steps(sorted(ranges, key=lambda entry: entry.start_ns))
@@ -149,6 +202,8 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
     chosen = [s for s in spans if s.label.step >= 0 and not s.label.leads] or [s for s in spans if s.label.step >= 0]
     chosen = _single(chosen) or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
+        if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
+            ranges = [entry for entry in ranges if not (entry.label.span == "STEP" and entry.label.inferred)]
         return _inside(ranges, chosen)
     return _counted(ranges)
 
@@ -178,7 +233,8 @@ def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
 
 
 def _counted(ranges: Sequence[Range]) -> list[Range]:
-    """Steps by order: a new one where an op would come again or, for ops without microbatches, after the optimizer.
+    """Steps by order: a new one where an op would come again, where the range of a warmup begins or, for ops without
+    microbatches, after the optimizer.
 
     A message that comes again with no op between is another tensor of the same one.
     """
@@ -189,9 +245,11 @@ def _counted(ranges: Sequence[Range]) -> list[Range]:
         num_ops += entry.label.is_op
         known = [a for a in entry.label.actions if a.microbatch is not None]
         again = any(done.get(action.key, num_ops) < num_ops for action in known)
-        if again or (optimized and any(action.microbatch is None for action in entry.label.actions)):
+        warms_up = entry.label.phase is Phase.WARMUP and bool(done)
+        if again or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
             count += 1
             done.clear()
+            optimized = False
         optimized = entry.label.span == "OPTIMIZER" or (optimized and not entry.label.actions)
         done |= {action.key: num_ops for action in entry.label.actions}
         found.append(replace(entry, step=count))
@@ -222,7 +280,8 @@ def _numbered(ranges: Sequence[Range]) -> Iterator[Range]:
     """The k-th op or message of a kind that names no microbatch is that of microbatch k."""
     counts: Counter[Kind] = Counter()
     for entry in ranges:
-        actions = [_with_microbatch(action, counts) for action in entry.label.actions]
+        given = entry.label.adjacent and not entry.label.is_op
+        actions = [action if given else _with_microbatch(action, counts) for action in entry.label.actions]
         yield entry.of(*actions) if actions else entry
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import pandas as pd
 
 from pptrace.marks import AwaitMark, CallMark, CollectiveMark, ExchangeMark, P2PMark
-from pptrace.recognise.collectives import CALLS
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.mark_ranges import MarkedRange, MarkedRanges
 from pptrace.recognise.rank_tables import Owner
-from pptrace.tables import Int64, empty_table, make_table
+from pptrace.tables import CALLS, Int64, empty_table, make_table
 
 _TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
 GROUPS_KEY = "groups"

@@ -113,9 +113,8 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
-    outlast its send either. Unmatched rows keep their own start and end. Of messages whose
-    posting call alone is known, on a rank whose other communication ran on its device, no transfer is known: it has no length, so
-    that bytes over the time of that call are not taken for a bandwidth.
+    outlast its send either. Unmatched rows keep their own start and end. What is :func:`only_posted` has no transfer: it has
+    no length, so that bytes over the time of that call are not taken for a bandwidth.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0
@@ -134,10 +133,13 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
 
 
 def only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which messages have the host's posting call alone, on ranks whose other communication ran on their devices."""
+    """Which communication has the host's posting call alone: when it was done, nothing shows.
+
+    A send on a rank without devices lies in a buffer when its posting is over.
+    """
     on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
     call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
-    return call & comms["kind"].isin(("send", "recv")) & comms["rank"].isin(on_device)
+    return call & ((comms["kind"] != "send") | comms["rank"].isin(on_device))
 
 
 def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:

@@ -47,14 +47,25 @@ def numbered(
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
+    messages, told = messages_of_plan(comms, filled, plan_of, mesh)
+    return Numbered(filled, messages, plan, (note, *told))
+
+
+def messages_of_plan(
+    comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` with the stages and microbatches of the plan's messages, and lines about them; ``ops`` have theirs."""
     if _is_possible(comms, plan_of, mesh):
-        return Numbered(filled, _with_plan(comms, plan_of, mesh), plan, (note,))
-    chosen = beside_ops(comms, filled, plan_of, mesh)
+        return _with_plan(comms, plan_of, mesh), ()
+    name = plan_of(int(ops["step"].iloc[0])).name
+    chosen = beside_ops(comms, ops, plan_of, mesh)
     if chosen is not None:
-        told = f"labels tell more messages than {plan.name} has: those are taken that the ops beside them send or receive in it"
-        return Numbered(filled, chosen, plan, (note, told))
-    told = f"labels tell more messages than {plan.name} has: which of them there were is not known"
-    return Numbered(filled, comms[comms["axis"] != "pp"], plan, (note, told))
+        told = (
+            f"labels tell more messages than {name} has: those are taken that the ops beside them send or receive in it"
+        )
+        return chosen, (told,)
+    told = f"labels tell more messages than {name} has: which of them there were is not known"
+    return comms[comms["axis"] != "pp"], (told,)
 
 
 def _filled(ops: pd.DataFrame, steps: Sequence[StepRows], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
@@ -113,7 +124,7 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
 
 def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
     """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
-    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F")]
+    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F") & (comms["microbatch"] >= 0)]
     if forward.empty:
         return None
     return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from pptrace.errors import ScheduleError
+from pptrace.recognise.fit import fit
 from pptrace.recognise.identify import identify
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.numbered import numbered
@@ -74,7 +75,7 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
         layout, told = _layout(ops, comms, mesh, chunks)
         notes = (*notes, told)
     mesh = replace(mesh, vpp=chunks)
-    return Placed(_with_stages(ops, places, pp, layout), _with_stages(comms, places, pp, layout), mesh, notes)
+    return Placed(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
 
 
 def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -105,6 +106,10 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
         return f"the order of ops is that of no known schedule with {mesh.vpp} chunks on each rank: {unnamed}"
+    if mesh.vpp is None and not _may_have_one_chunk(ops, mesh):
+        return (
+            f"nothing tells how many chunks each rank has, and the order of ops is that of no known schedule: {unnamed}"
+        )
     ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
@@ -120,6 +125,16 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     return f"with one stage on each rank, {why}: {unnamed}"
 
 
+def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
+    """Whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
+    steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
+    if not steps:
+        return True
+    fullest = max(steps, key=StepRows.num_ops)
+    plan = fit(len(fullest.pipeline), fullest.kinds())
+    return plan is not None and plan.num_chunks == 1
+
+
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
     """The mesh where nothing tells the pipeline: that the ops need no other axis does not say that there is none."""
     tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
@@ -129,7 +144,7 @@ def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
 
 
-def _with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
+def with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
     lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
     if not lacking.any():
         return table
@@ -173,7 +188,7 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
 def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
-    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0)]
+    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
     if mine.empty:
         return []
     sends = mine[(mine["kind"] == "send") & (mine["direction"] == "F") & (mine["stage"] == -1)]
@@ -183,7 +198,7 @@ def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
 def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     """The plan that the most complete step of a pipeline follows if its stages lie so; the registry's where it is one."""
     places = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
-    placed = _with_stages(ops, places, mesh.pp or 1, layout)
+    placed = with_stages(ops, places, mesh.pp or 1, layout)
     steps = steps_of(placed, mesh)
     if not steps:
         return None

@@ -15,12 +15,16 @@ from pptrace.tables import Schema, make_table, stacked
 
 @dataclass(frozen=True, slots=True)
 class RankTables:
-    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names."""
+    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names.
+
+    ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.between_messages`).
+    """
 
     framework: str
     ops: pd.DataFrame
     comms: pd.DataFrame
     warnings: tuple[str, ...] = ()
+    by_gaps: bool = False
 
     def joined_with(self, others: RankTables | None) -> RankTables:
         """These tables, and what others have besides: ops, messages, and spans of a kind that these have none of."""
@@ -32,6 +36,7 @@ class RankTables:
             stacked([self.ops, extra]),
             stacked([self.comms, others.comms]),
             (*self.warnings, *others.warnings),
+            others.by_gaps,
         )
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
+from pptrace.recognise.adjacent import with_adjacent, without_half_seen
+from pptrace.recognise.balanced_spans import with_balanced_spans
+from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
+from pptrace.recognise.communicators import Members, with_members
 from pptrace.recognise.devices import DeviceWork
-from pptrace.recognise.from_labels import with_peers
+from pptrace.recognise.directions import with_directions
+from pptrace.recognise.from_labels import with_peers, without_absent_sides
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
+from pptrace.recognise.host_compute import HostWork
+from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -23,10 +30,13 @@ from pptrace.recognise.mesh import (
     mesh_with_collectives,
     mesh_with_groups,
 )
+from pptrace.recognise.partial import Partial, read_partial
+from pptrace.recognise.partial_schedule import schedule_of_partial
 from pptrace.recognise.placement import Placed, place
-from pptrace.recognise.rank import RankFound, recognise_rank
+from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
+from pptrace.recognise.rank_layout import with_layout
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
-from pptrace.tables import COMMS, MEMORY, OPS, Schema, Trace, empty_table
+from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"
 """The framework of traces that nothing tells."""
@@ -36,7 +46,8 @@ UNLABELLED = "unlabelled"
 class Recognised:
     """What the traces hold, each rank still on its own clock.
 
-    ``work`` is each rank's device work; ``facts`` what each rank's recorder wrote about itself ({} for others' traces).
+    ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
+    each rank's recorder wrote about itself ({} for others' traces).
     """
 
     framework: str
@@ -48,6 +59,7 @@ class Recognised:
     schedule: ScheduleInfo
     facts: Mapping[int, Mapping[str, Any]]
     warnings: tuple[str, ...]
+    host_work: Mapping[int, HostWork] = field(default_factory=dict)
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> Recognised:
@@ -68,41 +80,108 @@ def recognise_ranks(
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
-    facts = {found.number: found.info.metadata for found in ranks}
-    warnings = _of_ranks(ranks)
-    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
-    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
-    memory = _joined([(found.number, found.memory) for found in ranks], MEMORY)
-    metadata = list(facts.values())
-    calls = {found.number: found.calls for found in ranks}
-    groups = find_groups(
-        calls,
-        {found.number: found.info.distributed for found in ranks},
-        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
-    )
-    is_guess = num_ranks is None and not groups.world_size
-    mesh = _mesh(metadata, ops, comms, groups, num_ranks or max(len(ranks), *(found.number + 1 for found in ranks)))
-    mesh = replace(mesh, is_guess=is_guess)
-    placed = place(ops, comms, mesh, calls)
-    warnings += _inferences(ops, placed, mesh, _stage_order(metadata, mesh, groups))
-    ops, mesh, warnings = placed.ops, placed.mesh, [*warnings, *placed.notes]
-    comms = with_peers(placed.comms, ops, mesh)
-    found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
-    comms, told = _with_calls(match_comms(with_sizes(comms, mesh), mesh), calls, groups, ops, mesh, found_schedule)
-    warnings += told
+    spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
+    ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
+    joint = match_ranks(ranks, _groups(ranks)[1])
+    located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
+    if joint.refused and (located.placed.mesh.vpp or 1) == 1:
+        ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
+        located = _locate(ranks, joint, num_ranks, spanned)
+    ranks, placed, groups = located.ranks, located.placed, located.groups
+    metadata = list(located.facts.values())
+    order = _stage_order(metadata, located.mesh, groups)
+    warnings = [
+        *_of_ranks(ranks),
+        *cut,
+        *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *located.warnings,
+        *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
+        *placed.notes,
+    ]
+    ops, mesh = placed.ops, placed.mesh
+    comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
+    comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
+    if located.partial is None:
+        found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+    else:
+        found_schedule = schedule_of_partial(located.partial, schedule)
+    matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
+    comms, told = _with_calls(matched, located.calls, groups, ops, mesh, found_schedule)
+    warnings += [*untimed, *half_seen, *told]
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return Recognised(
         framework=framework,
         ops=ops,
         comms=comms,
-        memory=memory,
+        memory=_joined([(found.number, found.memory) for found in ranks], MEMORY),
         work={found.number: found.work for found in ranks},
         mesh=mesh,
         schedule=found_schedule,
-        facts=facts,
-        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, facts)),
+        facts=located.facts,
+        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, located.facts)),
+        host_work={found.number: found.host_work for found in ranks},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """The ops and the mesh as labels and groups tell them, both with what order tells besides (``placed``), and what that was
+    taken from. ``partial`` is the reading of a run of which ranks of the pipelines have no trace.
+    """
+
+    ranks: Sequence[RankFound]
+    facts: Mapping[int, Mapping[str, Any]]
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    ops: pd.DataFrame
+    mesh: MeshInfo
+    placed: Placed
+    partial: Partial | None
+    warnings: tuple[str, ...]
+
+
+def _locate(ranks: Sequence[RankFound], joint: Joint, num_ranks: int | None, spanned: Sequence[int]) -> _Located:
+    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
+    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
+    facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
+    members, groups = _groups(ranks)
+    metadata = list(facts.values())
+    known = num_ranks or max(len(ranks), *(found.number + 1 for found in ranks))
+    mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
+    mesh = _with_pipelines(replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp), joint)
+    ops, cut = with_balanced_spans(ops, mesh, spanned)
+    partial = None
+    if not any(own.get("plan") for own in metadata):
+        is_told = any("pp_ranks" in own for own in metadata)
+        framework, _ = _framework(ranks, groups)
+        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told)
+    placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
+    lines = (*layout, *members.warnings, *cut)
+    return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
+
+
+def _groups(ranks: Sequence[RankFound]) -> tuple[Members, Groups]:
+    """The calls with the members of their communicators, and the process groups."""
+    members = with_members(
+        {found.number: found.calls for found in ranks},
+        {found.number: found.info.metadata for found in ranks},
+        {found.number: found.info.distributed for found in ranks},
+    )
+    groups = find_groups(
+        members.calls,
+        members.distributed,
+        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
+        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
+    )
+    return members, groups
+
+
+def _with_pipelines(mesh: MeshInfo, joint: Joint) -> MeshInfo:
+    """The mesh with the pipelines whose messages were matched, where it has as many ranks in pipelines of this length."""
+    if not joint.pipelines or mesh.pp != len(joint.pipelines[0]):
+        return mesh
+    return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
 def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[str, ...]]:
@@ -116,6 +195,21 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
             f"no labels of a framework: {framework} is told by its names of process groups ({description})",
         )
     return UNLABELLED, ()
+
+
+def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RankFound]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
+    them: the waiting for those lies in the ops, and nothing tells how much of it there is.
+    """
+    own = comms["rank"].isin([found.number for found in ranks if found.by_gaps]) & (comms["axis"] == "pp")
+    ahead = own & (comms["kind"] == "recv") & (comms["clock"] == "host") & (comms["posted_ns"] > comms["start_ns"])
+    if not ahead.any():
+        return comms, ()
+    line = (
+        "receives are posted ahead of their ops and no range shows when they came: messages are left out, and waiting for them "
+        "counts as compute; ranges around forward_step and backward_step would tell"
+    )
+    return comms[~own], (line,)
 
 
 def _with_calls(
@@ -160,18 +254,19 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     return "the ranks in their order are"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str) -> list[str]:
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, is_by_gaps: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
         order: what was taken for the stages; "" where they are told.
+        is_by_gaps: whether ops are what lies between labelled messages, of which the ranks have lines of their own.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred:
+    if is_inferred and not is_by_gaps:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"

@@ -28,11 +28,24 @@ class PlanSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule that the ranks with a trace may have run, where others have none; ``places`` are their pipeline ranks."""
+
+    name: str
+    pp: int
+    num_microbatches: int
+    num_stages: int
+    num_chunks: int
+    places: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleInfo:
     """The plan of a run: its name, where it came from, and each place where the run differs from it, in words.
 
     ``others`` are the plans of steps with another number of microbatches, as while the batch grows: the same schedule with so
-    many; None where there is none.
+    many; None where there is none. ``candidates`` are all schedules that may have run, where ranks without a trace leave that
+    open or had to be left out of the comparison; ``has_phases``: whether order tells the phases of ops that have none.
     """
 
     plan: Plan | None
@@ -41,6 +54,8 @@ class ScheduleInfo:
     mismatches: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     others: Mapping[int, Plan | None] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    has_phases: bool = True
 
     def plan_of(self, step: int) -> Plan | None:
         """The plan of one step."""
@@ -60,21 +75,21 @@ def recognise_schedule(
         UsageError: ``wanted`` names no schedule.
         ScheduleError: ``wanted`` is illegal for the run's p, m and v.
     """
-    measured = _measured_steps(ops, mesh)
+    measured = measured_steps(ops, mesh)
     rows, name = _metadata_rows(metadata)
     if wanted is not None:
         entry = registry.get(wanted)
         pp, m, v = _shape(rows, measured)
-        return _compared(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
+        return compared(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
     if rows is not None:
         try:
             plan = identify(from_rows(rows, name, where="the trace's metadata"))
         except ScheduleError as err:
             return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"the plan in the metadata: {err}",))
-        return _compared(plan, PlanSource.METADATA, measured)
+        return compared(plan, PlanSource.METADATA, measured)
     if not measured:
         return _NOTHING
-    training = [step for step in measured if not _only_forwards(step)]
+    training = [step for step in measured if not only_forwards(step)]
     if not training:
         told = "no schedule recognised: the steps have forwards only, as in evaluation"
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(told,))
@@ -86,29 +101,29 @@ def recognise_schedule(
     return replace(found, warnings=(*found.warnings, line))
 
 
-def _only_forwards(step: MeasuredStep) -> bool:
+def only_forwards(step: MeasuredStep) -> bool:
     return all(parse_action(cell).kind is Kind.F for row in step.rows for cell in row)
 
 
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
     """The plan that the most complete step follows, else the nearest of the registry, else that step's own order."""
-    best = _most_complete(measured)
+    best = most_complete(measured)
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
-        return _compared(plan, PlanSource.RECOGNISED, measured)
-    near = _nearest(best, ops, mesh)
+        return compared(plan, PlanSource.RECOGNISED, measured)
+    near = nearest_of(best, ops, mesh)
     if near is not None and near.share >= ENOUGH:
         line = f"the run follows {near.plan.name} in {near.share:.0%} of its ops: see the schedule's mismatches"
         told = () if near.share == 1 else (line,)
-        return _compared(near.plan, PlanSource.RECOGNISED, measured, told)
+        return compared(near.plan, PlanSource.RECOGNISED, measured, told)
     closest = f"; the nearest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
     if plan is None:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
     line = f"the order of ops is that of no known schedule{closest}"
-    return _compared(plan, PlanSource.RECOGNISED, measured, (line,))
+    return compared(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
-def _compared(
+def compared(
     plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep], warnings: tuple[str, ...] = ()
 ) -> ScheduleInfo:
     """The plan, with what the steps have of it and where they leave it."""
@@ -137,7 +152,7 @@ def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     return plan, ""
 
 
-def _nearest(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Nearest | None:
+def nearest_of(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Nearest | None:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     if compute.empty:
         return None
@@ -181,7 +196,7 @@ def _listed(steps: Sequence[int]) -> str:
     return ", ".join(str(step) for step in sorted(set(steps)))
 
 
-def _measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
+def measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
     """Every step of every pipeline, without ops of which neither labels nor order told the stage."""
     known = ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)
     compute = ops[known].sort_values("start_ns", kind="stable")
@@ -193,13 +208,14 @@ def _measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
     found = []
     for pipeline in mesh.pipelines:
         for step in sorted({step for step, rank in rows if rank in pipeline}):
-            present = [place for place, rank in enumerate(pipeline) if (step, rank) in rows]
-            ranks = tuple(pipeline[place] for place in present)
-            found.append(MeasuredStep(step, tuple(present), ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
+            ranks = tuple(rank for rank in pipeline if (step, rank) in rows)
+            places = tuple(place for rank in ranks if (place := mesh.pp_rank(rank)) is not None)
+            if len(places) == len(ranks):
+                found.append(MeasuredStep(step, places, ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
     return found
 
 
-def _most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:
+def most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:
     """The step with most ranks and then most ops: the last of a run may have been cut off."""
     return max(measured, key=lambda step: (len(step.rows), sum(map(len, step.rows))))
 
@@ -209,7 +225,7 @@ def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tu
     if rows is not None:
         plan = from_rows(rows, "the plan in the metadata")
     elif measured:
-        plan = from_rows(_most_complete(measured).rows, "the measured run")
+        plan = from_rows(most_complete(measured).rows, "the measured run")
     else:
         raise ScheduleError("--schedule: the trace shows no forward or backward of any microbatch to compare with")
     return plan.pp, plan.num_microbatches, plan.num_chunks

@@ -71,9 +71,19 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
         return None
     try:
         measured = from_rows(step.rows, plan.name)
-        own = identify(measured)
-        if own is not measured and own.name == plan.name and own.pp == plan.pp:
-            return own
+    except ScheduleError:
+        return of_length(plan, count)  # ranks without a trace leave gaps
+    own = identify(measured)
+    if own is not measured and own.name == plan.name and own.pp == plan.pp:
+        return own
+    return of_length(plan, count)
+
+
+def of_length(plan: Plan, count: int) -> Plan | None:
+    """The plan of the same schedule with so many microbatches; None where it has none."""
+    if plan.name not in registry.SCHEDULES:
+        return None
+    try:
         return registry.build(plan.name, plan.pp, count, plan.num_chunks)
     except ScheduleError:
         return None

@@ -20,18 +20,19 @@ import pandas as pd
 from pptrace.ingest.cache import MIN_TEXT_BYTES, Packed, cache_beside
 from pptrace.ingest.open import InputFile
 from pptrace.ingest.source import num_text_bytes
-from pptrace.recognise.collectives import CALLS
+from pptrace.recognise.host_order import HOST_ORDER
 from pptrace.recognise.rank import RankFound, recognise_rank
-from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Trace
+from pptrace.tables import CALLS, COMMS, HOST_NAME, MEMORY, OPS, InputFormat, Trace
 
 _FACTS = frozenset(
     {
         *("schema", "rank", "local_rank", "world_size", "host", "mesh", "pp_ranks", "plan", "model", "steps"),
-        *("backend", "device", "clock", "one_clock", "notes"),
+        *("backend", "device", "clock", "one_clock", "notes", "framework", "hooks", "groups", "parallel"),
+        *("communicators", HOST_NAME),
     }
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
-_SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS}
+_SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS, "host": HOST_ORDER}
 _PATH = "\0path\0"  # in place of the file's path, which says where somebody's home is
 
 

@@ -92,19 +92,47 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
 def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     bubble = step.bubble
     windows = [window for window in analysis.windows if window.step == step.step]
-    head = (
-        f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms · bubble ratio {units.ratio(bubble.ratio)} "
-        f"(ideal {units.ratio(bubble.ideal_ratio)}) · share {units.percent(bubble.share)} "
-        f"(ideal {units.percent(bubble.ideal_share)})</summary>"
+    bubbles = (
+        f" · bubble ratio {units.ratio(bubble.ratio)} (ideal {units.ratio(bubble.ideal_ratio)}) · share "
+        f"{units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     )
-    body = [
-        _figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)),
-        _figure(overview(step)),
-    ]
+    head = f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
+    body = [_figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes))] if windows else []
+    body.append(_figure(overview(step)))
     if bubble.waterfall_ns is not None:
         body.append(_figure(waterfall(step)))
-    body += ["<h3>Phases</h3>", _phases(step), "<h3>Communication</h3>", _comms(step)]
+    if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in step.ranks):
+        body += ["<h3>Bubble, where the other sides of messages have no trace</h3>", _bounds(step)]
+    if any(rank.phases for rank in step.ranks):
+        body += ["<h3>Phases</h3>", _phases(step)]
+    body += ["<h3>Communication</h3>", _comms(step)]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
+
+
+def _bounds(step: StepReport) -> str:
+    columns = (
+        "rank",
+        "pipeline rank",
+        "not compute ms",
+        "bubble ms, at least",
+        "at most",
+        "ideal, own window",
+        "pipeline's",
+    )
+    rows = [
+        (
+            rank.rank,
+            "–" if rank.pp_rank is None else rank.pp_rank,
+            units.milliseconds(rank.not_compute_ns),
+            units.milliseconds(rank.bubble_low_ns),
+            units.milliseconds(rank.bubble_high_ns),
+            units.percent(None if rank.ideal is None else rank.ideal.own_share),
+            units.percent(None if rank.ideal is None else rank.ideal.share),
+        )
+        for rank in step.ranks
+        if rank.bubble_ns is None
+    ]
+    return _table(columns, rows)
 
 
 def _phases(step: StepReport) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pptrace.analysis.analyse import Analysis, analyse_ranks
+from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
+from pptrace.hang.words import as_json
 from pptrace.ingest import Progress, open_inputs, read_each
-from pptrace.ingest.flight_dump import read_dumps
+from pptrace.ingest.flight import DUMP_PRODUCER, NO_CALLS
+from pptrace.ingest.flight_dump import read_dumps, sniff_flight
+from pptrace.ingest.formats import first_bytes
+from pptrace.ingest.open import OpenedInputs
 from pptrace.recognise.dumps import with_dumps
+from pptrace.recognise.rank import RankFound
 from pptrace.report.cached import RankStore, find_in_rank
+from pptrace.report.hang import hang_of_run
+from pptrace.tables import InputFormat
 
 
 def load(
@@ -36,13 +45,38 @@ def load(
     world_size = run.get("world_size")
     dumps, lost = read_dumps(inputs.dumps)
     ranks, told = with_dumps(result.traces, dumps)
-    return analyse_ranks(
-        ranks,
+    hang = _hang(paths, inputs)
+    analysis = analyse_ranks(
+        _without_stuck_calls(ranks) if hang is not None else ranks,
         schedule,
         step,
         num_ranks=world_size if isinstance(world_size, int) else None,
         warnings=(*result.warnings, *lost, *told, *_run_warnings(run)),
     )
+    return analysis if hang is None else replace(analysis, report=replace(analysis.report, hang=hang))
+
+
+def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:
+    """Who is to blame, by the dumps among the inputs, or as the run itself wrote it down."""
+    files = [file.path for file in inputs.files if file.format is InputFormat.OPLOG]
+    dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
+    if not dumps:
+        return hang_of_run(inputs.run or {})
+    folders = {path.parent for path in dumps}
+    is_all = all(Path(path).is_dir() for path in paths)
+    found = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
+    return as_json(diagnose_dumps(read_dumped_ranks(found, is_all)))
+
+
+def _without_stuck_calls(ranks: Sequence[RankFound]) -> list[RankFound]:
+    """The verdict says in a sentence what the lines of each dump say."""
+    kept = []
+    for found in ranks:
+        info = found.info
+        is_dump = info.producer.startswith(DUMP_PRODUCER)
+        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
+        kept.append(found.with_info(replace(info, warnings=lines)))
+    return kept
 
 
 def _run_warnings(run: Mapping[str, Any]) -> list[str]:

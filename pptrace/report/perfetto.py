@@ -18,7 +18,7 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
     op: Any
     comm: Any
     for op in ops.itertuples():
-        name = f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}"
+        name = op.pair or (f"{op.stage}{op.kind}{op.microbatch}" if op.stage >= 0 else f"{op.kind} {op.step}")
         args = {"step": op.step, "chunk": op.chunk, "phase": op.phase, "source": op.source}
         events.append(_slice(name, "op", op, _OPS, origin) | {"args": args})
     for comm in comms.itertuples():

@@ -27,6 +27,7 @@ _PARTS = (
     ("exposed_comm_ns", "Exposed communication", COMMUNICATION),
     ("bubble_ns", "Bubble", BUBBLE),
 )
+_EITHER = ("not_compute_ns", "Bubble or exposed communication", BUBBLE)
 _CAUSES = {
     "compute": ("Ideal compute", "the ops' own time, spread evenly over the ranks"),
     "structural": ("Structural", "fill and drain of the schedule, every op of a kind at the same cost"),
@@ -41,7 +42,8 @@ _CAUSES = {
 def overview(step: StepReport) -> go.Figure:
     """Each rank's window as compute, exposed communication and bubble; a line marks where the ideal bubble would begin."""
     ranks = step.ranks
-    figure = go.Figure([_part_bars(ranks, field, name, colour) for field, name, colour in _PARTS])
+    parts = [*_PARTS, _EITHER] if any(_not_split(rank) for rank in ranks) else _PARTS
+    figure = go.Figure([_part_bars(ranks, field, name, colour) for field, name, colour in parts])
     _mark_ideal(figure, step)
     figure.update_layout(
         **_BASE,
@@ -63,9 +65,15 @@ def overview(step: StepReport) -> go.Figure:
     return figure
 
 
+def _not_split(rank: RankStep) -> bool:
+    """Whether bubble and exposed communication of a rank are known together only."""
+    return rank.bubble_ns is None and rank.not_compute_ns is not None
+
+
 def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) -> go.Bar:
     """One part of every rank's window."""
-    values = [getattr(rank, field) or 0 for rank in ranks]  # what is not known is left empty
+    shown = [rank for rank in ranks if field != _EITHER[0] or _not_split(rank)]
+    values = [(getattr(rank, field) or 0) if rank in shown else 0 for rank in ranks]  # what is not known is left empty
     shares = [
         percent(value / rank.window_ns if rank.window_ns else 0.0) for value, rank in zip(values, ranks, strict=True)
     ]

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pptrace.analysis.result import CommSummary, MarkedStep, RankStep, Report, Severity, StepReport
+from pptrace.analysis.result import CommSummary, RankStep, Report, ScheduleSummary, Severity, StepReport
+from pptrace.hang.words import lines
 from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.schedule.plan import Plan
 from pptrace.simulate import Simulation
 
-_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50"}
-_GLYPHS = {"compute": "█", "exposed": "▒", "bubble": "░"}  # so that a bar can be read without colours
+_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
+_GLYPHS = {
+    "compute": "█",
+    "exposed": "▒",
+    "bubble": "░",
+    "either of both": "·",
+}  # so that a bar can be read without colours
 _BAR_WIDTH = 30
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _SOURCES = {
@@ -43,17 +50,25 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _parts(report: Report) -> Iterable[RenderableType]:
+    if report.hang is not None:
+        yield _hang(report.hang)
     yield _header(report)
     if (typical := report.typical_step) is not None:
-        yield _steps(report.steps, typical)
-        yield _ranks(typical, single=len(report.steps) == 1)
-        yield _phases(typical)
+        single = len(report.steps) == 1
+        if typical.has_pipeline:
+            yield _steps(report.steps, typical)
+            yield _ranks(typical, single=single)
+        else:
+            yield _plain_steps(report.steps, typical)
+            yield _plain_ranks(typical, single=single)
+        if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in typical.ranks):
+            yield _bounds(typical)
+        if any(rank.phases for rank in typical.ranks):
+            yield _phases(typical)
         if typical.bubble.waterfall_ns is not None:
             yield _waterfall(typical)
         if any(rank.comms for rank in typical.ranks):
             yield _comms(typical)
-    elif report.marked_steps:
-        yield _marked_steps(report.marked_steps)
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         yield _device(report)
     if report.typical_step is None and any(entry.comms for entry in report.device):
@@ -62,17 +77,20 @@ def _parts(report: Report) -> Iterable[RenderableType]:
     yield _warnings(report)
 
 
+def _hang(hang: Mapping[str, Any]) -> RenderableType:
+    verdict = Text.assemble(("hang ", "bold red"), str(hang["detail"]))
+    return Group(verdict, *(Padding(Text(line), (0, 0, 0, 2)) for line in lines(hang)))
+
+
 def _header(report: Report) -> RenderableType:
     mesh, schedule = report.mesh, report.schedule
     sizes = {axis: size for axis, size in asdict(mesh).items() if axis != "num_ranks" and size is not None}
     axes = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "pp")
     ranks = units.counted(mesh.num_ranks, "rank")
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")
-    if schedule.num_microbatches is not None:
+    if schedule.num_microbatches is not None or schedule.candidates:
         line.append(f" · {schedule.name}", style="bold")
-        microbatches = units.counted(schedule.num_microbatches, "microbatch", "microbatches")
-        stages = units.counted(schedule.num_stages or 0, "stage")
-        line.append(f", {microbatches}, {stages} ({_SOURCES.get(schedule.source, schedule.source)})")
+        line.append(_sizes(schedule))
     clock = report.clock
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
     lines = [line, Text(f"clock: {clock.method} ({error})", style="dim")]
@@ -81,11 +99,24 @@ def _header(report: Report) -> RenderableType:
     return Group(*lines)
 
 
+def _sizes(schedule: ScheduleSummary) -> str:
+    """A schedule's sizes as far as they are known, and where it is taken from; the candidates where nothing is certain."""
+    sizes = ""
+    if schedule.num_microbatches is not None:
+        sizes += f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}"
+    if schedule.num_stages is not None:
+        sizes += f", {units.counted(schedule.num_stages, 'stage')}"
+    if schedule.source in _SOURCES:
+        return f"{sizes} ({_SOURCES[schedule.source]})"
+    names = dict.fromkeys(candidate.name for candidate in schedule.candidates)
+    return f"{sizes} ({' or '.join(names)})" if names else f"{sizes} ({schedule.source})"
+
+
 def _lacking(report: Report) -> str:
     """What a reader should know before any figure; "" where nothing lacks."""
     if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
         return "parts of the run are missing or damaged"
-    if any(step.bubble.ratio is None for step in report.steps):
+    if any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
         return "bubbles are not known"
     return ""
 
@@ -131,8 +162,10 @@ def _ranks(step: StepReport, single: bool) -> RenderableType:
             units.percent(None if rank.bubble_ns is None else rank.bubble_ns / rank.window_ns),
             _bar(rank),
         )
+    is_open = any(rank.bubble_ns is None for rank in step.ranks)
+    shown = {name: glyph for name, glyph in _GLYPHS.items() if is_open or name != "either of both"}
     legend = Text.assemble(
-        *(part for name, glyph in _GLYPHS.items() for part in ((f"{glyph} ", _COLOURS[name]), f"{name}  "))
+        *(part for name, glyph in shown.items() for part in ((f"{glyph} ", _COLOURS[name]), f"{name}  "))
     )
     return Group(table, legend)
 
@@ -143,6 +176,8 @@ def _bar(rank: RankStep) -> Text:
     parts = [] if rank.compute_ns is None else [("compute", rank.compute_ns)]
     if rank.exposed_comm_ns is not None and rank.bubble_ns is not None:
         parts += [("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns)]
+    elif rank.not_compute_ns is not None:
+        parts.append(("either of both", rank.not_compute_ns))
     drawn = total = 0
     for name, value in parts:
         total += value
@@ -152,13 +187,46 @@ def _bar(rank: RankStep) -> Text:
     return bar
 
 
+def _bounds(step: StepReport) -> RenderableType:
+    """What is waiting and exposed transfer together, on ranks whose messages lack their other sides."""
+    columns = ("rank", "pipeline rank", "not compute ms", "of window", "bubble ms, at least", "at most", "of window ")
+    table = _table("\nBubble, where the other sides of messages have no trace", *columns, "ideal", "of pipeline's")
+    for rank in step.ranks:
+        if rank.bubble_ns is not None or rank.not_compute_ns is None:
+            continue
+        low, high = rank.bubble_low_ns or 0, rank.bubble_high_ns or 0
+        table.add_row(
+            str(rank.rank),
+            "–" if rank.pp_rank is None else str(rank.pp_rank),
+            units.milliseconds(rank.not_compute_ns),
+            units.percent(_share(rank.not_compute_ns, rank.window_ns)),
+            units.milliseconds(low),
+            units.milliseconds(high),
+            f"{units.percent(_share(low, rank.window_ns))} … {units.percent(_share(high, rank.window_ns))}",
+            units.percent(None if rank.ideal is None else rank.ideal.own_share),
+            units.percent(None if rank.ideal is None else rank.ideal.share),
+        )
+    note = Text(
+        "not compute = bubble + exposed transfer, in the window of the ranks with a trace; ideal: the rank's bubble with "
+        "F = I = W and free messages, of its own window and of the whole pipeline's",
+        "dim",
+    )
+    return Group(table, note)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
 def _phases(step: StepReport) -> RenderableType:
     names = ("warmup", "steady", "cooldown")
     table = _table("\nPhases", "rank", *(f"{name} ms (F/B) bubble" for name in names))
     for rank in step.ranks:
         cells = []
         for name in names:
-            phase = rank.phases[name]
+            if (phase := rank.phases.get(name)) is None:
+                cells.append("–")
+                continue
             span = units.milliseconds(phase.end_ns - phase.start_ns)
             counts = f"({phase.num_forward}/{phase.num_backward})"
             cells.append(f"{span} {counts:>7} {units.milliseconds(phase.bubble_ns):>8}")
@@ -190,16 +258,45 @@ def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
     )
 
 
-def _marked_steps(steps: Sequence[MarkedStep]) -> RenderableType:
-    """Steps of a script without pipeline ops: a row per rank."""
-    table = _table("\nMarked steps", "rank", "steps", "mean ms", "shortest ms", "longest ms", "optimizer ms")
-    for rank in sorted({step.rank for step in steps}):
-        mine = [step for step in steps if step.rank == rank]
-        spans = [step.end_ns - step.start_ns for step in mine]
-        optimizer = sum(step.spans.get("OPTIMIZER", 0) for step in mine) // len(mine)
-        times = (sum(spans) // len(spans), min(spans), max(spans), optimizer)
-        table.add_row(str(rank), str(len(mine)), *map(units.milliseconds, times))
+def _plain_steps(steps: Sequence[StepReport], typical: StepReport) -> RenderableType:
+    """Steps of a run without a pipeline: means over the ranks."""
+    columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
+    table = _table("\nSteps, means over the ranks", *columns)
+    for step in steps:
+        table.add_row(
+            str(step.step),
+            units.milliseconds(step.span_ns),
+            units.milliseconds(_mean([rank.compute_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.exposed_comm_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.bubble_ns for rank in step.ranks])),
+            units.milliseconds(_mean([rank.spans.get("OPTIMIZER") for rank in step.ranks])),
+            Text("shown below", style="dim") if step is typical and len(steps) > 1 else "",
+        )
     return table
+
+
+def _mean(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) // len(known) if known and len(known) == len(values) else None
+
+
+def _plain_ranks(step: StepReport, single: bool) -> RenderableType:
+    title = "\nRanks" if single else f"\nRanks, step {step.step}"
+    table = _table(title, "rank", "step ms", "compute ms", "exposed comm ms", "rest ms", "")
+    for rank in step.ranks:
+        times = (rank.window_ns, rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns)
+        table.add_row(str(rank.rank), *map(units.milliseconds, times), _bar(rank))
+    legend = Text.assemble(
+        *(
+            part
+            for name, glyph in _GLYPHS.items()
+            for part in ((f"{glyph} ", _COLOURS[name]), f"{_REST if name == 'bubble' else name}  ")
+        )
+    )
+    return Group(table, legend)
+
+
+_REST = "rest: waiting for other ranks, input, Python between operators"
 
 
 def _comm_totals(report: Report) -> RenderableType:

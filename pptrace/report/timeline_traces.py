@@ -239,12 +239,12 @@ def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_tex
 
 
 def _phase_and_source(ops: pd.DataFrame) -> list[str]:
-    """Such as "steady · from its label, host clock"."""
+    """Such as "steady · from its label, host clock"; of an overlapped pair both halves before it."""
     words = {"label": "from its label", "inferred": "inferred"}
     return [
-        f"{phase or 'outside the pipeline'} · {words.get(source, source)}"
+        f"{f'{pair} · ' if pair else ''}{phase or 'outside the pipeline'} · {words.get(source, source)}"
         f"{'' if source == 'simulated' else f', {clock} clock'}"
-        for phase, source, clock in zip(ops["phase"], ops["source"], ops["clock"], strict=True)
+        for phase, source, clock, pair in zip(ops["phase"], ops["source"], ops["clock"], ops["pair"], strict=True)
     ]
 
 

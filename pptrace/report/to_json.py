@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
+from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
 from pptrace.simulate import SimulatedRank, Simulation
 
@@ -34,6 +35,7 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
         ],
         "stragglers": None,
         "findings": [asdict(finding) for finding in report.findings],
+        "hang": report.hang,
         "warnings": list(report.warnings),
     }
 
@@ -51,10 +53,19 @@ def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
     fields = asdict(replace(rank, ops=()))
+    fields["phases"] = fields["phases"] or None
     if with_ops:
-        return fields | {"ops": [{name: getattr(op, name) for name in OpSummary.__slots__} for op in rank.ops]}
+        return fields | {"ops": [_op(op) for op in rank.ops]}
     del fields["ops"]
     return fields
+
+
+_OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
+
+
+def _op(op: OpSummary) -> dict[str, Any]:
+    row = {name: getattr(op, name) for name in _OP_FIELDS}
+    return row | {"parts": [asdict(part) for part in op.parts]} if op.parts else row
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
@@ -86,15 +97,12 @@ def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:
 
 def _timed(timed: Timed) -> dict[str, Any]:
     action = timed.action
-    return {
-        "kind": str(action.kind),
-        "stage": action.stage,
-        "chunk": action.chunk,
-        "microbatch": action.microbatch,
-        "phase": str(action.phase),
-        "start_ns": timed.start,
-        "end_ns": timed.end,
-    }
+    row = _named(action) | {"phase": str(action.phase), "start_ns": timed.start, "end_ns": timed.end}
+    return row | {"parts": [_named(part) for part in action.parts]} if action.parts else row
+
+
+def _named(action: Action) -> dict[str, Any]:
+    return {"kind": str(action.kind), "stage": action.stage, "chunk": action.chunk, "microbatch": action.microbatch}
 
 
 def dump(value: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.matching import MESSAGES, is_anonymous
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.slices import Slice, slice_of
@@ -21,22 +22,25 @@ from pptrace.slices import Slice, slice_of
 class Lane:
     """The time of one rank as sets of intervals (see :mod:`pptrace.intervals`), ns.
 
-    ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops minus the communication
-    nested in them: a host range waits for what it calls, whereas what a table puts on the device runs beside its device ops.
+    ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops, or without these of its
+    host's operators, minus the communication nested in them: a host range waits for what it calls, whereas what a table puts
+    on the device runs beside its device ops.
     ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
     ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
+    ``beside`` is all communication beside no compute that the rank posted or waited for: no more can be exposed.
     """
 
     compute: Int64
     transfer: Int64
     exposed: Int64
     unknown: Int64
+    beside: Int64
 
     def within(self, start_ns: int, end_ns: int) -> Lane:
-        parts = (self.compute, self.transfer, self.exposed, self.unknown)
+        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.beside)
         return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
     def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
@@ -49,26 +53,48 @@ class Lane:
         part = self.within(start_ns, end_ns)
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
+    def bubble_bounds_ns(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """The least and the most of [start, end) that may be bubble: without all communication, or with all that is not known to
+        have been a transfer."""
+        part = self.within(start_ns, end_ns)
+        rest = end_ns - start_ns - length(part.compute)
+        return rest - length(merge(part.beside, part.exposed)), rest - length(part.exposed)
 
-def lane_of(rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock) -> Lane:
-    """The lane of a rank, from aligned ops and comms and from its device work, which is still on its own clock."""
+
+def lane_of(
+    rank: int,
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    work: Mapping[int, DeviceWork],
+    clock: Clock,
+    lacks_peers: bool = False,
+    host: HostWork | None = None,
+) -> Lane:
+    """The lane of a rank, from aligned ops and comms and from its device and host work, which are still on its own clock.
+
+    ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
+    """
     mine = comms[comms["rank"] == rank]
     anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
     told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
     known = mine[told]
     transfer = union(known["transfer_start_ns"], known["transfer_end_ns"])
-    unclear = ~told & ~anonymous
+    unclear = ~told & (~anonymous | (message & lacks_peers))
     unmatched = union(mine.loc[unclear, "start_ns"], mine.loc[unclear, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
         compute = clock.common(rank, device.compute)
+    elif host is not None and len(host):
+        operators = clock.common(rank, np.stack((host.start_ns, host.end_ns), axis=1))
+        compute = subtract(operators, _blocking(slice_of(mine), "start_ns", "end_ns"))
     else:
         own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
         nested = mine[is_nested(mine, own, is_table=device is None or not len(device))]
         inside = _blocking(slice_of(nested), "start_ns", "end_ns")
         compute = subtract(union(own["start_ns"], own["end_ns"]), inside)
     exposed = subtract(_blocking(slice_of(known), "transfer_start_ns", "transfer_end_ns"), compute)
-    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed))
+    beside = subtract(_blocking(slice_of(mine), "start_ns", "end_ns"), compute)
+    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), beside)
 
 
 def communication_within(ops: Slice, comms: Slice, lane: Lane) -> Int64:

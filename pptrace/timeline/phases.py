@@ -28,8 +28,11 @@ class PhaseSpan:
     num_backward: int
 
 
-def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None]) -> pd.DataFrame:
-    """The ops with ``phase`` filled: that of the same action in its step's plan, else its own label, else by order."""
+def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], by_order: bool = True) -> pd.DataFrame:
+    """The ops with ``phase`` filled: that of the same action in its step's plan, else its own label, else by order.
+
+    Without ``by_order`` those that neither tells stay "": several schedules may have run, with other phases.
+    """
     tagged = ops.copy()
     compute = tagged["kind"].isin(COMPUTE_KINDS)
     plans = {step: plan_of(step) for step in tagged.loc[compute, "step"].unique().tolist()}
@@ -40,7 +43,7 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None]) -> pd.Data
             for step, kind, stage, microbatch, phase in rows.itertuples(index=False)
         ]
     unknown = compute & (tagged["phase"] == "")
-    if unknown.any():
+    if by_order and unknown.any():
         tagged.loc[compute, "phase"] = _by_order(tagged[compute])
     return tagged
 

@@ -475,9 +475,24 @@ def test_peak_memory_is_the_most_within_the_ranks_step() -> None:
     assert [rank.peak_memory_bytes for rank in first.ranks] == [None, None]
 
 
-def test_ops_of_a_pipeline_that_nothing_tells_are_not_said_to_be_missing() -> None:
+def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_its_bubble() -> None:
     run = run_on_paper(build("1f1b", 4, 8), lambda _: 500, latency=130)
     report = analyse([make_trace(events_of(Unlabelled(), run, 1, 2), 0)]).report
+    assert (report.mesh.pp, report.schedule.num_microbatches) == (None, None)
+    assert ("1f1b", 4) in {(found.name, found.pp) for found in report.schedule.candidates}
+    for step in report.steps:
+        (rank,) = step.ranks
+        assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)
+        assert rank.compute_ns is not None
+        assert rank.not_compute_ns == rank.window_ns - rank.compute_ns
+    assert any("its length and stages are not known" in line for line in report.warnings)
+    assert not any("no forward or backward" in line for line in report.warnings)
+
+
+def test_several_ranks_of_a_pipeline_that_nothing_tells_have_no_steps() -> None:
+    run = run_on_paper(build("1f1b", 4, 8), lambda _: 500, latency=130)
+    traces = [make_trace(events_of(Unlabelled(), run, rank, 2), rank) for rank in (0, 1, 2)]
+    report = analyse(traces).report
     assert report.steps == ()
     assert any(line.startswith("pipeline steps, phases and bubbles are null: the forwards") for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from pptrace.cli import doctor
-from pptrace.cli.doctor import Machine, Torch, list_abilities
+from pptrace.cli.doctor import Machine, NsysTrial, Torch, list_abilities
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from pptrace.cli.doctor import command; command()"
 TORCH = Torch("2.13.0", "12.8", ("H200, 141 GiB",), ("gloo", "nccl"), kineto=True, cupti=True)
@@ -54,7 +55,7 @@ def test_a_machine_without_gpu_and_nsys_says_what_is_missing() -> None:
         "Train on GPUs",
         "Trace GPU kernels (--profiler torch)",
         "NVTX ranges",
-        "Nsight Systems traces",
+        "Nsight Systems (--profiler nsys)",
     ]
     assert "nsys is not on PATH: install NVIDIA Nsight Systems" in details(machine)
 
@@ -75,3 +76,58 @@ def test_the_version_of_nsys_is_read_and_one_that_fails_is_said(
     assert doctor.examine().nsys == "2026.1.1-0"
     nsys.write_text("#!/bin/sh\nexit 1\n")
     assert doctor.examine().nsys == "found, but 'nsys --version' fails"
+
+
+FAKE_NSYS = """#!{python}
+import os, pathlib, subprocess, sys
+sys.path.insert(0, {root!r})
+if sys.argv[1] == "--version":
+    print("NVIDIA Nsight Systems version 2026.1.1-0")
+    sys.exit()
+from tests.ingest.nsight_files import Process, Report, write_report
+from tests.synthetic import START, Event
+from pptrace.tables import Category
+command = [argument for argument in sys.argv[2:] if not argument.startswith("--")]
+stem = next(argument for argument in sys.argv if argument.startswith("--output=")).partition("=")[2]
+code = subprocess.run(command).returncode
+events = [Event(Category.ANNOTATION, {name!r}, START, START + 5, thread=1)]
+write_report(Report([Process(9, events)]), pathlib.Path(stem + ".sqlite"))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "works", "detail"),
+    [
+        ("pp1:STEP step=0", True, "recorded a range of nvtx "),
+        ("another", False, "recorded no range of nvtx "),
+    ],
+)
+def test_a_range_is_tried_through_nsys(
+    name: str, works: bool, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = tmp_path / "nsys"
+    root = str(Path(__file__).resolve().parents[2])
+    nsys.write_text(FAKE_NSYS.format(python=sys.executable, root=root, name=name))
+    nsys.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    trial = doctor._try_nsys()
+    assert trial is not None
+    assert (trial.works, trial.detail.startswith(detail)) == (works, True), trial
+
+
+def test_an_nsys_that_leaves_nothing_or_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/sh\necho no permission\nexit 1\n")
+    nsys.chmod(0o755)
+    assert doctor._try_nsys() == NsysTrial(False, "left no report of a trial (exit code 1: no permission)")
+    monkeypatch.setattr(doctor, "_TRIAL_S", 1.0)
+    nsys.write_text("#!/bin/sh\nsleep 60\n")
+    assert doctor._try_nsys() == NsysTrial(False, "nsys took longer than 1 s and was ended")
+
+
+def test_what_came_of_the_trial_is_the_answer() -> None:
+    failed = replace(MACHINE, nsys_trial=NsysTrial(False, "recorded no range of nvtx 0.2.17"))
+    assert not abilities(failed)["Nsight Systems (--profiler nsys)"]
+    assert "nsys 2026.1: recorded no range of nvtx 0.2.17" in details(failed)

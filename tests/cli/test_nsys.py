@@ -144,6 +144,38 @@ def test_where_nsys_leaves_no_report_that_is_said(fake: Path, tmp_path: Path, mo
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ranks"][0]["trace"] is None
 
 
+def test_an_nsys_without_an_importer_leaves_a_report_all_the_same(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NSYS_FORM", ".qdstrm")
+    run = ("run", "--profiler", "nsys", "--steps", "0:1", "-o")
+    without = pptrace(*run, tmp_path / "without", "train.py", "1", "0", cwd=tmp_path)
+    assert without.code == 0
+    assert "node0.qdstrm: a recording that nsys could not import, and there is no QdstrmImporter" in without.err
+    assert (tmp_path / "without" / "node0.qdstrm").is_file()
+    importer = tmp_path / "bin" / "QdstrmImporter"
+    importer.write_text('#!/bin/sh\ncp "$3" "$5"\n')
+    importer.chmod(0o755)
+    ended = pptrace(*run, tmp_path / "run", "train.py", "1", "0", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "framework pptrace" in ended.out
+    files = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert files == ["node0.nsys-rep", "node0.sqlite", "run.json"]
+
+
+def test_a_run_of_which_nsys_recorded_no_range_ends_in_one_line_with_the_remedy(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NSYS_PLAN", "none")
+    options = ("-o", tmp_path / "run", "--profiler", "nsys", "--steps", "0:1")
+    ended = pptrace("run", *options, "train.py", "1", "0", cwd=tmp_path)
+    assert ended.code == 0
+    (line,) = [line for line in ended.err.splitlines() if "could not be analysed" in line]
+    assert "a run of pptrace of which nsys recorded no range; " in line
+    assert "'nvtx<0.2.12'" in line
+    assert "unlabelled" not in ended.out
+
+
 def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\necho unknown option >&2\nexit 3\n")
     ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)

@@ -14,6 +14,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.flight import read_flight
 from pptrace.ingest.flight_dump import read_dump
 from pptrace.ingest.formats import detect, first_bytes, read_file
+from pptrace.ingest.identity import rank_of_dump_name
 from pptrace.report.load import load
 from pptrace.tables import InputFormat
 
@@ -74,10 +75,12 @@ def test_a_rank_that_hangs_is_named_with_what_the_others_did(tmp_path: Path) -> 
         late = [entry("nccl:all_reduce", 12, state, world) for state in own]
         dump(tmp_path / f"nccl_trace_rank_{rank}", [done, *late])
     report = load([tmp_path]).report
-    told = [line for info in report.inputs for line in info.warnings]
-    assert told == [
-        "rank 3 waits in all_reduce, seq 12 of group default_pg: finished on rank 0, 1; never called on rank 2"
+    assert report.hang is not None
+    assert (report.hang["verdict"], report.hang["ranks"]) == ("late", [2])
+    assert report.hang["edges"] == [
+        {"rank": 3, "waits_for": [2], "call": "all_reduce", "group": "default_pg", "seq": 12}
     ]
+    assert [line for info in report.inputs for line in info.warnings] == []
 
 
 def test_messages_that_wait_name_their_peer(tmp_path: Path) -> None:
@@ -137,7 +140,34 @@ def test_damaged_dumps_are_told_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(err.value)
 
 
-def test_a_dump_without_entries_says_so(tmp_path: Path) -> None:
-    path = dump(tmp_path / "nccl_trace_rank_0", [])
-    with pytest.raises(TraceError, match="without entries"):
-        read_file(path, InputFormat.OPLOG)
+def test_a_dump_without_entries_keeps_its_rank_and_says_so(tmp_path: Path) -> None:
+    for rank in (9, 11):
+        dump(tmp_path / f"job_dump_{rank}", [entry("nccl:all_reduce", 1, "completed", ("0", "default_pg"))])
+    for rank in (10, 12):  # equal files, and two ranks
+        dump(tmp_path / f"job_dump_{rank}", [])
+    report = load([tmp_path]).report
+    assert [info.rank for info in report.inputs] == [9, 10, 11, 12]
+    assert [bool(info.warnings) for info in report.inputs] == [False, True, False, True]
+    assert "without entries" in report.inputs[1].warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_3", 3),
+        ("job_dump_10", 10),
+        ("fr.12.pkl", 12),
+        ("x_dump_7.json", 7),
+        ("rank4_step20.json", 4),
+        ("dump", None),
+    ],
+)
+def test_the_rank_of_a_dump_is_the_number_that_its_name_ends_with(name: str, rank: int | None) -> None:
+    assert rank_of_dump_name(name) == rank
+
+
+def test_of_gloo_a_retired_call_is_done(tmp_path: Path) -> None:
+    entries = [entry("gloo:barrier", seq, "scheduled", retired=seq == 1) for seq in (1, 2)]
+    assert [call.done for call in read_dump(dump(tmp_path / "a_dump_1", entries)).calls] == [True, False]
+    timed_out = [entry("nccl:all_reduce", 1, "started", retired=True)]
+    assert [call.done for call in read_dump(dump(tmp_path / "b_dump_1", timed_out)).calls] == [False]

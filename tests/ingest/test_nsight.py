@@ -20,6 +20,7 @@ from pptrace.analysis.analyse import analyse
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.ingest.nsight import read_nsight
+from pptrace.ingest.nsight_export import STREAM_MAGIC
 from pptrace.ingest.nsight_pages import PageReader
 from pptrace.ingest.nsight_sqlite import NONE, Database
 from pptrace.recognise.devices import breakdown, device_work
@@ -604,3 +605,96 @@ def test_a_report_beside_its_export_is_read_once(tmp_path: Path, monkeypatch: py
     inputs = open_inputs([tmp_path])
     assert [file.path.name for file in inputs.files] == ["run.sqlite"]
     assert inputs.warnings == (f"{tmp_path}: skipped notes.sqlite (empty)",)
+
+
+def put_importer(folder: Path, export: Path) -> None:
+    """A QdstrmImporter that makes a report of what begins as a stream, for the nsys of :func:`put_nsys`."""
+    script = f"""#!{sys.executable}
+import pathlib, sys
+stream, report = (pathlib.Path(sys.argv[sys.argv.index(option) + 1]) for option in ("-i", "-o"))
+if not stream.read_bytes().startswith({STREAM_MAGIC!r}):
+    sys.exit("not a stream")
+report.write_bytes({REPORT!r})
+"""
+    (folder / "QdstrmImporter").write_text(script)
+    (folder / "QdstrmImporter").chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["run.qdstrm", "run.bin"])
+def test_a_stream_is_imported_and_exported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = write_report(Report([Process(9, MIXED)]), tmp_path / "export")
+    put_nsys(tmp_path / "bin", export, monkeypatch)
+    path = tmp_path / name
+    path.write_bytes(STREAM_MAGIC + b" 2022.4.2.1")
+    with pytest.raises(TraceError, match="there is no QdstrmImporter beside nsys or on PATH"):
+        read_nsight(path)
+    put_importer(tmp_path / "bin", export)
+    (trace,) = read_traces(open_inputs([path]), 1).traces
+    assert listed(trace) == described(MIXED)
+    assert (trace.path, trace.format) == (str(path), InputFormat.NSYS_SQLITE)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["bin", "export", name])
+
+
+def test_a_stream_without_nsys_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.qdstrm").write_bytes(STREAM_MAGIC)
+    with pytest.raises(TraceError, match=r"run 'QdstrmImporter -i run.qdstrm' and then 'nsys export"):
+        read_nsight(tmp_path / "run.qdstrm")
+
+
+def test_of_a_recording_in_several_forms_the_furthest_is_read(tmp_path: Path) -> None:
+    for name in ("a.qdstrm", "a.nsys-rep", "b.qdstrm", "b.nsys-rep", "c.qdstrm"):
+        (tmp_path / name).write_bytes(STREAM_MAGIC if name.endswith("qdstrm") else REPORT)
+    write_report(Report([Process(9, MIXED)]), tmp_path / "a.sqlite")
+    assert [file.path.name for file in open_inputs([tmp_path]).files] == ["a.sqlite", "b.nsys-rep", "c.qdstrm"]
+
+
+def add_overhead(path: Path, *pids: int) -> Path:
+    """What nsys writes of every process that it was in: its own work there."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE PROFILER_OVERHEAD (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)"
+        )
+        rows = [(10, 20, 1 << 48 | pid << 24 | 1, 10) for pid in pids]
+        connection.executemany("INSERT INTO PROFILER_OVERHEAD VALUES (?, ?, ?, ?)", rows)
+    connection.close()
+    return path
+
+
+def test_a_launcher_without_ranges_is_no_rank_beside_ranks_that_have_them(tmp_path: Path) -> None:
+    ranks = [Process(pid, [annotation("forward_step", 0, 50)]) for pid in (31, 32)]
+    path = add_overhead(write_report(Report(ranks), tmp_path / "a.sqlite"), 29, 30, 31, 32)
+    first, second = read_nsight(path)
+    assert "left out 2 processes without ranges" in first.warnings
+    assert [trace.events.names[code] for trace in (first, second) for code in trace.events.name_id.tolist()].count(
+        "forward_step"
+    ) == 2
+
+
+def test_a_recording_of_nothing_but_nsys_itself_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    path = add_overhead(write_report(Report([Process(9, [])]), tmp_path / "a.sqlite"), 9)
+    with pytest.raises(
+        TraceError, match="without device work, CUDA calls or NVTX ranges; .*use a newer nsys or 'nvtx<0.2.12'"
+    ):
+        read_nsight(path)
+
+
+def test_a_run_of_pptrace_without_its_ranges_is_one_line_or_where_devices_worked_a_warning(tmp_path: Path) -> None:
+    bare = [Process(9, [annotation("data loading", 0, 5)], facts={"rank": 0})]
+    with pytest.raises(TraceError, match="a run of pptrace of which nsys recorded no range; .*nvtx<0.2.12"):
+        read_nsight(write_report(Report(bare), tmp_path / "a.sqlite"))
+    working = [replace(bare[0], events=[*bare[0].events, kernel("gemm", 0, 5)])]
+    (trace,) = read_nsight(write_report(Report(working), tmp_path / "b.sqlite"))
+    assert any("recorded no range, only what its devices did" in line for line in trace.warnings)
+
+
+def test_gpus_of_which_nothing_was_recorded_are_said(tmp_path: Path) -> None:
+    path = write_report(Report([Process(9, [annotation("forward_step", 0, 50)])]), tmp_path / "a.sqlite")
+    (trace,) = read_nsight(path)
+    assert trace.warnings == ()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_GPU (vmId INTEGER, id INTEGER, name TEXT)")
+        connection.execute("INSERT INTO TARGET_INFO_GPU VALUES (1, 0, 'H200')")
+    connection.close()
+    (trace,) = read_nsight(path)
+    assert [line.partition(":")[0] for line in trace.warnings] == ["the machine has GPUs of which nothing was recorded"]

@@ -68,3 +68,14 @@ def test_what_faulthandler_writes_here_is_read() -> None:
 @given(st.text())
 def test_damaged_dumps_are_read_without_an_error(text: str) -> None:
     assert isinstance(describe_wait(main_stack(parse_stacks(DUMP[:90] + text))), str)
+
+
+def test_frames_of_hooks_are_not_shown() -> None:
+    text = (
+        "Thread 0x1 (most recent call first):\n"
+        '  File "/x/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+        '  File "/x/instrument/adapters/hooks.py", line 94 in observed\n'
+        '  File "/home/me/train.py", line 7 in <module>\n'
+        '  File "/x/instrument/launch/worker.py", line 200 in run\n'
+    )
+    assert [frame.function for frame in main_stack(parse_stacks(text))] == ["all_reduce", "<module>"]

@@ -14,10 +14,12 @@ from pptrace.recognise.catalogues import (
     deepseek,
     deepspeed,
     megatron,
+    megatron_otel,
     nanotron,
     pith_train,
     pptrace_marks,
     torch_pipelining,
+    user_marks,
     vescale,
     zero_bubble,
 )
@@ -30,6 +32,7 @@ _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids
 _RULES = tuple(
     chain(
         pptrace_marks.RULES,
+        user_marks.RULES,
         torch_pipelining.RULES,
         zero_bubble.RULES,
         pith_train.RULES,
@@ -38,6 +41,7 @@ _RULES = tuple(
         nanotron.RULES,
         vescale.RULES,
         megatron.RULES,
+        megatron_otel.RULES,
         common.RULES,
     )
 )

@@ -6,7 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action, Kind, Phase
+
+EVALUATION = "EVALUATION"
+"""The ``span`` of a range whose ops are of no training step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,9 @@ class Label:
     Where the name tells no stage, an action has stage −1 − chunk (:func:`unplaced`), and where it tells no microbatch, None:
     the k-th in order is that of microbatch k. ``flushes`` marks a range that holds every weight gradient of its chunk that is
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
-    ``sequence`` is the part of a split sequence. ``inferred`` marks what no name
-    told. A label with nothing in it but the framework tells that one.
+    ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
+    its own, not the k-th (:mod:`pptrace.recognise.adjacent`). ``inferred`` marks what no name
+    told. ``marked`` is a span that pptrace's launcher wrote. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
     """
 
     framework: str
@@ -28,6 +32,9 @@ class Label:
     flushes: bool = False
     sequence: int = 0
     inferred: bool = False
+    adjacent: bool = False
+    phase: Phase | None = None
+    marked: bool = False
 
     @property
     def action(self) -> Action | None:

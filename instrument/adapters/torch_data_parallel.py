@@ -1,0 +1,84 @@
+"""Hooks of torch's data parallelism and meshes: which process groups are whose.
+
+DDP (``torch/nn/parallel/distributed.py``) reduces its buckets in C++, FSDP2 (``torch/distributed/fsdp/_fully_shard``) and
+FSDP1 gather and scatter through ``torch.distributed``: the calls are seen by others, these hooks name the axis of their
+groups. A ``DeviceMesh`` names its dimensions; the profiler writes that name only where the mesh has made the group itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.torch_distributed import DistributedCalls
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+FSDP = "torch.distributed.fsdp"
+Name = Callable[[str], None]
+"""Takes the framework that ran, where no pipeline's runtime says it."""
+
+
+class _Made(Hook):
+    """Reads process groups off an object when it has been made."""
+
+    def __init__(self, read: Callable[[Any], None]) -> None:
+        self._read = read
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0]
+
+    def after(self, token: Any, result: Any) -> None:
+        self._read(token)
+
+
+class DataParallelHooks:
+    """Installers for the modules that make groups of data parallelism and meshes."""
+
+    def __init__(self, hooks: Hooks, calls: DistributedCalls, name_framework: Name) -> None:
+        self._hooks = hooks
+        self._calls = calls
+        self._name = name_framework
+
+    def ddp(self, module: ModuleType) -> None:
+        """``torch.nn.parallel.distributed``."""
+        self._hooks.wrap(module.DistributedDataParallel, "__init__", _Made(self._read_ddp))
+
+    def fsdp1(self, module: ModuleType) -> None:
+        """``torch.distributed.fsdp.fully_sharded_data_parallel``."""
+        self._hooks.wrap(module.FullyShardedDataParallel, "__init__", _Made(self._read_fsdp1))
+
+    def fsdp2(self, module: ModuleType) -> None:
+        """``torch.distributed.fsdp._fully_shard._fsdp_common``: the classes that say which mesh dimension does what."""
+        for name in ("FSDPMeshInfo", "DDPMeshInfo"):
+            self._hooks.wrap(getattr(module, name), "__post_init__", _Made(self._read_fsdp2))
+
+    def mesh(self, module: ModuleType) -> None:
+        """``torch.distributed.device_mesh``."""
+        self._hooks.wrap(module.DeviceMesh, "__init__", _Made(self._read_mesh))
+
+    def _read_ddp(self, model: Any) -> None:
+        self._name(DDP)
+        self._is_data_parallel(model.process_group)
+
+    def _read_fsdp1(self, model: Any) -> None:
+        self._name(FSDP)
+        self._is_data_parallel(model.process_group)
+        self._is_data_parallel(getattr(model, "_inter_node_pg", None))
+
+    def _read_fsdp2(self, info: Any) -> None:
+        self._name(FSDP)
+        self._is_data_parallel(getattr(info, "shard_process_group", None))
+        self._is_data_parallel(getattr(info, "replicate_process_group", None))
+
+    def _is_data_parallel(self, group: Any) -> None:
+        if group is not None:
+            self._calls.name_axis(group, "dp")
+
+    def _read_mesh(self, mesh: Any) -> None:
+        names = mesh.mesh_dim_names
+        if not names or mesh.get_coordinate() is None:
+            return
+        for dimension, name in enumerate(names):
+            self._calls.describe(mesh.get_group(dimension), f"mesh_{name}")

@@ -1,0 +1,192 @@
+"""Watches whether the ranks of this node still move, and says who is to blame when they do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from instrument.launch.call_log import call_log_path
+from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event
+from instrument.launch.record import counter_path, read_counter
+from pptrace.hang import Call, CallState, Diagnosis, Presence, RankCalls, Verdict, diagnose
+
+_LEAST_WAIT_S = 1.0
+"""A wait shorter than this is none: the other side may be about to come."""
+_USUAL_WAITS = 3.0
+_USUAL_SHARE = 0.8
+"""A rank is late when others wait for it longer than three times what four of five of their calls take."""
+_WAITING = (CallState.BLOCKING, CallState.LAUNCHED)
+_SETTLE_S = 0.05
+_MOST_LOOKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank's process ended: an exit code, or minus a signal; None where that is not known."""
+
+    code: int | None
+    text: str
+
+
+class HangWatch:
+    """``ranks`` gives local → global, as far as ranks have been started. ``world_size`` counts the ranks of all nodes."""
+
+    def __init__(self, control_dir: Path, ranks: Callable[[], Mapping[int, int]], world_size: int) -> None:
+        self._control_dir = control_dir
+        self._get_ranks = ranks
+        self._world_size = world_size
+        self._steps: dict[int, tuple[int, int]] = {}
+        self._moved_at = time.monotonic_ns()
+
+    @property
+    def _ranks(self) -> Mapping[int, int]:
+        return self._get_ranks()
+
+    def stalled_s(self) -> float:
+        """For how long no rank has made or finished a call, nor finished a step."""
+        steps = {local: read_counter(counter_path(self._control_dir, local)) for local in self._ranks}
+        if steps != self._steps:
+            self._steps = steps
+            self._moved_at = time.monotonic_ns()
+        events = (read_last_event(call_log_path(self._control_dir, local)) for local in self._ranks)
+        self._moved_at = max([self._moved_at, *events])
+        return (time.monotonic_ns() - self._moved_at) / 1e9
+
+    def note_progress(self) -> None:
+        """A rank moves in a way that no call shows."""
+        self._moved_at = time.monotonic_ns()
+
+    def any_waits(self) -> bool:
+        """Whether a rank waits in a call, or may wait for one on its device."""
+        return any(call.state in _WAITING for log in self._read().values() for call in log.calls)
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether the calls of any rank are watched at all."""
+        return bool(self._read())
+
+    def diagnose(self, ends: Mapping[int, RankEnd], *, usual: bool = True) -> Diagnosis:
+        """The verdict on the ranks as they are now. ``ends`` is by global rank.
+
+        With ``usual``, a rank is late only where others wait for it longer than they often do.
+        """
+        logs = self._settled()
+        diagnosis = diagnose(self._known(logs, ends, lambda log: _long_waits(log, _LEAST_WAIT_S)))
+        if usual and diagnosis.hang is not None and diagnosis.hang.verdict is Verdict.LATE:
+            return _unless_usual(diagnosis, logs, self._ranks)
+        return diagnosis
+
+    def calls_at_end(self, dead: Collection[int]) -> list[RankCalls]:
+        """What the ranks did when the first of them, ``dead`` by global rank, were seen to have ended.
+
+        Calls that failed count as waiting: they failed because the other end was gone.
+        """
+        logs = self._read()
+        failed = {
+            self._ranks[local] for local, log in logs.items() if log.calls and log.calls[-1].state is CallState.FAILED
+        }
+        ends = {rank: RankEnd(None, "") for rank in dead if rank not in failed}
+        return self._known(logs, ends, _with_failed)
+
+    def _read(self) -> dict[int, LoggedCalls]:
+        logs = {
+            local: read_call_log(call_log_path(self._control_dir, local), rank) for local, rank in self._ranks.items()
+        }
+        return {local: log for local, log in logs.items() if log is not None}
+
+    def _settled(self) -> dict[int, LoggedCalls]:
+        """The logs at one moment: read twice without an event between, or what was read last of ranks that move on."""
+        logs = self._read()
+        for _ in range(_MOST_LOOKS):
+            time.sleep(_SETTLE_S)
+            again = self._read()
+            same = {local: log.last_event_ns for local, log in again.items()} == {
+                local: log.last_event_ns for local, log in logs.items()
+            }
+            logs = again
+            if same:
+                break
+        return logs
+
+    def _known(
+        self,
+        logs: Mapping[int, LoggedCalls],
+        ends: Mapping[int, RankEnd],
+        calls_of: Callable[[LoggedCalls], Sequence[Call]],
+    ) -> list[RankCalls]:
+        known: list[RankCalls] = []
+        for local, rank in self._ranks.items():
+            log = logs.get(local)
+            seen = Presence.ALIVE if log is not None else Presence.UNSEEN
+            presence = Presence.GONE if rank in ends else seen
+            calls = tuple(calls_of(log)) if log is not None else ()
+            made = log.num_made if log is not None else {}
+            note = _ended(ends[rank].text, calls) if rank in ends else ""
+            known.append(RankCalls(rank, calls, presence, made, note))
+        here = set(self._ranks.values())
+        elsewhere = [rank for rank in range(self._world_size) if rank not in here]
+        return [*known, *(RankCalls(rank, presence=Presence.UNSEEN) for rank in elsewhere)]
+
+
+def with_places(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
+    """The diagnosis with where each rank is, by global rank."""
+    ranks = {rank: replace(known, where=where.get(rank, "")) for rank, known in diagnosis.ranks.items()}
+    return replace(diagnosis, ranks=ranks)
+
+
+def explain_end(ranks: Sequence[RankCalls], ends: Mapping[int, RankEnd]) -> Diagnosis:
+    """The verdict on what :meth:`HangWatch.calls_at_end` saw, with how the ranks ended, which is known later."""
+    return diagnose(
+        [
+            replace(known, note=_ended(ends[known.rank].text, known.calls))
+            if known.presence is Presence.GONE and known.rank in ends
+            else known
+            for known in ranks
+        ]
+    )
+
+
+def _ended(text: str, calls: Sequence[Call]) -> str:
+    text = text.partition(";")[0]
+    return f"{text} after {calls[-1]}" if calls else f"{text} without any communication call"
+
+
+def _long_waits(log: LoggedCalls, seconds: float) -> list[Call]:
+    """The calls, those that have not waited for so long as if nobody waited in them."""
+    before = time.monotonic_ns() - seconds * 1e9
+    return [
+        replace(call, state=CallState.OFFERED) if call.since_ns > before and call.state in _WAITING else call
+        for call in log.calls
+    ]
+
+
+def _with_failed(log: LoggedCalls) -> Sequence[Call]:
+    calls = log.calls
+    if calls and calls[-1].state is CallState.FAILED:
+        return [*calls[:-1], replace(calls[-1], state=CallState.BLOCKING)]
+    return calls
+
+
+def _unless_usual(diagnosis: Diagnosis, logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> Diagnosis:
+    """No verdict where others wait for the late ranks no longer than calls take in this run."""
+    hang = diagnosis.hang
+    assert hang is not None
+    usual_s = max((_usual_s(log) for local, log in logs.items() if ranks[local] in hang.hops), default=0.0)
+    now = time.monotonic_ns()
+    waited_s = max(
+        ((now - edge.call.since_ns) / 1e9 for edge in hang.edges if set(edge.waits_for) & set(hang.ranks)), default=0.0
+    )
+    if waited_s >= _USUAL_WAITS * usual_s:
+        return diagnosis
+    reason = (
+        f"the ranks still move: the longest wait has lasted {waited_s:.1f} s, and calls here often take {usual_s:.1f} s"
+    )
+    return Diagnosis(None, reason, diagnosis.ranks)
+
+
+def _usual_s(log: LoggedCalls) -> float:
+    """What most of the rank's calls take at most; the first may have waited for a rank that started late."""
+    ordered = sorted(log.durations_ns)
+    return ordered[int((len(ordered) - 1) * _USUAL_SHARE)] / 1e9 if ordered else 0.0

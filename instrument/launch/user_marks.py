@@ -1,0 +1,93 @@
+"""Opens the ranges of ``pptrace.mark`` in a rank of ``pptrace run``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+
+from instrument.recorder import Range, Recorder, null_range
+from pptrace.marks import SpanKind
+
+_OPS = {
+    "forward": "F",
+    "backward": "B",
+    "input-gradient": "I",
+    "weight-gradient": "W",
+    **{letter: letter for letter in "FBIW"},
+}
+_SPANS = {
+    "optimizer": SpanKind.OPTIMIZER,
+    "data": SpanKind.DATA,
+    "gradient-sync": SpanKind.GRAD_SYNC,
+    "eval": SpanKind.EVAL,
+}
+
+
+class Steps(Protocol):
+    """What is told of the steps that the script marks."""
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def take_step_marks(self) -> None:
+        """The script marks its steps itself from now on."""
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+
+class UserMarks:
+    """Makes the range of each mark. A mark that cannot be read is a range with its name; none ever raises."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._in_step = False
+
+    def open(self, name: str, stage: int | None, microbatch: int | None) -> AbstractContextManager[object]:
+        if torch.compiler.is_compiling():
+            return null_range()
+        kind = str(name).strip()
+        plain = kind if kind in _OPS else kind.lower().replace("_", "-")
+        if plain == "step":
+            return self._step()
+        if not self._steps.recorder.listening:
+            return null_range()
+        if plain in _SPANS:
+            return self._steps.recorder.span(_SPANS[plain], self._steps.num_steps)
+        return self._named(plain, kind, stage, microbatch)
+
+    def _named(self, plain: str, name: str, stage: int | None, microbatch: int | None) -> Range:
+        text = f"pptrace.mark: {name}"
+        if plain in _OPS:
+            text = f"pptrace.mark {_OPS[plain]}{_value('stage', stage)}{_value('microbatch', microbatch)}"
+        return self._steps.recorder.named(text)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        if self._in_step:  # a step inside a step is a part of it
+            yield
+            return
+        self._in_step = True
+        self._steps.take_step_marks()
+        self._steps.begin_step()
+        try:
+            yield
+        finally:
+            self._in_step = False
+            self._steps.end_step()
+
+
+def _value(name: str, value: int | None) -> str:
+    """A number of a mark; what is no number from 0 is left out, for the order to tell."""
+    try:
+        number = -1 if value is None else int(value)
+    except (TypeError, ValueError):
+        number = -1
+    return "" if number < 0 else f" {name}={number}"

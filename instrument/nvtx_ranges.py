@@ -1,0 +1,98 @@
+"""Opens an NVTX domain that a tool listens to, whatever version of nvtx is installed. Imports no torch.
+
+    nvtx ≥ 0.2.12   a domain with ranges of its own; a dummy unless the tool says that the domain is enabled
+    nvtx ≥ 0.2.8    functions alone, which reach any tool
+
+Whether a domain is enabled is asked of an extension of NVTX that tools before 2025 lack (Nsight Systems 2022.4 does): they
+record ranges, but nvtx finds them absent and gives a dummy. Where a tool is injected all the same, the domain is made past that
+question.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+import nvtx
+
+INJECTED = "NVTX_INJECTION64_PATH"
+"""The variable by which NVTX finds the library of a tool; nsys sets it for every process it traces NVTX of."""
+
+
+class Domain(Protocol):
+    """What a range is pushed to. The attributes of an event are whatever the domain makes of its message."""
+
+    def get_event_attributes(self, message: str) -> Any: ...
+
+    def push_range(self, attributes: Any) -> None: ...
+
+    def pop_range(self) -> None: ...
+
+
+def open_domain(name: str) -> Domain | None:
+    """The domain; None while no tool has been injected into this process."""
+    if hasattr(nvtx, "get_domain") and hasattr(getattr(nvtx, "Domain", None), "push_range"):
+        domain: Domain = nvtx.get_domain(name)
+        if type(domain).__name__ != "DummyDomain":
+            return domain
+        return _unasked_domain(name) or _torch_ranges() if is_injected() else None
+    return _Functions(name) if is_injected() else None
+
+
+def is_injected() -> bool:
+    """Whether a tool that records NVTX ranges came with this process, and nobody turned them off."""
+    return bool(os.environ.get(INJECTED)) and not os.environ.get("NVTX_DISABLE")
+
+
+def _unasked_domain(name: str) -> Domain | None:
+    """A domain of nvtx that was not asked whether it is enabled; None where this nvtx makes domains in another way."""
+    try:
+        from nvtx._lib import lib
+
+        domain: Any = object.__new__(nvtx.Domain)
+        domain.handle = lib.DomainHandle(name)
+        domain.__init__(name)
+        domain.get_event_attributes(message=name)
+    except Exception:  # the inside of another package, whatever it has become
+        return None
+    opened: Domain = domain
+    return opened
+
+
+def _torch_ranges() -> Domain | None:
+    """The ranges of a torch that was built with CUDA; they have no domain."""
+    try:
+        from torch._C import _nvtx
+    except ImportError:
+        return None
+    return _TorchRanges(_nvtx)
+
+
+class _Functions:
+    """The functions of nvtx before 0.2.12, which cache what they register themselves."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def get_event_attributes(self, message: str) -> str:
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        nvtx.push_range(attributes, domain=self._name)
+
+    def pop_range(self) -> None:
+        nvtx.pop_range(domain=self._name)
+
+
+class _TorchRanges:
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def get_event_attributes(self, message: str) -> str:
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        self._library.rangePushA(attributes)
+
+    def pop_range(self) -> None:
+        self._library.rangePop()

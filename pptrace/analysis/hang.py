@@ -1,0 +1,202 @@
+"""The verdict on a run that hangs, from the flight-recorder dumps of its ranks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pptrace.errors import TraceError
+from pptrace.hang import Call, CallState, Diagnosis, Group, Presence, RankCalls, diagnose
+from pptrace.hang.calls import P2P, Stream
+from pptrace.ingest.flight_dump import Dump, DumpCall, DumpGroup, read_dump
+from pptrace.ingest.identity import rank_of_dump_name
+
+_FRESH_NS = 10**9
+"""Calls that were made so shortly before a dump was written are no sign of a hang."""
+_UNRECORDED = "outside of any collective (gloo's recorder keeps no messages: it may wait in one)"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedRanks:
+    """The dumps of a run, the ranks whose file cannot be read with the reason, and lines about files that are left out.
+
+    ``is_all`` says whether these are all dumps that the run left: a rank without one is then missing.
+    """
+
+    dumps: tuple[Dump, ...]
+    unreadable: Mapping[int, str]
+    is_all: bool
+    warnings: tuple[str, ...] = ()
+
+
+def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
+    """Read the dumps of a run. What cannot be read is evidence as well, where the name says whose it is."""
+    dumps: dict[int, Dump] = {}
+    unreadable: dict[int, str] = {}
+    warnings: list[str] = []
+    for path in paths:
+        try:
+            dump = read_dump(path)
+        except TraceError as err:
+            rank = rank_of_dump_name(path.name)
+            warnings.append(str(err))
+            if rank is not None:
+                unreadable[rank] = "its dump is empty" if path.stat().st_size == 0 else "its dump cannot be read"
+            continue
+        if dump.rank < 0:
+            warnings.append(
+                f"{path}: neither the name nor the dump says whose it is; expected nccl_trace_rank_3; left out"
+            )
+        elif dump.rank in dumps:
+            warnings.append(f"{path}: a second dump of rank {dump.rank}; {dumps[dump.rank].path} is read")
+        else:
+            dumps[dump.rank] = dump
+    kept = {rank: why for rank, why in unreadable.items() if rank not in dumps}
+    return DumpedRanks(tuple(dumps[rank] for rank in sorted(dumps)), kept, is_all, tuple(warnings))
+
+
+def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
+    """Who is to blame, as far as the dumps tell."""
+    if _is_fresh(dumped.dumps):
+        reason = "the calls that are not complete were made less than a second before the dumps were written"
+        return Diagnosis(None, reason, {})
+    return diagnose(list(_ranks(dumped)))
+
+
+def _is_fresh(dumps: Sequence[Dump]) -> bool:
+    """Whether all open calls are so young that the run may have gone on. The time of a file that was copied tells nothing."""
+    ages = [
+        age
+        for dump in dumps
+        for call in dump.calls
+        if not call.done and call.created_ns >= 0
+        for age in [_written_ns(dump.path) - call.created_ns]
+    ]
+    return bool(ages) and max(ages) < _FRESH_NS and min(ages) > -_FRESH_NS
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
+    world = _world(dumped)
+    starts = _starts(dumped.dumps, world)
+    known = {dump.rank for dump in dumped.dumps}
+    enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
+    for dump in dumped.dumps:
+        if not dump.calls:
+            yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
+            continue
+        calls = tuple(_calls(dump, world, starts))
+        where = _UNRECORDED if all(call.backend == "gloo" for call in dump.calls) else ""
+        yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where)
+    for rank, why in dumped.unreadable.items():
+        yield RankCalls(rank, presence=Presence.EMPTY, note=why)
+    absent = Presence.EMPTY if enough else Presence.UNSEEN
+    for rank in sorted(world - known - dumped.unreadable.keys()):
+        yield RankCalls(rank, presence=absent, note="there is no dump of it")
+
+
+def _world(dumped: DumpedRanks) -> set[int]:
+    """The ranks of the run, as far as groups and dumps name them."""
+    members = {rank for dump in dumped.dumps for group in dump.groups for rank in group.ranks}
+    highest = max([*(dump.rank for dump in dumped.dumps), *dumped.unreadable], default=-1)
+    return members | set(range(highest + 1))
+
+
+def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]) -> Iterator[Call]:
+    counts: dict[Stream, int] = {}
+    for call in dump.calls:
+        made = Call(
+            kind=call.kind,
+            group=_group(call.group, world),
+            seq=call.seq,
+            state=_state(call),
+            peer=call.peer,
+            num_bytes=call.bytes,
+            dtype=call.dtype,
+            launch=call.launch,
+            since_ns=call.created_ns,
+        )
+        if _is_counted_here(dump, call):
+            stream = made.stream(dump.rank)
+            number = counts.get(stream, starts.get((dump.rank, stream), 0))
+            counts[stream] = number + 1
+            made = replace(made, seq=number)
+        yield made
+
+
+def _is_counted_here(dump: Dump, call: DumpCall) -> bool:
+    """Whether the recorder's number is not the same for all calls that meet: of messages, and in the first versions."""
+    return call.kind in P2P or dump.version.startswith("1")
+
+
+def _state(call: DumpCall) -> CallState:
+    if call.done:
+        return CallState.DONE
+    if call.started or call.backend == "gloo":
+        return CallState.BLOCKING
+    return CallState.QUEUED
+
+
+def _group(group: DumpGroup, world: set[int]) -> Group:
+    ranks = group.ranks or (tuple(sorted(world)) if group.is_world else ())
+    return Group(group.id or group.name, ranks, group.name)
+
+
+def _num_made(dump: Dump, world: set[int]) -> dict[Stream, int]:
+    """What the recorder's status tells of groups whose last calls it no longer has; messages are counted there as well."""
+    with_messages = {call.raw_group for call in dump.calls if call.kind in P2P}
+    made: dict[Stream, int] = {}
+    for call in dump.calls:
+        last = dump.last_enqueued.get(call.raw_group)
+        if last is not None and call.raw_group not in with_messages and call.kind not in P2P:
+            made[Stream(_group(call.group, world))] = last + 1
+    return made
+
+
+def _starts(dumps: Sequence[Dump], world: set[int]) -> dict[tuple[int, Stream], int]:
+    """The number of the first call of a stream in the dump of each of its ranks.
+
+    Where a recorder has dropped the oldest, the last complete calls of the ranks are taken to be the same one.
+    """
+    streams: dict[Stream, dict[int, list[DumpCall]]] = defaultdict(lambda: defaultdict(list))
+    for dump in dumps:
+        for call in dump.calls:
+            if _is_counted_here(dump, call):
+                group = _group(call.group, world)
+                ends = {"send": (dump.rank, call.peer), "recv": (call.peer, dump.rank)}.get(call.kind, (-1, -1))
+                streams[Stream(group, *ends)][dump.rank].append(call)
+    whole = {dump.rank: dump.is_whole for dump in dumps}
+    starts: dict[tuple[int, Stream], int] = {}
+    for stream, calls in streams.items():
+        if len(calls) < 2 or all(whole[rank] for rank in calls):
+            continue
+        last = {
+            rank: max((index for index, call in enumerate(made) if call.done), default=-1)
+            for rank, made in calls.items()
+        }
+        most = max(last.values())
+        starts |= {(rank, stream): most - index for rank, index in last.items()}
+    return starts
+
+
+def dump_paths(directory: Path, found: Sequence[Path]) -> list[Path]:
+    """The dumps in ``found``, and the files of a directory that are named like them, which may be empty or damaged."""
+    shapes = {_shape(path.name) for path in found}
+    try:
+        beside = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
+    except OSError:
+        beside = []
+    return sorted({*found, *beside})
+
+
+def _shape(name: str) -> str:
+    return re.sub(r"\d+", "0", name)

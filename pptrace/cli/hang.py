@@ -1,0 +1,28 @@
+"""``pptrace hang``: who is to blame for a run that hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pptrace.cli.output import Outputs
+from pptrace.report.hang import find_hang, hang_object, hang_text
+from pptrace.report.to_json import dump
+
+
+@click.command(name="hang")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the verdict as JSON ('-': to stdout, nothing else).")
+def command(paths: tuple[Path, ...], json_file: str | None) -> None:
+    """Say who is to blame for a run that hangs, who only waits, and in how many hops.
+
+    PATHS are torch's flight-recorder dumps, a directory with one per rank, or a run directory of `pptrace run`.
+    """
+    outputs = Outputs({"--json": json_file})
+    found = find_hang(paths)
+    for line in found.warnings:
+        click.echo(f"pptrace: {line}", err=True)
+    outputs.write({"--json": lambda: dump(hang_object(found))})
+    if not outputs.take_stdout:
+        click.echo(hang_text(found))

@@ -1,0 +1,23 @@
+"""Who is to blame for a hang: a wait-for graph over ranks and process groups, and one sentence.
+
+    calls of each rank ─waits─► who waits for whom ─verdict─► missing | cycle | mismatch | late, ranks ─words─► a sentence
+
+Standard library only: the launcher uses it while the ranks run, the command line on dumps that they left.
+"""
+
+from pptrace.hang.calls import Call, CallState, Group, Presence, RankCalls
+from pptrace.hang.verdict import Diagnosis, Hang, Verdict, diagnose
+from pptrace.hang.waits import Edge
+
+__all__ = [
+    "Call",
+    "CallState",
+    "Diagnosis",
+    "Edge",
+    "Group",
+    "Hang",
+    "Presence",
+    "RankCalls",
+    "Verdict",
+    "diagnose",
+]

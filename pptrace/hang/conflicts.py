@@ -1,0 +1,135 @@
+"""Calls that should meet and do not fit each other: another kind, root, size or element type, or another order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pptrace.hang.calls import ANY_PEER, Call, CallState, RankCalls, Stream
+
+_SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+"""Collectives in which the larger of input and output is the same on all ranks."""
+_LONGEST_CONTEXT = 16
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The calls at one place of a stream, by rank, and the ranks whose call is not that of the others.
+
+    Where nothing tells who is wrong, ``guilty`` are all that differ.
+    """
+
+    stream: Stream
+    seq: int
+    calls: Mapping[int, Call]
+    guilty: tuple[int, ...]
+
+
+def find_conflicts(ranks: Sequence[RankCalls]) -> tuple[Conflict, ...]:
+    """The first conflict of each stream with a call that is not done, the oldest first."""
+    history = {rank.rank: rank.calls for rank in ranks}
+    found: dict[Stream, Conflict] = {}
+    open_streams = {call.stream(rank.rank) for rank in ranks for call in rank.calls if call.state is not CallState.DONE}
+    for stream, seq, calls in _meetings(ranks, open_streams):
+        if stream not in found and (clusters := _clusters(calls)):
+            found[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history))
+    return tuple(sorted(found.values(), key=_age))
+
+
+def _age(conflict: Conflict) -> int:
+    return min((call.since_ns for call in conflict.calls.values() if call.since_ns >= 0), default=0)
+
+
+def _meetings(ranks: Sequence[RankCalls], streams: set[Stream]) -> Iterator[tuple[Stream, int, Mapping[int, Call]]]:
+    """The calls of two ranks or more that meet, in the order of their numbers."""
+    meetings: dict[tuple[Stream, int], dict[int, Call]] = defaultdict(dict)
+    for rank in ranks:
+        for call in rank.calls:
+            stream = call.stream(rank.rank)
+            if stream in streams and not (call.is_message and call.peer in (ANY_PEER, rank.rank)):
+                meetings[stream, call.seq][rank.rank] = call
+    for (stream, seq), calls in sorted(meetings.items(), key=lambda item: item[0][1]):
+        if len(calls) > 1:
+            yield stream, seq, calls
+
+
+def _clusters(calls: Mapping[int, Call]) -> list[list[int]]:
+    """The ranks by what they call, the most first; nothing where all fit each other."""
+    by_kind = _by(calls, lambda call: "message" if call.is_message else call.kind)
+    if len(by_kind) > 1:
+        return by_kind
+    if all(call.state is CallState.DONE for call in calls.values()):
+        return []  # of the same kind, and done: they did fit
+    for what in (_root, _size, _dtype):
+        known = {rank: call for rank, call in calls.items() if what(call) is not None}
+        if len(parts := _by(known, what)) > 1:
+            return parts
+    return []
+
+
+def _by(calls: Mapping[int, Call], what: Callable[[Call], Hashable]) -> list[list[int]]:
+    parts: dict[Hashable, list[int]] = defaultdict(list)
+    for rank, call in calls.items():
+        parts[what(call)].append(rank)
+    return sorted(parts.values(), key=len, reverse=True)
+
+
+def _root(call: Call) -> int | None:
+    return call.peer if call.kind in _ROOTED and call.peer >= 0 else None
+
+
+def _size(call: Call) -> int | None:
+    return call.num_bytes if call.num_bytes >= 0 and (call.is_message or call.kind in _SAME_SIZE) else None
+
+
+def _dtype(call: Call) -> str | None:
+    return call.dtype or None
+
+
+def _guilty(
+    clusters: list[list[int]], calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]
+) -> tuple[int, ...]:
+    """All but the largest cluster; of equal ones, those who do what they have never done before."""
+    if len(clusters[0]) > len(clusters[1]):
+        return tuple(sorted(rank for cluster in clusters[1:] for rank in cluster))
+    everyone = sorted(rank for cluster in clusters for rank in cluster)
+    return tuple(deviants({rank: calls[rank] for rank in everyone}, history)) or tuple(everyone)
+
+
+def deviants(calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]) -> list[int]:
+    """The ranks whose call follows one that it never followed before, where the others' calls are as always.
+
+    Nothing where that tells no difference: early in a run everything is new.
+    """
+    new = {rank: _is_new(call, history.get(rank, ())) for rank, call in calls.items()}
+    found = [rank for rank, value in new.items() if value is True]
+    return found if found and all(new[rank] is False for rank in new if rank not in found) else []
+
+
+def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
+    """Whether the call never came after the calls before it: as many of them as occurred together earlier.
+
+    None where not even the last of them did.
+    """
+    places = [index for index, other in enumerate(calls) if other is call]
+    if not places:
+        return None
+    place = places[0]
+    signatures = [other.signature for other in calls[: place + 1]]
+    followers: set[Hashable] = set()
+    alike = [end for end in range(1, place) if signatures[end - 1] == signatures[place - 1]]
+    for length in range(1, _LONGEST_CONTEXT):
+        if not alike:
+            break
+        followers = {signatures[end] for end in alike}
+        before = place - 1 - length
+        alike = [
+            end for end in alike if before >= 0 and end - 1 - length >= 0 and _same(signatures, end, length, before)
+        ]
+    return signatures[place] not in followers if followers else None
+
+
+def _same(signatures: Sequence[Hashable], end: int, length: int, before: int) -> bool:
+    return signatures[end - 1 - length] == signatures[before]

@@ -1,0 +1,126 @@
+"""From the wait-for graph to a verdict: who is to blame, and who only waits.
+
+``mismatch`` is proof, whatever else is the case. A rank that is gone explains all who wait for it. Ranks that wait for each other
+in a ring will do so forever. Otherwise the ranks that others wait for, and that wait for nobody, are late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pptrace.hang.calls import Call, Presence, RankCalls
+from pptrace.hang.conflicts import Conflict, deviants, find_conflicts
+from pptrace.hang.graph import hops_to, reachable, rings
+from pptrace.hang.waits import Edge, Waits, find_waits
+
+
+class Verdict(StrEnum):
+    MISSING = "missing"
+    CYCLE = "cycle"
+    MISMATCH = "mismatch"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Why a run does not go on. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
+
+    verdict: Verdict
+    ranks: tuple[int, ...]
+    edges: tuple[Edge, ...]
+    hops: Mapping[int, int] = field(default_factory=dict)
+    conflict: Conflict | None = None
+    ring: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A hang, or None and the reason why there is no verdict. ``ranks`` is what it was made from."""
+
+    hang: Hang | None
+    reason: str
+    ranks: Mapping[int, RankCalls]
+
+
+def diagnose(ranks: Sequence[RankCalls]) -> Diagnosis:
+    """Say who is to blame, from the state of all ranks at one moment."""
+    known = {rank.rank: rank for rank in ranks}
+    conflicts = find_conflicts(ranks)
+    waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
+    if not waits.edges:
+        return Diagnosis(None, _why_none(waits), known)
+    hang = _mismatch(conflicts, waits) or _missing(known, waits) or _ring(known, waits) or _late(known, waits)
+    return Diagnosis(hang, "" if hang else _UNSEEN, known)
+
+
+_UNSEEN = "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
+
+
+def _why_none(waits: Waits) -> str:
+    if waits.in_transfer:
+        return "every rank has made the calls that others wait in: they are in transfer, or the network or a device is stuck"
+    return "no rank waits for another"
+
+
+def _mismatch(conflicts: Sequence[Conflict], waits: Waits) -> Hang | None:
+    stuck = waits.targets()
+    for conflict in conflicts:
+        if stuck.keys() & conflict.calls.keys():
+            return _hang(Verdict.MISMATCH, conflict.guilty, waits, conflict=conflict)
+    return None
+
+
+def _missing(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    gone = [rank for rank in _roots(waits) if _presence(known, rank) in (Presence.GONE, Presence.EMPTY)]
+    return _hang(Verdict.MISSING, gone, waits) if gone else None
+
+
+def _ring(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    """Ranks that wait for each other. One of them that left a collective out, against its habit, is a mismatch."""
+    targets = waits.targets()
+    free = _roots(waits)
+    any_of = {edge.rank for edge in waits.edges if edge.any_of}
+    for ring in rings(targets):
+        if any_of & set(ring) and reachable(targets, ring) & free:
+            continue  # one of the receives from any rank may still be served
+        edges = tuple(edge for edge in waits.edges if edge.rank in ring and set(edge.waits_for) & set(ring))
+        if any(not edge.call.is_message for edge in edges):
+            calls = {edge.rank: edge.call for edge in edges}
+            guilty = deviants(calls, {rank: known[rank].calls for rank in calls})
+            if guilty:
+                return _hang(Verdict.MISMATCH, guilty, waits, ring=edges)
+        return _hang(Verdict.CYCLE, ring, waits, ring=edges)
+    return None
+
+
+def _late(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    late = [rank for rank in _roots(waits) if _presence(known, rank) is Presence.ALIVE]
+    return _hang(Verdict.LATE, late, waits) if late else None
+
+
+def _roots(waits: Waits) -> set[int]:
+    """Those that are waited for and wait for nobody."""
+    targets = waits.targets()
+    return {rank for others in targets.values() for rank in others if rank not in targets}
+
+
+def _presence(known: Mapping[int, RankCalls], rank: int) -> Presence:
+    return known[rank].presence if rank in known else Presence.EMPTY
+
+
+def _hang(
+    verdict: Verdict,
+    guilty: Sequence[int],
+    waits: Waits,
+    conflict: Conflict | None = None,
+    ring: tuple[Edge, ...] = (),
+) -> Hang:
+    hops = hops_to(waits.targets(), guilty)
+    return Hang(verdict, tuple(sorted(guilty)), waits.edges, hops, conflict, ring)
+
+
+def first_call(edges: Sequence[Edge], rank: int) -> Call | None:
+    """The call in which a rank waits, the first of several."""
+    return next((edge.call for edge in edges if edge.rank == rank), None)

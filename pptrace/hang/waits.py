@@ -1,0 +1,190 @@
+"""Who waits for whom.
+
+What can still complete is completed first, as the backends would: a call whose partners have all made theirs is in transfer, and
+no reason for a hang. What remains waits for a rank that has not made its call, or has it queued behind one that waits itself. A
+rank waits for *all* ranks of an edge, except in a receive from any rank.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pptrace.hang.calls import ANY_PEER, Call, CallState, Presence, RankCalls, Stream
+
+_IN_ORDER = (CallState.QUEUED, CallState.LAUNCHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A call in which ``rank`` waits, and the ranks that it waits for; ``any_of`` where one of them would do."""
+
+    rank: int
+    waits_for: tuple[int, ...]
+    call: Call
+    any_of: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "rank": self.rank,
+            "waits_for": list(self.waits_for),
+            "call": self.call.kind,
+            "group": str(self.call.group),
+            "seq": self.call.seq,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The wait-for graph. ``in_transfer`` are the ranks that wait in calls which all others have made as well."""
+
+    edges: tuple[Edge, ...]
+    in_transfer: tuple[int, ...]
+
+    def targets(self) -> dict[int, set[int]]:
+        """Rank → the ranks that it waits for."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for edge in self.edges:
+            found[edge.rank].update(edge.waits_for)
+        return dict(found)
+
+
+def find_waits(ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]] = ()) -> Waits:
+    """The wait-for graph of what the ranks have open. ``conflicting`` calls (stream, seq) never complete."""
+    return _Matching(ranks, conflicting).waits()
+
+
+class _Matching:
+    """Completes what can complete. Ranks that are gone made the calls that they made: messages under way may arrive."""
+
+    def __init__(self, ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]]) -> None:
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self._conflicting = set(conflicting)
+        self._made = {rank.rank: _num_made(rank) for rank in ranks}
+        self._members = _members(ranks)
+        self._open = {
+            rank.rank: [call for call in rank.calls if call.state.is_open]
+            for rank in ranks
+            if rank.presence is Presence.ALIVE
+        }
+        self._held: dict[int, set[tuple[Stream, int]]] = {}
+        self._wildcards = _num_wildcards(ranks)
+
+    def waits(self) -> Waits:
+        blocked = {rank for rank, calls in self._open.items() if any(_blocks(call) for call in calls)}
+        self._complete()
+        edges = tuple(self._edges())
+        stuck = {edge.rank for edge in edges}
+        return Waits(edges, tuple(sorted(blocked - stuck)))
+
+    def _complete(self) -> None:
+        self._held = {rank: _held(rank, calls) for rank, calls in self._open.items()}
+        moved = True
+        while moved:
+            moved = False
+            for rank, calls in self._open.items():
+                left = self._left(rank, calls)
+                if len(left) < len(calls):
+                    self._open[rank], moved = left, True
+                    self._held[rank] = _held(rank, left)
+
+    def _left(self, rank: int, calls: Sequence[Call]) -> list[Call]:
+        """The rank's open calls without those that can complete one after the other."""
+        left: list[Call] = []
+        first: Call | None = None
+        for call in calls:
+            if _is_behind(call, first) or self._lacking(rank, call):
+                left.append(call)
+                first = _first(first, call)
+        return left
+
+    def _lacking(self, rank: int, call: Call) -> list[int]:
+        """The ranks that the call still needs; the rank itself where it can never complete."""
+        stream = call.stream(rank)
+        partners = self._partners(rank, call)
+        if (stream, call.seq) in self._conflicting:
+            return list(partners) or [rank]
+        if call.is_message and call.peer == ANY_PEER:
+            return [] if self._any_sent(rank, call) else list(partners)
+        return [other for other in partners if not self._has_offered(other, stream, call)]
+
+    def _partners(self, rank: int, call: Call) -> Sequence[int]:
+        if call.is_message and call.peer != ANY_PEER:
+            return (call.peer,)
+        members = call.group.ranks or self._members.get(call.group.name, ())
+        return [other for other in members if other != rank]
+
+    def _has_offered(self, other: int, stream: Stream, call: Call) -> bool:
+        made = self._made.get(other, {}).get(stream, 0)
+        if call.kind == "send" and made <= call.seq and self._wildcards.get((other, stream.group.name), 0):
+            return True  # one of its receives from any rank can take the message
+        return call.seq < made and (stream, call.seq) not in self._held.get(other, ())
+
+    def _any_sent(self, rank: int, call: Call) -> bool:
+        """Whether a message to the rank is there for it: neither its receives from one sender nor earlier ones took it."""
+        made = self._made[rank]
+        streams = [Stream(call.group, other, rank, call.tag) for other in self._partners(rank, call)]
+        sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
+        return sum(max(0, surplus) for surplus in sent) > call.seq
+
+    def _edges(self) -> Iterator[Edge]:
+        for rank, calls in self._open.items():
+            held = self._held[rank]
+            for call in calls:
+                if not _blocks(call) or (call.stream(rank), call.seq) in held:
+                    continue
+                if lacking := self._lacking(rank, call):
+                    yield Edge(rank, tuple(sorted(lacking)), call, call.is_message and call.peer == ANY_PEER)
+
+
+def _blocks(call: Call) -> bool:
+    return call.state is not CallState.OFFERED
+
+
+def _held(rank: int, calls: Sequence[Call]) -> set[tuple[Stream, int]]:
+    """The calls that wait on their rank's device for earlier ones."""
+    held: set[tuple[Stream, int]] = set()
+    first: Call | None = None
+    for call in calls:
+        if _is_behind(call, first):
+            held.add((call.stream(rank), call.seq))
+        first = _first(first, call)
+    return held
+
+
+def _is_behind(call: Call, first: Call | None) -> bool:
+    """Whether it begins after ``first``, the rank's oldest open call; those of one batch begin together."""
+    return call.state in _IN_ORDER and first is not None and (call.launch < 0 or call.launch != first.launch)
+
+
+def _first(first: Call | None, call: Call) -> Call | None:
+    return call if first is None and call.state is not CallState.OFFERED else first
+
+
+def _num_made(rank: RankCalls) -> dict[Stream, int]:
+    made = dict(rank.num_made)
+    for call in rank.calls:
+        stream = call.stream(rank.rank)
+        made[stream] = max(made.get(stream, 0), call.seq + 1)
+    return made
+
+
+def _num_wildcards(ranks: Sequence[RankCalls]) -> Mapping[tuple[int, str], int]:
+    """Receives from any rank that are open, by rank and group."""
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for rank in ranks:
+        for call in rank.calls:
+            if call.kind == "recv" and call.peer == ANY_PEER and call.state.is_open:
+                counts[rank.rank, call.group.name] += 1
+    return counts
+
+
+def _members(ranks: Sequence[RankCalls]) -> Mapping[str, tuple[int, ...]]:
+    """For groups whose ranks nothing tells: those that made calls in them."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for rank in ranks:
+        for call in rank.calls:
+            if not call.group.ranks:
+                found[call.group.name].add(rank.rank)
+    return {name: tuple(sorted(members)) for name, members in found.items()}

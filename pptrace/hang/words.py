@@ -1,0 +1,205 @@
+"""A verdict in words: one sentence, and a few lines of who waits where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pptrace.hang.calls import P2P, Call, Presence
+from pptrace.hang.conflicts import Conflict
+from pptrace.hang.graph import shortest_ring
+from pptrace.hang.verdict import Diagnosis, Hang, Verdict
+
+_MOST_LINES = 6
+_MOST_LINKS = 4
+_MOST_RANGES = 8
+
+
+def sentence(diagnosis: Diagnosis) -> str:
+    """Who is to blame, who only waits, and in how many hops; the reason where there is no verdict."""
+    hang = diagnosis.hang
+    if hang is None:
+        return f"no verdict: {diagnosis.reason}"
+    blame = {
+        Verdict.MISSING: _missing,
+        Verdict.LATE: _late,
+        Verdict.CYCLE: _cycle,
+        Verdict.MISMATCH: _mismatch,
+    }[hang.verdict](diagnosis, hang)
+    return f"{hang.verdict}: {blame}{_only_waiting(hang)}"
+
+
+def lines(hang: Mapping[str, Any]) -> list[str]:
+    """Who waits where for whom, of the JSON field ``hang``: ranks that wait alike in one line, the most first."""
+    alike: dict[tuple[Hashable, ...], list[Mapping[str, Any]]] = {}
+    for edge in hang["edges"]:
+        message = (edge["rank"], tuple(edge["waits_for"])) if edge["call"] in P2P else ()
+        alike.setdefault((edge["call"], edge["group"], edge["seq"], *message), []).append(edge)
+    ordered = sorted(alike.values(), key=len, reverse=True)
+    shown = [_line(edges) for edges in ordered[:_MOST_LINES]]
+    left = sum(len(edges) for edges in ordered[_MOST_LINES:])
+    return [*shown, f"{left} more {'call waits' if left == 1 else 'calls wait'}"] if left else shown
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """The JSON field ``hang``; None where there is no verdict."""
+    hang = diagnosis.hang
+    if hang is None:
+        return None
+    return {
+        "verdict": str(hang.verdict),
+        "ranks": list(hang.ranks),
+        "detail": sentence(diagnosis),
+        "edges": [edge.as_json() for edge in hang.edges],
+    }
+
+
+def rank_text(ranks: Iterable[int]) -> str:
+    """Such as ``rank 3``, ``ranks 0 and 2``, ``ranks 4–15, 20``."""
+    ordered = sorted(set(ranks))
+    parts: list[str] = []
+    for first, last in _ranges(ordered):
+        parts += [str(first), str(last)] if last == first + 1 else [f"{first}–{last}" if last > first else str(first)]
+    if len(parts) > _MOST_RANGES:
+        parts = [*parts[:_MOST_RANGES], f"… ({len(ordered)} in all)"]
+    if len(parts) == 2 and len(ordered) == 2:
+        return f"ranks {parts[0]} and {parts[1]}"
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def _ranges(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for index in range(1, len(ordered) + 1):
+        if index == len(ordered) or ordered[index] != ordered[index - 1] + 1:
+            yield ordered[start], ordered[index - 1]
+            start = index
+
+
+def _missing(diagnosis: Diagnosis, hang: Hang) -> str:
+    def story(rank: int) -> str:
+        known = diagnosis.ranks.get(rank)
+        if known is None:
+            return "missing (there is no dump of it)"
+        reason = f" ({known.note})" if known.note else ""
+        return f"{'gone' if known.presence is Presence.GONE else 'missing'}{reason}"
+
+    return _joined(hang.ranks, story)
+
+
+def _late(diagnosis: Diagnosis, hang: Hang) -> str:
+    def story(rank: int) -> str:
+        known = diagnosis.ranks[rank]
+        if known.where:
+            return known.where
+        last = f"after {known.calls[-1]}" if known.calls else "having made none"
+        return f"outside of any communication call, {last}"
+
+    return _joined(hang.ranks, story)
+
+
+def _joined(ranks: Sequence[int], story: Callable[[int], str]) -> str:
+    """Each rank's story, those with the same one together."""
+    same: dict[str, list[int]] = {}
+    for rank in ranks:
+        same.setdefault(story(rank), []).append(rank)
+    parts = []
+    for text, those in list(same.items())[:_MOST_LINKS]:
+        verb = "is" if len(those) == 1 else "are"
+        parts.append(f"{rank_text(those)} {verb} {text}")
+    left = sum(len(those) for those in list(same.values())[_MOST_LINKS:])
+    return "; ".join([*parts, f"and {left} more ranks"] if left else parts)
+
+
+def _cycle(_: Diagnosis, hang: Hang) -> str:
+    targets = {edge.rank: set(edge.waits_for) for edge in hang.ring}
+    ring = shortest_ring(targets, hang.ranks)
+    calls = {edge.rank: edge.call for edge in hang.ring}
+    links = [f"rank {rank} in {calls[rank]}" for rank in ring if rank in calls]
+    shown = ", ".join(links[:_MOST_LINKS]) + (
+        f" and {len(links) - _MOST_LINKS} more" if len(links) > _MOST_LINKS else ""
+    )
+    return f"{rank_text(hang.ranks)} wait for each other: {shown}"
+
+
+def _mismatch(_: Diagnosis, hang: Hang) -> str:
+    if hang.conflict is None:
+        calls = {edge.rank: edge.call for edge in hang.ring}
+        own = ", ".join(f"{rank_text([rank])} is in {calls[rank]}" for rank in hang.ranks if rank in calls)
+        others = ", ".join(
+            f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MOST_LINKS] if rank not in hang.ranks
+        )
+        return f"{own}, out of the order that it kept before, while {others}"
+    return _conflict(hang.conflict, hang.ranks)
+
+
+def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
+    calls = conflict.calls
+    what = _difference(calls.values())
+    parts: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        parts.setdefault(what(call), []).append(rank)
+    ordered = sorted(parts.items(), key=lambda part: (not set(part[1]) <= set(guilty), -len(part[1])))
+    told = [f"{text} on {rank_text(those)}" for text, those in ordered[:_MOST_LINKS]]
+    first = next(iter(calls.values()))
+    if first.is_message:
+        name = f"message #{conflict.seq} from rank {conflict.stream.source} to rank {conflict.stream.target}"
+    else:
+        name = f"collective #{conflict.seq} of group {conflict.stream.group}"
+    return f"{name} is {' but '.join([told[0], ', '.join(told[1:])]) if len(told) > 1 else told[0]}"
+
+
+def _difference(calls: Iterable[Call]) -> Callable[[Call], str]:
+    """What to say of each of the calls: as little as tells them apart."""
+    listed = list(calls)
+
+    def kind(call: Call) -> str:
+        return call.kind
+
+    def with_root(call: Call) -> str:
+        return f"{call.kind} with root {call.peer}"
+
+    def with_size(call: Call) -> str:
+        return f"{call.kind} of {call.num_bytes} bytes"
+
+    def with_dtype(call: Call) -> str:
+        return f"{call.kind} of {call.dtype}"
+
+    if listed[0].is_message:
+        sizes = {call.num_bytes for call in listed if call.num_bytes >= 0}
+        return with_size if len(sizes) > 1 else with_dtype
+    for what in (kind, with_root, with_size):
+        known = [call for call in listed if what is kind or (call.peer if what is with_root else call.num_bytes) >= 0]
+        rooted = what is not with_root or all(
+            call.kind in ("broadcast", "reduce", "gather", "scatter") for call in listed
+        )
+        if rooted and len({what(call) for call in known}) > 1:
+            return what
+    return with_dtype
+
+
+def _only_waiting(hang: Hang) -> str:
+    waiting = sorted(rank for rank in hang.hops if rank not in hang.ranks)
+    others = sorted({edge.rank for edge in hang.edges} - set(hang.ranks) - set(waiting))
+    if not waiting:
+        text = ""
+    else:
+        most = max(hang.hops[rank] for rank in waiting)
+        away = "1 hop away" if most == 1 else f"up to {most} hops away"
+        verb = "only waits" if len(waiting) == 1 else "only wait"
+        text = f"; {rank_text(waiting)} {verb}, {away}"
+    if others:
+        text += f"; {rank_text(others)} {'waits' if len(others) == 1 else 'wait'} for something else"
+    return text
+
+
+def _line(edges: Sequence[Mapping[str, Any]]) -> str:
+    first = edges[0]
+    targets = {rank for edge in edges for rank in edge["waits_for"]}
+    waiting = [edge["rank"] for edge in edges]
+    verb = "waits" if len(set(waiting)) == 1 else "wait"
+    call = f"{first['call']} #{first['seq']}"
+    if first["call"] in P2P:
+        return (
+            f"{rank_text(waiting)} {verb} in {call} {'to' if first['call'] == 'send' else 'from'} {rank_text(targets)}"
+        )
+    return f"{rank_text(waiting)} {verb} in {call} of group {first['group']} for {rank_text(targets)}"

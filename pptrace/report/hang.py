@@ -1,0 +1,127 @@
+"""From the PATHs of ``pptrace hang`` to a verdict, as text and as JSON, ``pptrace.hang/1``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
+from pptrace.errors import TraceError
+from pptrace.hang.words import as_json, lines, rank_text
+from pptrace.ingest.flight_dump import sniff_flight
+from pptrace.ingest.formats import first_bytes
+from pptrace.ingest.open import RUN_FILE
+
+HANG_SCHEMA = "pptrace.hang/1"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHang:
+    """``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` are those that were seen."""
+
+    hang: Mapping[str, Any] | None
+    reason: str
+    ranks: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def find_hang(paths: Sequence[Path]) -> FoundHang:
+    """The verdict on the run of these dumps, or what a run directory says of its own.
+
+    Raises:
+        TraceError: there is no dump, and no run directory.
+    """
+    for path in paths:
+        if (run := run_of(path)) is not None and not _dumps_in(path):
+            return _of_run(path, run)
+    dumps = [dump for path in paths for dump in _dumps_of(path)]
+    dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
+    if not dumped.dumps and not dumped.unreadable:
+        raise TraceError("; ".join(dumped.warnings) or _nothing(paths))
+    diagnosis = diagnose_dumps(dumped)
+    ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
+    return FoundHang(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
+
+
+def hang_text(found: FoundHang) -> str:
+    """One sentence, and a few lines of who waits where."""
+    if found.hang is None:
+        seen = f" (read {rank_text(found.ranks)})" if found.ranks else ""
+        return f"no hang: {found.reason}{seen}"
+    return "\n".join([str(found.hang["detail"]), *(f"  {line}" for line in lines(found.hang))])
+
+
+def hang_object(found: FoundHang) -> dict[str, Any]:
+    return {
+        "schema": HANG_SCHEMA,
+        "hang": found.hang,
+        "reason": found.reason or None,
+        "ranks": list(found.ranks),
+        "warnings": list(found.warnings),
+    }
+
+
+def run_of(path: Path) -> Mapping[str, Any] | None:
+    """The run.json of a run directory, or of the file itself."""
+    file = path / RUN_FILE if path.is_dir() else path
+    if file.name != RUN_FILE or not file.is_file():
+        return None
+    try:
+        run = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return run if isinstance(run, dict) else None
+
+
+def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The verdict that ``pptrace run`` wrote down; None where there is none that can be read."""
+    hang = run.get("hang")
+    if not isinstance(hang, dict) or not isinstance(hang.get("detail"), str) or not isinstance(hang.get("ranks"), list):
+        return None
+    edges = hang.get("edges")
+    keys = {"rank", "waits_for", "call", "group", "seq"}
+    whole = isinstance(edges, list) and all(isinstance(edge, dict) and keys <= edge.keys() for edge in edges)
+    return hang if whole and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
+
+
+def _of_run(path: Path, run: Mapping[str, Any]) -> FoundHang:
+    entries = run.get("ranks")
+    ranks = [entry.get("rank") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
+    hang = hang_of_run(run)
+    return FoundHang(hang, "" if hang else reason, tuple(sorted(rank for rank in ranks if isinstance(rank, int))))
+
+
+def _dumps_of(path: Path) -> list[Path]:
+    if path.is_dir():
+        return dump_paths(path, _dumps_in(path))
+    if not path.is_file():
+        raise TraceError(f"{path}: not found; expected a flight-recorder dump, or a directory with one per rank")
+    return [path]
+
+
+def _dumps_in(path: Path) -> list[Path]:
+    """The dumps in a directory, or one level down where it has none itself."""
+    if not path.is_dir():
+        return []
+    for pattern in ("*", "*/*"):
+        if dumps := [file for file in sorted(path.glob(pattern)) if file.is_file() and _is_dump(file)]:
+            return dumps
+    return []
+
+
+def _is_dump(path: Path) -> bool:
+    try:
+        return sniff_flight(first_bytes(path))
+    except (TraceError, OSError):
+        return False
+
+
+def _nothing(paths: Sequence[Path]) -> str:
+    return (
+        f"{paths[0]}: no flight-recorder dump in it; expected files such as nccl_trace_rank_0, one per rank, "
+        "or a run directory of pptrace run; set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT to get some"
+    )

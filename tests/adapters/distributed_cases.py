@@ -1,0 +1,160 @@
+"""Every function of ``torch.distributed`` called once in each way, watched by an observer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrument.adapters.calls import Call
+from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.torch_distributed import DistributedCalls
+from instrument.adapters.works import Works
+
+
+@dataclass
+class Diary:
+    """What an observer heard: (event, kind, peer, bytes, sequence, group's ranks)."""
+
+    entries: list[tuple[str, str, int, int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    def _note(self, event: str, call: Call) -> None:
+        self.entries.append((event, call.kind, call.peer, call.num_bytes, call.sequence, call.group.ranks))
+
+    def posted(self, call: Call) -> None:
+        self._note("posted", call)
+
+    def returned(self, call: Call) -> None:
+        self._note("returned", call)
+
+    def waiting(self, call: Call) -> None:
+        self._note("waiting", call)
+
+    def completed(self, call: Call) -> None:
+        self._note("completed", call)
+
+    def failed(self, call: Call) -> None:
+        self._note("failed", call)
+
+    def take(self) -> list[tuple[str, str, int, int, int, tuple[int, ...]]]:
+        entries, self.entries = self.entries, []
+        return entries
+
+
+def floats(count: int) -> torch.Tensor:
+    return torch.ones(count, dtype=torch.float32)
+
+
+def watch_everything() -> dict[str, list[Any]]:
+    """By way of calling, what was heard of it on this rank of two."""
+    rank = dist.get_rank()
+    other = 1 - rank
+    diary = Diary()
+    lines: list[str] = []
+    hooks = Hooks(lines.append)
+    DistributedCalls(hooks, Works(hooks), [diary])
+    group = dist.new_group([0, 1])
+    found: dict[str, list[Any]] = {}
+    both = [floats(4), floats(4)]
+    calls: dict[str, Any] = {
+        "all_reduce": lambda is_async: dist.all_reduce(floats(8), async_op=is_async),
+        "broadcast": lambda is_async: dist.broadcast(floats(8), 1, async_op=is_async),
+        "reduce": lambda is_async: dist.reduce(floats(8), dst=1, group=group, async_op=is_async),
+        "all_gather": lambda is_async: dist.all_gather(both, floats(4), group, is_async),
+        "all_gather_single": lambda is_async: dist.all_gather_single(floats(8), floats(4), async_op=is_async),
+        "gather": lambda is_async: dist.gather(floats(4), both if rank == 0 else None, 0, async_op=is_async),
+        "scatter": lambda is_async: dist.scatter(floats(4), both if rank == 0 else None, src=0, async_op=is_async),
+        "reduce_scatter_single": lambda is_async: dist.reduce_scatter_single(floats(4), floats(8), async_op=is_async),
+        "all_to_all_single": lambda is_async: dist.all_to_all_single(floats(8), floats(8), async_op=is_async),
+        "barrier": lambda is_async: dist.barrier(async_op=is_async),
+    }
+    diary.take()
+    for name, call in calls.items():
+        call(False)
+        found[name] = diary.take()
+        work = call(True)
+        posted = diary.take()
+        work.wait()
+        found[f"{name} async"] = [*posted, "wait", *diary.take()]
+    if rank == 0:
+        dist.send(floats(2), 1)
+    else:
+        dist.recv(floats(2), src=0)
+    found["message"] = diary.take()
+    ops = [dist.P2POp(dist.isend, floats(3), other), dist.P2POp(dist.irecv, floats(3), other)]
+    works = dist.batch_isend_irecv(ops)
+    found["batch"] = diary.take()
+    for work in works:
+        work.wait()
+    found["batch waited"] = diary.take()
+    kept: list[Any] = [None, None]
+    dist.all_gather_object(kept, {"rank": rank})
+    found["objects"] = [entry[1] for entry in diary.take() if entry[0] == "posted"]
+    try:
+        dist.all_reduce("no tensor")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found["error"] = diary.take()
+    hooks.remove()
+    dist.all_reduce(floats(1))
+    found["removed"] = diary.take()
+    found["lines"] = lines
+    return found
+
+
+def break_a_hook() -> tuple[list[float], list[str]]:
+    """Hooks that raise before, after, and an observer that does: results as without them, and what was reported."""
+    lines: list[str] = []
+    hooks = Hooks(lines.append)
+
+    class Before(Hook):
+        def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise RuntimeError("broken before")
+
+    class After(Hook):
+        def after(self, token: Any, result: Any) -> None:
+            raise RuntimeError("broken after")
+
+    class Observer(Diary):
+        def posted(self, call: Call) -> None:
+            raise RuntimeError("broken observer")
+
+    DistributedCalls(hooks, Works(hooks), [Observer()])
+    hooks.wrap(dist, "all_reduce", Before())
+    hooks.wrap(dist, "broadcast", After())
+    results = []
+    for _ in range(2):
+        tensor = floats(1) * (dist.get_rank() + 1)
+        dist.all_reduce(tensor)
+        results.append(tensor.item())
+        dist.broadcast(tensor, 0)
+        results.append(tensor.item())
+    hooks.remove()
+    return results, lines
+
+
+def compile_with_hooks() -> tuple[list[float], int, int]:
+    """A compiled function with a collective in it: its results, its graphs, and what the observer heard meanwhile."""
+    diary = Diary()
+    hooks = Hooks(lambda line: sys.stderr.write(line))
+    DistributedCalls(hooks, Works(hooks), [diary])
+    graphs = 0
+
+    def backend(module: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def double_sum(tensor: torch.Tensor) -> torch.Tensor:
+        out = tensor * 2
+        dist.all_reduce(out)
+        return out + 1
+
+    values = [double_sum(floats(2) * (number + dist.get_rank())).sum().item() for number in range(2)]
+    heard = len(diary.take())
+    hooks.remove()
+    torch._dynamo.reset()
+    return values, graphs, heard

@@ -1,0 +1,76 @@
+"""Hooks of torch.distributed: each call seen once, with its facts, and nothing changed or broken."""
+
+from __future__ import annotations
+
+from tests.adapters.distributed_cases import break_a_hook, compile_with_hooks, watch_everything
+from tests.instrument.pool import Pool
+
+BOTH = (0, 1)
+COLLECTIVES = {
+    "all_reduce": ("all_reduce", -1, 32),
+    "broadcast": ("broadcast", 1, 32),
+    "reduce": ("reduce", 1, 32),
+    "all_gather": ("all_gather", -1, 32),
+    "all_gather_single": ("all_gather", -1, 32),
+    "reduce_scatter_single": ("reduce_scatter", -1, 32),
+    "all_to_all_single": ("all_to_all", -1, 32),
+    "barrier": ("barrier", -1, 0),
+}
+"""By function the kind, the root and the bytes: of eight floats, or of two parts of four."""
+
+
+def test_every_function_is_seen_once_sync_and_async(pool: Pool) -> None:
+    for rank, found in enumerate(pool.run(watch_everything, world=2)):
+        assert found["lines"] == []
+        numbers = {"default": -1, "own": -1}
+        for name, call in found.items():
+            if name.removesuffix(" async") not in {**COLLECTIVES, "gather": None, "scatter": None}:
+                continue
+            own = name.removesuffix(" async") in ("reduce", "all_gather")  # in a group of their own
+            numbers["own" if own else "default"] += 1
+            events = [entry if entry == "wait" else entry[0] for entry in call]
+            if name.endswith("async"):
+                assert events == ["posted", "returned", "wait", "waiting", "completed"]
+            else:
+                assert events == ["posted", "returned", "completed"]
+            (facts,) = {entry[1:] for entry in call if entry != "wait"}
+            assert facts[3:] == (numbers["own" if own else "default"], BOTH)
+            if (wanted := COLLECTIVES.get(name.removesuffix(" async"))) is not None:
+                assert facts[:3] == wanted
+            else:
+                assert facts[:2] == (name.removesuffix(" async"), 0)
+                assert facts[2] == (32 if rank == 0 else 16)  # the root holds both parts
+        kind = "send" if rank == 0 else "recv"
+        assert [entry[:4] for entry in found["message"]] == [
+            (event, kind, 1 - rank, 8) for event in ("posted", "returned", "completed")
+        ]
+
+
+def test_a_batch_is_one_call_for_each_message(pool: Pool) -> None:
+    for rank, found in enumerate(pool.run(watch_everything, world=2)):
+        other = 1 - rank
+        assert [entry[:4] for entry in found["batch"]] == [
+            (event, kind, other, 12) for kind in ("send", "recv") for event in ("posted", "returned")
+        ]
+        assert sorted(entry[:4] for entry in found["batch waited"]) == sorted(
+            (event, kind, other, 12) for kind in ("send", "recv") for event in ("waiting", "completed")
+        )
+        assert found["objects"] == ["all_gather", "all_gather"]  # sizes, then contents
+        assert [entry[0] for entry in found["error"]] == ["posted", "failed"]
+        assert found["removed"] == []
+
+
+def test_what_a_hook_raises_takes_it_out_and_changes_nothing(pool: Pool) -> None:
+    for results, lines in pool.run(break_a_hook, world=2):
+        assert results == [3.0, 3.0, 3.0, 3.0]
+        assert len(lines) == 3
+        assert any("hook of all_reduce raised RuntimeError: broken before" in line for line in lines)
+        assert any("hook of broadcast raised RuntimeError: broken after" in line for line in lines)
+        assert any("Observer raised RuntimeError: broken observer" in line for line in lines)
+
+
+def test_a_compiled_collective_stays_one_graph(pool: Pool) -> None:
+    for values, graphs, heard in pool.run(compile_with_hooks, world=2):
+        assert values == [2 * (2 * (0 + 1) + 1), 2 * (2 * (1 + 2) + 1)]
+        assert graphs == 1
+        assert heard == 0  # the compiler's own collective, which the trace shows

@@ -1,0 +1,63 @@
+"""Hooked schedules of torch: every op and message with its kind, stage and microbatch, and nothing changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.report.load import load
+from pptrace.schedule.actions import parse_action
+from tests.adapters.pipelining_cases import train
+from tests.frameworks.torch_cases import SCHEDULES, TorchRun
+from tests.instrument.pool import Pool
+
+
+def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """Simple ops in order, overlapped pairs taken apart."""
+    found = []
+    for op in ops.sort_values("start_ns", kind="stable").itertuples():
+        parts = parse_action(op.pair).parts if op.pair else ()
+        found += [(str(p.kind), p.stage, p.microbatch) for p in parts] or [(op.kind, op.stage, op.microbatch)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4), ("dualpipe-v", 4)])
+def test_hooks_name_every_op_and_message(pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
+    run = TorchRun(name, pp, 2 * pp)
+    results = pool.run(train, run, str(tmp_path), world=pp)
+    analysis = load([tmp_path])
+    report, plan = analysis.report, run.plan
+    assert report.framework == "torch.distributed.pipelining"
+    assert (report.schedule.name, report.schedule.source, report.schedule.mismatches) == (name, "metadata", ())
+    assert (report.mesh.pp, report.mesh.vpp) == (pp, plan.num_chunks)
+    compute = analysis.data.ops[analysis.data.ops["kind"].isin(COMPUTE_KINDS)]
+    assert compute["step"].nunique() == run.steps
+    for rank, (_, ran) in enumerate(results):
+        own = compute[compute["rank"] == rank]
+        for done, (_, ops) in zip(ran, own.groupby("step"), strict=True):
+            assert halves(ops) == [tuple(entry[:3]) for entry in done]
+            spans = [entry[4] - entry[3] for entry in done]
+            assert len(ops) <= len(spans)
+    comms = analysis.data.comms
+    crossing = sum(plan.placement[s] != plan.placement[s + 1] for s in range(plan.num_stages - 1))
+    messages = comms[comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp") & (comms["step"] >= 0)]
+    assert len(messages) == 2 * 2 * crossing * run.microbatches * run.steps  # two ends, two directions
+    assert (messages["match"] >= 0).all()
+    assert (messages[["stage", "microbatch", "bytes", "peer"]] >= 0).all(axis=None)
+    for step in report.steps:
+        assert step.bubble.ratio is not None
+        assert step.bubble.waterfall_ns is not None
+        for rank_step in step.ranks:
+            assert rank_step.compute_ns + rank_step.exposed_comm_ns + rank_step.bubble_ns == step.span_ns
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v"])
+def test_losses_are_the_same_to_the_last_bit(pool: Pool, tmp_path: Path, name: str) -> None:
+    run = TorchRun(name, 2, 4)
+    hooked = [losses for losses, _ in pool.run(train, run, str(tmp_path), world=2)]
+    plain = [losses for losses, _ in pool.run(train, run, str(tmp_path), False, world=2)]
+    assert hooked == plain
+    assert sum(map(len, plain)) == run.microbatches * (run.steps + 1)

@@ -1,0 +1,201 @@
+"""Verdicts from flight-recorder dumps in the formats of NCCL and gloo, by ``pptrace hang``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import one_line, pptrace_here
+
+Entry = dict[str, Any]
+WORLD = ("0", "default_pg")
+BEGIN_NS = 1_700_000_000_000_000_000
+
+
+def entry(name: str, seq: int, state: str, group: tuple[str, str] = WORLD, **more: Any) -> Entry:
+    return {
+        "process_group": group,
+        "pg_id": 0 if group == WORLD else 1,
+        "collective_seq_id": seq,
+        "p2p_seq_id": seq,
+        "profiling_name": name,
+        "time_created_ns": BEGIN_NS + 1000 * seq,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "input_sizes": [[4, 256]],
+        "output_sizes": [[4, 256]],
+        "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"],
+        "state": state,
+    } | more
+
+
+def write(path: Path, entries: Sequence[Entry], groups: Mapping[str, Sequence[int]], version: str = "2.10") -> None:
+    """A dump; ``groups`` are the members by "name desc", in torch's spelling."""
+    config = {}
+    for key, ranks in groups.items():
+        name, desc = key.split()
+        config[name] = {"name": name, "desc": desc, "ranks": str(list(ranks))}
+    numbered = [{"record_id": index, **each} for index, each in enumerate(entries)]
+    path.write_bytes(pickle.dumps({"version": version, "pg_config": config, "pg_status": {}, "entries": numbered}))
+
+
+def verdict(*paths: Path) -> tuple[str, list[int]] | None:
+    ended = pptrace_here("hang", *paths, "--json", "-")
+    assert ended.code == 0, ended
+    hang = json.loads(ended.out)["hang"]
+    return None if hang is None else (hang["verdict"], hang["ranks"])
+
+
+def three_dimensions(folder: Path, guilty: int, entries: Sequence[Entry]) -> None:
+    """16 ranks as tp 4 × dp 4: ``guilty`` has ``entries``, so its tp group waits for it, and all others for that group."""
+    for rank in range(16):
+        group = (str(1 + rank // 4), "mesh_tp")
+        groups = {"0 default_pg": range(16), f"{group[0]} mesh_tp": range(rank // 4 * 4, rank // 4 * 4 + 4)}
+        own = [entry("nccl:all_reduce", seq, "completed", group) for seq in range(1, 6)]
+        near = rank // 4 == guilty // 4
+        own.append(entry("nccl:all_reduce", 6, "started" if near else "completed", group))
+        own += [] if near else [entry("nccl:_all_gather_base", 1, "started")]
+        write(folder / f"job_dump_{rank}", entries if rank == guilty else own, groups)
+
+
+def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None:
+    three_dimensions(tmp_path, 10, [])
+    assert verdict(tmp_path) == ("missing", [10])
+    ended = pptrace_here("hang", tmp_path)
+    assert ended.out.splitlines() == [
+        "missing: rank 10 is missing (its dump holds no calls); ranks 0–9, 11–15 only wait, 1 hop away",
+        "  ranks 0–7, 12–15 wait in all_gather #1 of group default_pg for ranks 8–11",
+        "  ranks 8, 9, 11 wait in all_reduce #6 of group mesh_tp for rank 10",
+    ]
+    ended = pptrace_here("analyze", tmp_path, "--no-cache")
+    assert ended.out.startswith("hang missing: rank 10 is missing")
+    (tmp_path / "job_dump_10").write_bytes(b"")
+    assert verdict(tmp_path) == ("missing", [10])
+    (tmp_path / "job_dump_10").unlink()
+    assert verdict(tmp_path) == ("missing", [10])
+    assert verdict(*tmp_path.iterdir()) == ("missing", [10])
+
+
+def test_a_rank_outside_of_all_calls_is_late(tmp_path: Path) -> None:
+    three_dimensions(tmp_path, 3, [entry("nccl:all_reduce", seq, "completed", ("1", "mesh_tp")) for seq in range(1, 6)])
+    assert verdict(tmp_path) == ("late", [3])
+
+
+def test_one_dump_alone_blames_nobody_whose_dump_was_not_given(tmp_path: Path) -> None:
+    three_dimensions(tmp_path, 10, [])
+    assert verdict(tmp_path / "job_dump_0") is None
+    assert "nothing is known here" in pptrace_here("hang", tmp_path / "job_dump_0").out
+
+
+def test_messages_name_ranks_within_their_group(tmp_path: Path) -> None:
+    """Ranks 1 and 3 are the stages of a pipeline: both send first, and each waits for the other's receive."""
+    groups = {"0 default_pg": range(4), "1 mesh_pp": [1, 3]}
+    pipeline = ("1", "mesh_pp")
+    both = [entry(name, 1, "completed", pipeline) for name in ("nccl:recv 1<-0", "nccl:send 1->0")]
+    write(tmp_path / "nccl_trace_rank_1", [entry("nccl:send 0->1", 3, "started", pipeline)], groups)
+    write(tmp_path / "nccl_trace_rank_3", [entry("nccl:send 1->0", 9, "started", pipeline)], groups)
+    for rank in (0, 2):
+        write(
+            tmp_path / f"nccl_trace_rank_{rank}", [entry("nccl:all_reduce", 1, "started")], {"0 default_pg": range(4)}
+        )
+    assert verdict(tmp_path) == ("cycle", [1, 3])
+    assert both  # the numbers of messages count for each rank on its own: 3 and 9 are the first to each other
+
+
+def test_messages_are_counted_from_the_last_complete_one_where_the_recorder_dropped_the_first(tmp_path: Path) -> None:
+    groups = {"0 default_pg": [0, 1]}
+    send = [entry("nccl:send 0->1", seq, "completed", record_id=seq + 50) for seq in range(40, 50)]
+    recv = [entry("nccl:recv 1<-0", seq, "completed", record_id=seq + 90) for seq in range(46, 50)]
+    more = entry("nccl:send 0->1", 50, "started", record_id=100)
+    write(tmp_path / "a_dump_0", [*send, more], groups)
+    write(tmp_path / "a_dump_1", recv, groups)
+    assert verdict(tmp_path) == ("late", [1])
+    write(tmp_path / "a_dump_1", [*recv, entry("nccl:recv 1<-0", 50, "started", record_id=140)], groups)
+    assert verdict(tmp_path) is None  # both are there: in transfer
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"profiling_name": "nccl:_reduce_scatter_base"}, "reduce_scatter on rank 1 but all_reduce on ranks 0, 2, 3"),
+        ({"input_sizes": [[8, 256]]}, "8192 bytes on rank 1 but all_reduce of 4096 bytes on ranks 0, 2, 3"),
+        ({"input_dtypes": ["Half"], "output_dtypes": ["Half"]}, "2048 bytes on rank 1"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_a_mismatch(tmp_path: Path, odd: Entry, told: str) -> None:
+    for rank in range(4):
+        more = odd if rank == 1 else {}
+        own = [entry("nccl:all_reduce", 7, "started", **more)]
+        write(tmp_path / f"nccl_trace_rank_{rank}", own, {"0 default_pg": range(4)})
+    assert verdict(tmp_path) == ("mismatch", [1])
+    assert told in pptrace_here("hang", tmp_path).out
+
+
+def test_what_a_device_has_queued_waits_for_what_it_is_in(tmp_path: Path) -> None:
+    """Rank 1 has launched the all-reduce that rank 0 waits in, behind a receive from rank 2, which is late."""
+    groups = {"0 default_pg": [0, 1, 2], "1 mesh_pp": [1, 2], "2 mesh_dp": [0, 1]}
+    write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 4, "started", ("2", "mesh_dp"))], groups)
+    waiting = [
+        entry("nccl:recv 0<-1", 2, "started", ("1", "mesh_pp")),
+        entry("nccl:all_reduce", 4, "scheduled", ("2", "mesh_dp")),
+    ]
+    write(tmp_path / "a_dump_1", waiting, groups)
+    write(tmp_path / "a_dump_2", [entry("nccl:all_reduce", 1, "completed")], groups)
+    ended = pptrace_here("hang", tmp_path)
+    assert ended.out.startswith(
+        "late: rank 2 is outside of any communication call, after all_reduce #1 of group default_pg"
+    )
+    assert "ranks 0 and 1 only wait, up to 2 hops away" in ended.out
+
+
+def test_the_first_versions_count_messages_and_collectives_together(tmp_path: Path) -> None:
+    def old(name: str, seq: int, state: str) -> Entry:
+        fields = entry(name, seq, state, process_group=None, pg_id=0, seq_id=seq)
+        return {key: value for key, value in fields.items() if key not in ("collective_seq_id", "p2p_seq_id")}
+
+    sending = [old("nccl:send 0->1", 1, "completed"), old("nccl:all_reduce", 2, "started")]
+    receiving = [old("nccl:recv 1<-0", 1, "completed"), old("nccl:all_reduce", 2, "started")]
+    for rank, own in enumerate([sending, receiving, [old("nccl:all_reduce", 1, "started")]]):
+        write(tmp_path / f"nccl_trace_rank_{rank}", own, {}, version="1.5")
+    assert verdict(tmp_path) is None  # the third rank's first is the others' second: all are there
+    write(tmp_path / "nccl_trace_rank_2", [old("nccl:send 2->1", 1, "completed")], {}, version="1.5")
+    assert verdict(tmp_path) == ("late", [2])
+
+
+def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
+    groups = {"0 default_pg": [0, 1]}
+    write(
+        tmp_path / "a_dump_0",
+        [entry("nccl:all_reduce", 1, "completed"), entry("nccl:all_reduce", 2, "started")],
+        groups,
+    )
+    write(tmp_path / "a_dump_1", [entry("nccl:all_reduce", 1, "completed")], groups)
+    assert verdict(tmp_path) == ("late", [1])
+    for rank in (0, 1):
+        os.utime(tmp_path / f"a_dump_{rank}", ns=(BEGIN_NS + 10**8, BEGIN_NS + 10**8))
+    assert verdict(tmp_path) is None
+    write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 1, "completed")], groups)
+    assert pptrace_here("hang", tmp_path).out == "no hang: no rank waits for another (read ranks 0 and 1)\n"
+
+
+def test_what_holds_no_dump_ends_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert "no flight-recorder dump in it" in one_line(pptrace_here("hang", tmp_path), 1)
+    assert "not found" in one_line(pptrace_here("hang", tmp_path / "absent"), 1)
+
+
+def test_a_run_directory_says_what_the_launcher_saw(tmp_path: Path) -> None:
+    edges = [{"rank": 0, "waits_for": [1], "call": "recv", "group": "pp", "seq": 3}]
+    hang = {"verdict": "late", "ranks": [1], "detail": "late: rank 1 is asleep", "edges": edges}
+    run = {"schema": "pptrace.run/1", "status": "timeout", "ranks": [{"rank": 0}, {"rank": 1}], "hang": hang}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert pptrace_here("hang", tmp_path).out == "late: rank 1 is asleep\n  rank 0 waits in recv #3 from rank 1\n"
+    (tmp_path / "run.json").write_text(json.dumps({**run, "status": "ok", "hang": None}))
+    assert verdict(tmp_path) is None

@@ -1,0 +1,249 @@
+"""Verdicts against programs that are executed on paper, whose faults are known because they were put in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pptrace.hang import Call, CallState, Group, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang.calls import Stream
+from pptrace.hang.words import as_json, lines, rank_text, sentence
+from tests.hang.programs import Execution, Op, closure, correct_program
+
+WORLD = Group("0", (0, 1, 2, 3), "default_pg")
+PAIR = Group("1", (0, 1), "pp")
+
+
+def call(kind: str, seq: int, state: CallState = CallState.DONE, group: Group = WORLD, **more: object) -> Call:
+    return Call(kind, group, seq, state, **more)  # type: ignore[arg-type]
+
+
+def blocking(kind: str, seq: int, **more: object) -> Call:
+    return call(kind, seq, CallState.BLOCKING, **more)  # type: ignore[arg-type]
+
+
+def verdict_of(ranks: Sequence[RankCalls]) -> tuple[str, tuple[int, ...]] | None:
+    hang = diagnose(ranks).hang
+    return None if hang is None else (str(hang.verdict), hang.ranks)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_rank_that_stops_is_the_only_one_to_blame_and_hops_are_shortest_paths(seed: int) -> None:
+    rng = random.Random(seed)
+    num_ranks = rng.randint(2, 7)
+    programs = correct_program(rng, num_ranks, rng.randint(3, 40))
+    guilty = rng.randrange(num_ranks)
+    run = Execution(programs, {guilty: rng.randint(0, len(programs[guilty]))})
+    run.run(rng)
+    is_gone = rng.random() < 0.5
+    hang = diagnose(run.known({guilty} if is_gone else ())).hang
+    stuck = run.stuck()
+    if not stuck:
+        assert hang is None
+        return
+    assert hang is not None
+    assert (hang.verdict, hang.ranks) == (Verdict.MISSING if is_gone else Verdict.LATE, (guilty,))
+    assert {edge.rank: set(edge.waits_for) for edge in hang.edges} == stuck
+    length = closure(stuck, num_ranks)
+    assert hang.hops == {rank: length[rank][guilty] for rank in range(num_ranks) if rank in stuck}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_healthy_run_never_has_a_cycle_a_mismatch_or_a_missing_rank_at_any_moment(seed: int) -> None:
+    rng = random.Random(seed)
+    num_ranks = rng.randint(2, 7)
+    run = Execution(correct_program(rng, num_ranks, rng.randint(3, 40)))
+    run.run(rng, most=rng.randint(0, 30))
+    run.stops = {rank: run.at[rank] for rank in range(num_ranks) if rng.random() < 0.4}  # these compute
+    stuck = {rank: others for rank, others in run.stuck().items() if others}
+    assert (found := verdict_of(run.known())) is None or found[0] == "late"
+    if found is not None:
+        length = closure(stuck, num_ranks)
+        assert set(found[1]) == {
+            rank for rank in range(num_ranks) if rank not in stuck and any(length[a][rank] < 99 for a in stuck)
+        }
+    else:
+        assert not stuck
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_ranks_that_do_the_same_ops_in_another_order_are_a_cycle_or_a_mismatch(seed: int) -> None:
+    rng = random.Random(seed)
+    num_ranks = rng.randint(2, 6)
+    programs = correct_program(rng, num_ranks, rng.randint(6, 30))
+    wrong = max(range(num_ranks), key=lambda rank: len(programs[rank]))
+    own = programs[wrong]
+    places = [place for place in range(len(own) - 1) if not own[place].is_like(own[place + 1])]
+    place = rng.choice(places)
+    own[place], own[place + 1] = own[place + 1], own[place]
+    run = Execution(programs)
+    run.run(rng)
+    stuck = run.stuck()
+    hang = diagnose(run.known()).hang
+    if not stuck:
+        assert hang is None or hang.verdict is Verdict.MISMATCH  # kinds that differ where the numbers agree
+        return
+    assert hang is not None
+    assert hang.verdict in (Verdict.CYCLE, Verdict.MISMATCH)
+    length = closure(stuck, num_ranks)
+    in_ring = {rank for rank in range(num_ranks) if length[rank][rank] < 99}
+    if hang.verdict is Verdict.CYCLE:
+        assert set(hang.ranks) <= in_ring
+        assert all(length[a][b] < 99 for a in hang.ranks for b in hang.ranks)
+
+
+def ring_of_sends(first: int, second: int) -> list[RankCalls]:
+    return [
+        RankCalls(first, (blocking("send", 0, peer=second, group=PAIR),)),
+        RankCalls(second, (blocking("send", 0, peer=first, group=PAIR),)),
+    ]
+
+
+def test_sends_head_to_head_are_a_cycle_and_the_others_only_wait() -> None:
+    others = [RankCalls(rank, (blocking("barrier", 5),)) for rank in (2, 3)]
+    diagnosis = diagnose([*ring_of_sends(0, 1), *others])
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.CYCLE, (0, 1))
+    assert sentence(diagnosis) == (
+        "cycle: ranks 0 and 1 wait for each other: rank 0 in send #0 to rank 1, rank 1 in send #0 to rank 0; "
+        "ranks 2 and 3 only wait, 1 hop away"
+    )
+
+
+def test_a_send_and_its_receive_that_both_are_there_are_no_hang() -> None:
+    ranks = [
+        RankCalls(0, (blocking("send", 0, peer=1, group=PAIR),)),
+        RankCalls(1, (blocking("recv", 0, peer=0, group=PAIR),)),
+    ]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.hang is None
+    assert diagnosis.reason.startswith("every rank has made the calls")
+    other_tag = [ranks[0], RankCalls(1, (blocking("recv", 0, peer=0, group=PAIR, tag=7),))]
+    assert verdict_of(other_tag) == ("cycle", (0, 1))
+
+
+def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
+    posted = call("recv", 0, CallState.OFFERED, PAIR, peer=0)
+    sending = RankCalls(0, (blocking("send", 0, peer=1, group=PAIR),))
+    hang = diagnose([sending, RankCalls(1, (posted, blocking("send", 0, peer=0, group=PAIR)))]).hang
+    assert hang is not None
+    assert [(edge.rank, edge.waits_for) for edge in hang.edges] == [(1, (0,))]
+    assert diagnose([sending, RankCalls(1, (posted,))]).hang is None
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"kind": "barrier"}, "barrier on rank 2 but all_reduce on ranks 0, 1, 3"),
+        ({"num_bytes": 32}, "all_reduce of 32 bytes on rank 2 but all_reduce of 16 bytes on ranks 0, 1, 3"),
+        ({"dtype": "Half"}, "all_reduce of Half on rank 2 but all_reduce of Float on ranks 0, 1, 3"),
+    ],
+)
+def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], told: str) -> None:
+    usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
+    ranks = [RankCalls(rank, (blocking(seq=4, **({**usual, **odd} if rank == 2 else usual)),)) for rank in range(4)]  # type: ignore[arg-type]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (2,))
+    assert told in sentence(diagnosis)
+
+
+def test_of_two_ranks_that_differ_the_one_that_breaks_its_habit_is_guilty() -> None:
+    def loop(last: Call) -> tuple[Call, ...]:
+        steps = [call(("all_reduce", "barrier")[seq % 2], seq, group=PAIR) for seq in range(6)]
+        return (*steps, last)
+
+    usual = loop(blocking("all_reduce", 6, group=PAIR))
+    skipping = loop(blocking("barrier", 6, group=PAIR))
+    assert verdict_of([RankCalls(0, usual), RankCalls(1, skipping)]) == ("mismatch", (1,))
+    early = [RankCalls(0, usual[-1:]), RankCalls(1, skipping[-1:])]
+    assert verdict_of(early) == ("mismatch", (0, 1))
+
+
+def test_a_rank_that_leaves_a_collective_out_for_a_message_breaks_the_order_that_it_kept() -> None:
+    def steps(rank: int, skips: bool) -> tuple[Call, ...]:
+        calls = []
+        for step in range(4):
+            last = step == 3
+            if not (skips and last):
+                calls.append(call("all_reduce", step, CallState.BLOCKING if last else CallState.DONE))
+            if rank < 2 and (not last or skips):
+                kind = "send" if rank == 0 else "recv"
+                calls.append(call(kind, step, CallState.BLOCKING if last else CallState.DONE, peer=1 - rank))
+        return tuple(calls)
+
+    ranks = [RankCalls(rank, steps(rank, rank == 1)) for rank in range(4)]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (1,))
+    assert "out of the order that it kept before" in sentence(diagnosis)
+
+
+def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
+    queued = CallState.QUEUED
+    stage = Group("2", (1, 2))
+    ranks = [
+        RankCalls(0, (call("all_reduce", 3, queued, PAIR),)),
+        RankCalls(1, (call("recv", 0, queued, stage, peer=2), call("all_reduce", 3, queued, PAIR))),
+        RankCalls(2),
+    ]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.LATE, (2,))
+    assert diagnosis.hang.hops == {0: 2, 1: 1}
+    batch = [replace(each, launch=9) for each in ranks[1].calls]
+    assert verdict_of([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]) == ("late", (2,))
+    assert [edge.rank for edge in diagnose([ranks[0], RankCalls(1, tuple(batch)), ranks[2]]).hang.edges] == [1]  # type: ignore[union-attr]
+
+
+def test_launched_calls_are_done_where_everyone_has_made_them() -> None:
+    launched = [call("all_reduce", seq, CallState.LAUNCHED) for seq in range(5)]
+    ranks = [RankCalls(rank, tuple(launched[: 4 if rank == 3 else 5])) for rank in range(4)]
+    assert verdict_of(ranks) == ("late", (3,))
+    assert verdict_of([RankCalls(rank, tuple(launched)) for rank in range(4)]) is None
+
+
+def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
+    receive = RankCalls(0, (blocking("recv", 0, peer=-1, group=Group("1", (0, 1, 2))),))
+    group = receive.calls[0].group
+    waiting = [RankCalls(rank, (blocking("recv", 0, peer=0, group=group),)) for rank in (1, 2)]
+    assert verdict_of([receive, *waiting]) == ("cycle", (0, 1, 2))
+    assert verdict_of([receive, waiting[0], RankCalls(2)]) == ("late", (2,))
+    sent = RankCalls(2, (blocking("send", 0, peer=0, group=group),))
+    assert verdict_of([receive, RankCalls(1), sent]) is None
+
+
+def test_ranks_of_another_node_are_not_blamed() -> None:
+    unseen = [RankCalls(rank, presence=Presence.UNSEEN) for rank in (2, 3)]
+    here = [RankCalls(rank, (blocking("barrier", 0),)) for rank in (0, 1)]
+    diagnosis = diagnose([*here, *unseen])
+    assert diagnosis.hang is None
+    assert "nothing is known here" in diagnosis.reason
+    assert verdict_of([here[0], RankCalls(1), *unseen]) == ("late", (1,))
+
+
+def test_a_call_that_the_log_no_longer_holds_has_still_been_made() -> None:
+    waiting = RankCalls(0, (blocking("all_reduce", 7, group=PAIR),))
+    assert verdict_of([waiting, RankCalls(1)]) == ("late", (1,))
+    assert verdict_of([waiting, RankCalls(1, num_made={Stream(PAIR): 8})]) is None
+
+
+def test_the_lines_join_ranks_that_wait_alike() -> None:
+    group = Group("0", tuple(range(64)), "default_pg")
+    ranks = [RankCalls(rank, (blocking("barrier", 1, group=group),)) for rank in range(64) if rank not in (9, 11)]
+    diagnosis = diagnose([*ranks, RankCalls(9), RankCalls(11)])
+    hang = as_json(diagnosis)
+    assert hang is not None
+    assert lines(hang) == ["ranks 0–8, 10, 12–63 wait in barrier #1 of group default_pg for ranks 9 and 11"]
+    assert hang["edges"][0] == {"rank": 0, "waits_for": [9, 11], "call": "barrier", "group": "default_pg", "seq": 1}
+    assert rank_text([3]) == "rank 3"
+
+
+def test_no_op_of_the_paper_execution_is_over_before_all_its_ranks_are_at_it() -> None:
+    op = Op("barrier", (0, 1), "world", 0)
+    run = Execution([[op], [op]], {1: 0})
+    run.run(random.Random(0))
+    assert (run.at, run.stuck()) == ([0, 0], {0: {1}})
