@@ -76,6 +76,8 @@ class _Local(threading.local):
     batch_number: int = -1
     posts_at_exit: bool = False
     """Whether the batch is a coalescing manager's."""
+    waits_at_exit: bool = False
+    """Whether it also waits for them: they are complete when it ends."""
     late: Call | None = None
     """Its last call."""
 
@@ -137,16 +139,16 @@ class DistributedCalls:
                 return
             calls, works = self.begin_batch(), []
             self._local.posts_at_exit = True
+            self._local.waits_at_exit = not _argument(args, kwargs, 2, "async_ops")
             try:
                 with original(*args, **kwargs) as manager:
                     yield manager
                 works = list(manager.works)
             finally:
-                self._local.posts_at_exit = False
+                self._local.posts_at_exit = self._local.waits_at_exit = False
                 self._return_late()
                 self.end_batch(calls, works)
 
-        c10d._coalescing_manager = watched
         self._hooks.replace_everywhere("_coalescing_manager", original, watched, "torch")
 
     def _return_late(self) -> None:
@@ -212,7 +214,7 @@ class DistributedCalls:
             size,
             sequences.next(function.kind, peer),
             -1 if batch is None else self._local.batch_number,
-            is_async or batch is not None,
+            is_async or (batch is not None and not self._local.waits_at_exit),
             _tag(function, args, kwargs),
         )
 

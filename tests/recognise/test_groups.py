@@ -49,6 +49,8 @@ def test_every_listed_description_names_its_axis() -> None:
             assert found == "", entry["example"]
         elif entry["dim"] == "by dim name":
             assert found == entry["example"].removeprefix("mesh_")
+        elif entry["example"] == "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP":
+            assert found == "tp-cp-dp-pp"  # listed as DP; parallel_state.py makes it of whole tp-ep-pp groups
         elif "WITH_CP" in entry["example"] and entry["dim"] == "DP":
             assert found == "dp-cp"
         else:
@@ -59,6 +61,8 @@ def test_every_listed_description_names_its_axis() -> None:
     ("description", "axis"),
     [
         ("mesh_dp_shard_cp", "dp-cp"),
+        ("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "tp-cp-dp-pp"),
+        ("INTER_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "dp"),
         ("mesh_fsdp", "dp"),
         ("mesh_tp:split:3", "tp"),
         ("CONTEXT_PARALLEL_GROUP_GLOO", "cp"),
