@@ -21,8 +21,8 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.recognise.collectives.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops (schema
-    :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it.
+    :data:`~pptrace.recognise.collectives.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
+    (schema :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it.
     """
 
     info: TraceInfo
