@@ -273,12 +273,30 @@ def _checked(evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Se
     rows = [_in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
+    if not by_nodes and all(unit.count == 1 for unit in units):
+        for own, match in zip(evidence, ranks, strict=True):
+            _check_at_once(own, match)
     plans = {}
     for unit in units:
         cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+    """A backward begins with the gradient that came. With one microbatch at a time little else tells a pipeline from two ranks
+    that compute in turn.
+
+    Raises:
+        MismatchError: something else runs first.
+    """
+    received = match.groups.get(("B", "recv"))
+    if received is None:
+        return
+    rows = evidence.operators.start_ns
+    if (np.searchsorted(rows, match.backwards.start_ns) > np.searchsorted(rows, received.ready_ns)).any():
+        raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
 
 
 def _in_order(match: RankMatch, behind: Int64) -> list[Op]:
