@@ -14,7 +14,7 @@ from pptrace.recognise.groups import Groups
 from pptrace.recognise.host_order import What
 from pptrace.recognise.joint_match import PipelineMatch, RankMatch, chains_by_peers, match_pipeline, numbers_of
 from pptrace.recognise.rank import RankFound
-from pptrace.recognise.rank_order import Evidence, Messages, Mismatch, evidence_of
+from pptrace.recognise.rank_order import Evidence, Messages, MismatchError, evidence_of
 from pptrace.recognise.rank_tables import Owner
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.tables import COMMS, OPS, Int64, make_table
@@ -40,7 +40,7 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
         return Joint(tuple(ranks))
     try:
         matches = _pipelines(evidence, groups)
-    except Mismatch as err:
+    except MismatchError as err:
         return Joint(
             tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence)
         )
@@ -75,7 +75,7 @@ def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[Pipelin
     """The pipelines that all of these ranks form.
 
     Raises:
-        Mismatch: they form none.
+        MismatchError: they form none.
     """
     chains = chains_by_peers(evidence)
     if not chains and groups.pipelines and {r for p in groups.pipelines for r in p} == set(evidence):
@@ -85,7 +85,7 @@ def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[Pipelin
     ranks = sorted(evidence)
     try:
         return [match_pipeline(evidence, ranks)]
-    except Mismatch as err:
+    except MismatchError as err:
         problem = err
     readings = list(_replicas(evidence, ranks))
     if len(readings) != 1:
@@ -104,7 +104,7 @@ def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterato
         ):
             try:
                 yield [match_pipeline(evidence, chain) for chain in chains]
-            except Mismatch:
+            except MismatchError:
                 continue
 
 
@@ -115,9 +115,9 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RankFound]) -> Iter
         microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         rest = sum(_num_left(by_rank[own.rank], own) for own in match.ranks)
         yield (
-            f"ranks {_shown(match.chain)}: {_counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} microbatches "
-            f"explain all messages between them and all that autograd's engine ran; {_counted(rest, 'operator')} of their "
-            "threads are of no op"
+            f"ranks {_shown(match.chain)}: {_counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            "microbatches explain all messages between them and all that autograd's engine ran; "
+            f"{_counted(rest, 'operator')} of their threads are of no op"
         )
     if not all(match.is_behind_known for match in matches):
         yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
