@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,12 @@ _MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in th
 
 _MAX_RATE = 1e-3
 """Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
+
+
+_LIKELY_RATE = 1e-4
+"""Of drift that nothing shows: two oscillators, each wrong by 50 parts per million."""
+
+_LONG_NS = 10_000_000  # in less, that is no microsecond
 
 
 Same = npt.NDArray[np.bool_]
@@ -59,12 +65,20 @@ class _Offset:
 
 
 def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> Clock:
-    """The clock with an uncertainty that holds at all times, and with rates where clocks drift."""
+    """The clock with an uncertainty that holds at all times, and with rates where clocks drift.
+
+    Before the ranks first met, such as while one waits for the others to begin, nothing shows how fast, and clocks may drift as
+    oscillators do: that widens the uncertainty.
+    """
+    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+    met = times.groupby(matched["match"]).max()
+    last = (times + matched["end_ns"] - matched["start_ns"]).max()
+    alone_ns = int(max(met.min() - times.min(), last - met.max()))
     fit = _fitted(clock, matched, ranks, same)
     if fit is None:
-        return clock
+        return _wider(clock, alone_ns)
     found = {rank: _offset_of(place, rank, ranks[0], clock.offsets_ns[rank], fit) for place, rank in enumerate(ranks)}
-    return Clock(
+    drifting = Clock(
         clock.method,
         {rank: own.offset_ns for rank, own in found.items()},
         max(own.far_ns for own in found.values()),
@@ -72,6 +86,14 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
         rates={rank: own.rate for rank, own in found.items() if own.rate},
         middle_ns=fit.middle_ns,
     )
+    return _wider(drifting, alone_ns)
+
+
+def _wider(clock: Clock, span_ns: int) -> Clock:
+    """The clock with what two oscillators may drift apart in so long a time, unless that is short."""
+    if clock.uncertainty_ns is None or span_ns < _LONG_NS:
+        return clock
+    return replace(clock, uncertainty_ns=clock.uncertainty_ns + round(_LIKELY_RATE * span_ns))
 
 
 def _fitted(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> _Fit | None:
