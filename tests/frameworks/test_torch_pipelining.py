@@ -9,6 +9,7 @@ import pytest
 
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
+from pptrace.report.to_json import report_object
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun, train_profiled
 from tests.instrument.pool import Pool
 
@@ -87,3 +88,29 @@ def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) 
             assert 0 < op.end_ns - op.start_ns <= label
             shorter += op.end_ns - op.start_ns < 0.95 * label
         assert shorter > 0
+
+
+def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(
+    torch_pool: Pool, tmp_path: Path
+) -> None:
+    run = TorchRun("dualpipe-v", 2, 6)
+    record(torch_pool, run, tmp_path)
+    analysis = load([tmp_path])
+    assert analysis.report.clock.method == "same-host"
+    chunk_of = {stage: run.plan.stages_of(rank).index(stage) for rank in range(2) for stage in run.plan.stages_of(rank)}
+    for step in report_object(analysis.report, with_ops=True)["steps"]:
+        for rank in step["ranks"]:
+            pairs = [action for action in run.plan.compute_actions(rank["rank"]) if action.parts]
+            rows = [op for op in rank["ops"] if op["kind"] == "OVERLAP_F_B"]
+            assert len(rows) == len(pairs) > 0
+            for row, pair in zip(rows, pairs, strict=True):
+                assert row["parts"] == [
+                    {
+                        "kind": half.kind,
+                        "stage": half.stage,
+                        "chunk": chunk_of[half.stage],
+                        "microbatch": half.microbatch,
+                    }
+                    for half in pair.parts
+                ]
+            assert all("parts" not in op for op in rank["ops"] if op["kind"] != "OVERLAP_F_B")
