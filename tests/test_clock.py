@@ -345,7 +345,7 @@ def test_a_stretch_of_one_collective_of_many_ranks_is_bounded_without_all_its_pa
     filled["end_ns"] = calls * 1_000_000 + 2_000 + members * 10**9
     clock = estimate_clock(make_table(COMMS, filled), range(num_ranks), {})  # type: ignore[arg-type]
     assert clock.uncertainty_ns is not None
-    assert clock.uncertainty_ns <= 2_000
+    assert clock.uncertainty_ns <= 2_000 + 25_000, "and what oscillators may drift apart in half of 500 ms"
     for rank in range(num_ranks):
         assert abs(clock.offsets_ns[rank] + rank * 10**9) <= clock.uncertainty_ns
 
@@ -482,7 +482,7 @@ def test_kernels_that_end_together_tell_where_in_its_bounds_an_offset_lies(kind:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_of_uneven_latency_are_taken_for_no_drift(seed: int) -> None:
-    """What all messages together allow is the answer: no slope through their noise moves or widens it."""
+    """What all messages together allow is the answer: no slope through their noise moves it, and no stretch widens it much."""
     rng = np.random.default_rng(seed)
     rows: list[Row] = []
     for match in range(1600):
@@ -492,7 +492,8 @@ def test_messages_of_uneven_latency_are_taken_for_no_drift(seed: int) -> None:
     clock = estimate_clock(shifted(comms_of(rows), {1: 70_000}), range(2), {})
     lowest, highest = -70_000 - latency[1], -70_000 + latency[0]
     assert clock.offsets_ns == {0: 0, 1: (lowest + highest) // 2}
-    assert clock.uncertainty_ns == (highest - lowest + 1) // 2
+    assert clock.uncertainty_ns is not None
+    assert (highest - lowest) / 2 <= clock.uncertainty_ns <= highest - lowest
     assert clock.warnings == ()
 
 
