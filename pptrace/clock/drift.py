@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,12 @@ _MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in th
 
 _MAX_RATE = 1e-3
 """Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
+
+
+_LIKELY_RATE = 1e-4
+"""Of drift that nothing shows: two oscillators, each wrong by 50 parts per million."""
+
+_LONG_NS = 50_000_000  # in less, that is a few microseconds
 
 
 Same = npt.NDArray[np.bool_]
@@ -59,12 +65,20 @@ class _Offset:
 
 
 def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> Clock:
-    """The clock with an uncertainty that holds at all times, and with rates where clocks drift."""
+    """The clock with an uncertainty that holds at all times, and with rates where clocks drift.
+
+    Where nothing shows how fast, clocks may drift as oscillators do, which widens the uncertainty: if the traffic is too little
+    for stretches of it, and before the ranks first met, such as while one waits for the others to begin.
+    """
+    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+    met = times.groupby(matched["match"]).max()
+    last = (times + matched["end_ns"] - matched["start_ns"]).max()
+    alone_ns = int(max(met.min() - times.min(), last - met.max()))
     fit = _fitted(clock, matched, ranks, same)
     if fit is None:
-        return clock
+        return _wider(clock, max(alone_ns, int(last - times.min()) // 2))
     found = {rank: _offset_of(place, rank, ranks[0], clock.offsets_ns[rank], fit) for place, rank in enumerate(ranks)}
-    return Clock(
+    drifting = Clock(
         clock.method,
         {rank: own.offset_ns for rank, own in found.items()},
         max(own.far_ns for own in found.values()),
@@ -72,6 +86,14 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
         rates={rank: own.rate for rank, own in found.items() if own.rate},
         middle_ns=fit.middle_ns,
     )
+    return _wider(drifting, alone_ns)
+
+
+def _wider(clock: Clock, span_ns: int) -> Clock:
+    """The clock with what two oscillators may drift apart in so long a time, unless that is short."""
+    if clock.uncertainty_ns is None or span_ns < _LONG_NS:
+        return clock
+    return replace(clock, uncertainty_ns=clock.uncertainty_ns + round(_LIKELY_RATE * span_ns))
 
 
 def _fitted(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> _Fit | None:
@@ -112,10 +134,7 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
     rate = float(fit.rates[place])
     drift = round(abs(rate) * fit.span_ns)
     if lower <= upper:  # one offset does; what drift there may be widens what is known of it
-        far = within(offset_ns, lower, upper)[1]
-        if fit.is_possible and 2 * drift > upper - lower:
-            far = min(far + (drift + 1) // 2, max(far, _farthest(offset_ns, place, fit.parts)))
-        return _Offset(offset_ns, far)
+        return _Offset(offset_ns, _far_with_drift(offset_ns, place, drift, fit))
     if not (fit.is_possible and 2 * (low - high) <= lower - upper):
         if lower - upper <= READING_NS:
             return _Offset(offset_ns, within(offset_ns, lower, upper)[1])
@@ -131,6 +150,21 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
         "straight line and corrected; its offset is that of the middle"
     )
     return _Offset(chosen, max(far, _farthest(chosen, place, fit.straight_parts)), rate, warning)
+
+
+def _far_with_drift(offset_ns: int, place: int, drift_ns: int, fit: _Fit) -> int:
+    """How far off an offset may be that no message is against, of clocks that may drift for all that.
+
+    What each stretch of time allows holds but for the drift within it; without that, oscillators drift apart as they may.
+    """
+    far = within(offset_ns, *fit.whole[place])[1]
+    likely = round(_LIKELY_RATE * fit.span_ns)
+    if fit.span_ns < _LONG_NS:
+        return far
+    if not fit.is_possible or not all(is_bounded(*part[place]) for part in fit.parts):
+        return far + (likely + 1) // 2
+    in_stretches = max(far, _farthest(offset_ns, place, fit.parts)) + drift_ns // (2 * len(fit.parts))
+    return min(far + (max(drift_ns, likely) + 1) // 2, in_stretches)
 
 
 def _farthest(offset_ns: int, place: int, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
