@@ -102,7 +102,9 @@ def test_messages_name_ranks_within_their_group(tmp_path: Path) -> None:
     write(tmp_path / "nccl_trace_rank_1", [entry("nccl:send 0->1", 3, "started", pipeline)], groups)
     write(tmp_path / "nccl_trace_rank_3", [entry("nccl:send 1->0", 9, "started", pipeline)], groups)
     for rank in (0, 2):
-        write(tmp_path / f"nccl_trace_rank_{rank}", [entry("nccl:all_reduce", 1, "started")], {"0 default_pg": range(4)})
+        write(
+            tmp_path / f"nccl_trace_rank_{rank}", [entry("nccl:all_reduce", 1, "started")], {"0 default_pg": range(4)}
+        )
     assert verdict(tmp_path) == ("cycle", [1, 3])
     assert both  # the numbers of messages count for each rank on its own: 3 and 9 are the first to each other
 
@@ -147,7 +149,9 @@ def test_what_a_device_has_queued_waits_for_what_it_is_in(tmp_path: Path) -> Non
     write(tmp_path / "a_dump_1", waiting, groups)
     write(tmp_path / "a_dump_2", [entry("nccl:all_reduce", 1, "completed")], groups)
     ended = pptrace_here("hang", tmp_path)
-    assert ended.out.startswith("late: rank 2 is outside of any communication call, after all_reduce #1 of group default_pg")
+    assert ended.out.startswith(
+        "late: rank 2 is outside of any communication call, after all_reduce #1 of group default_pg"
+    )
     assert "ranks 0 and 1 only wait, up to 2 hops away" in ended.out
 
 
@@ -167,7 +171,11 @@ def test_the_first_versions_count_messages_and_collectives_together(tmp_path: Pa
 
 def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
     groups = {"0 default_pg": [0, 1]}
-    write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 1, "completed"), entry("nccl:all_reduce", 2, "started")], groups)
+    write(
+        tmp_path / "a_dump_0",
+        [entry("nccl:all_reduce", 1, "completed"), entry("nccl:all_reduce", 2, "started")],
+        groups,
+    )
     write(tmp_path / "a_dump_1", [entry("nccl:all_reduce", 1, "completed")], groups)
     assert verdict(tmp_path) == ("late", [1])
     for rank in (0, 1):
