@@ -19,7 +19,7 @@ from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
 from instrument.launch.rundir import killed_by
-from instrument.launch.stacks import Frame, describe_wait
+from instrument.launch.stacks import Frame, describe_wait, is_setting_up
 from pptrace.hang import Diagnosis, RankCalls, Verdict
 from pptrace.hang.words import as_json, lines, sentence
 
@@ -220,6 +220,9 @@ class Monitor:
             self._pipes.ranks[local]: describe_rank(used, before.get(local), stacks.get(local, ()))
             for local, used in usage.items()
         }
+        setting_up = [self._pipes.ranks[local] for local, stack in stacks.items() if is_setting_up(stack)]
+        if diagnosis.hang is None and setting_up:
+            diagnosis = self._hangs.diagnose_setup(self._ends(self._dead), setting_up)
         self._show_verdict(with_places(diagnosis, where))
         self._terminal.err(f"pptrace: {reason}")
         self._show_stacks(stacks)
@@ -231,7 +234,7 @@ class Monitor:
     def _show_verdict(self, diagnosis: Diagnosis) -> None:
         hang = as_json(diagnosis)
         if hang is None:
-            if self._hangs.has_logs:
+            if self._hangs.has_logs:  # without, nothing was looked at
                 self._terminal.err(f"pptrace: {sentence(diagnosis)}")
             return
         self.hang = hang
