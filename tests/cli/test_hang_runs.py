@@ -117,12 +117,12 @@ def run(folder: Path, fault: str, num_ranks: int, *options: str) -> Ended:
 FAULTS = {
     "kill": ("missing", [-1], "killed by SIGKILL after all_reduce #6 of group default_pg"),
     "swap": ("cycle", [0, 1], "rank 0 in send #6 to rank 1, rank 1 in send #6 to rank 0"),
-    "lock": ("late", [-1], "asleep in <module> (train.py:27), outside of any communication call"),
-    "sleep": ("late", [-1], "asleep in <module> (train.py:25), outside of any communication call"),
+    "lock": ("late", [-1], "asleep in <module> (train.py:25), outside of any communication call"),
+    "sleep": ("late", [-1], "asleep in <module> (train.py:23), outside of any communication call"),
     "skip": ("mismatch", [1], "rank 1 is in recv #6 from rank 0, out of the order that it kept before"),
     "shape": ("mismatch", [1], "is all_reduce of 32 bytes on rank 1 but all_reduce of 16 bytes on rank"),
     "stop": ("late", [-1], "stopped by a signal"),
-    "compute": ("late", [-1], "computing in <module> (train.py:29)"),
+    "compute": ("late", [-1], "computing in <module> (train.py:27)"),
     "leave": ("missing", [-1], "is gone"),
 }
 """The verdict, the guilty (-1: the last rank), and a part of the sentence."""
