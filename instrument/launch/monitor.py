@@ -130,13 +130,15 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
-        if not self._at_end and any(self._has_failed(local) for local in self._dead):
-            self._at_end = self._hangs.calls_at_end({self._records[local].rank for local in self._dead})
+        if not self._at_end and any(map(self._has_failed, self._records)):
+            ended = {local for local, record in self._records.items() if record.state is State.FAILED} | self._dead
+            self._at_end = self._hangs.calls_at_end({self._records[local].rank for local in ended})
 
     def _has_failed(self, local_rank: int) -> bool:
-        """Whether a rank that is dead has not ended well, as far as is known."""
+        """Whether a rank says so, or is dead and has not ended well as far as is known."""
         record = self._records[local_rank]
-        return record.state is not State.OK and self.exit_codes.get(record.rank) != 0
+        is_silent = local_rank in self._dead and record.state is not State.OK and self.exit_codes.get(record.rank) != 0
+        return record.state is State.FAILED or is_silent
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
         if local_rank not in self._pidfds:
@@ -196,7 +198,7 @@ class Monitor:
     def _check_hang(self) -> None:
         """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
         limit = self._options.hang_timeout_s
-        if limit is None or self.timed_out or self._doomed_at is not None:
+        if limit is None or self.timed_out or self._doomed_at is not None or self._at_end:
             return
         stalled_s = self._hangs.stalled_s()
         if stalled_s < limit / 2 or not self._hangs.any_waits():
