@@ -1,6 +1,6 @@
 """Hangs put into real runs over gloo on loopback, and the verdict of ``pptrace run`` on each.
 
-With PPTRACE_ALL set: more faults, on four ranks, and fifty healthy runs.
+With PPTRACE_ALL set: all faults, on four ranks, and fifty healthy runs.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ FAULTS = {
 """The verdict, the guilty (-1: the last rank), and a part of the sentence."""
 
 
-@pytest.mark.parametrize("fault", [*FAULTS] if ALL else ["kill", "swap", "lock", "skip"])
+@pytest.mark.parametrize("fault", [*FAULTS] if ALL else ["kill", "swap", "lock"])
 def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: str) -> None:
     num_ranks = 4 if ALL else 2
     ended = run(tmp_path, fault, num_ranks, "--hang-timeout", str(HANG_S))
@@ -146,6 +146,9 @@ def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: s
     assert ended.run["hang"]["detail"] in line
 
 
+@pytest.mark.skipif(
+    not ALL, reason="its ranks must be up before the time is over, however busy the machine: PPTRACE_ALL"
+)
 def test_a_timeout_gives_the_verdict_before_the_stacks(tmp_path: Path) -> None:
     ended = run(tmp_path, "sleep", 2, "--timeout", "25")
     assert ended.code == 124
