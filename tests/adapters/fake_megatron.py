@@ -1,4 +1,4 @@
-"""Modules of the shape of megatron-core 0.16's, small enough for one process: the same functions, arguments and order of calls."""
+"""Modules of the shape of megatron-core 0.16's, small enough for one process: the same functions, arguments, order of calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from pptrace.schedule.actions import Action, Kind
 _P2P = """
 import torch.distributed as dist
 
-def _p2p_ops(*, tensor_send_prev, tensor_recv_prev, tensor_send_next, tensor_recv_next, group, prev_pipeline_rank, next_pipeline_rank):
+def _p2p_ops(
+    *, tensor_send_prev, tensor_recv_prev, tensor_send_next, tensor_recv_next,
+    group, prev_pipeline_rank, next_pipeline_rank
+):
     reqs = {}
     if tensor_send_next is not None:
         reqs["send_next"] = dist.isend(tensor_send_next, next_pipeline_rank, group)
@@ -29,7 +32,10 @@ def _p2p_ops(*, tensor_send_prev, tensor_recv_prev, tensor_send_next, tensor_rec
         reqs["recv_next"] = dist.irecv(tensor_recv_next, next_pipeline_rank, group)
     return reqs
 
-def _batched_p2p_ops(*, tensor_send_prev, tensor_recv_prev, tensor_send_next, tensor_recv_next, group, prev_pipeline_rank, next_pipeline_rank):
+def _batched_p2p_ops(
+    *, tensor_send_prev, tensor_recv_prev, tensor_send_next, tensor_recv_next,
+    group, prev_pipeline_rank, next_pipeline_rank
+):
     raise NotImplementedError
 
 def _communicate_shapes(tensor_send_next, tensor_send_prev, recv_prev, recv_next):
@@ -139,15 +145,14 @@ def _send(**tensors: Any) -> None:
 
 
 def expected(pp: int, rank: int, num_microbatches: int, num_chunks: int = 1) -> list[str]:
-    """The words of a training pass of :func:`run_rank`, each message followed by its wait."""
+    """The words of a training pass of :func:`run_rank`; without waits, which groups of one process do not have."""
     name, group = ("interleaved-1f1b", pp) if num_chunks > 1 else ("1f1b", None)
     plan = registry.build(name, pp, num_microbatches, num_chunks, group)
     before, after, last = (rank - 1) % pp, (rank + 1) % pp, plan.num_stages - 1
     words: list[str] = []
 
     def message(kind: Kind, action: Action, end: str) -> None:
-        named = Action(kind, action.stage, action.microbatch)
-        words.extend((f"{named}{end}", f"wait {named}"))
+        words.append(f"{Action(kind, action.stage, action.microbatch)}{end}")
 
     for action in plan.compute_actions(rank):
         forward = action.kind is Kind.F
