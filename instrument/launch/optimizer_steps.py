@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
@@ -65,8 +66,8 @@ class IterationRule:
 class OptimizerSteps:
     """Listens to every optimizer of the process until :meth:`detach`.
 
-    Step 0 begins with the first forward of a module (or the first optimizer step, where a script has no modules), so
-    imports and the making of the model are no part of it.
+    Step 0 begins with the first forward of a module (or the first backward pass, where a script has no modules or compiles
+    them), so imports and the making of the model are no part of it.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -79,7 +80,9 @@ class OptimizerSteps:
         self._unwrapped: Any = Optimizer.profile_hook_step
         self._made: Any = Optimizer.__init__
         self._backward: BackwardSteps | None = BackwardSteps(self.begin, self._next_step)
-        self._forward = register_module_forward_pre_hook(lambda *_: self.begin())
+        self._forward = register_module_forward_pre_hook(self._before_forward)
+        self._compile = torch.compile
+        torch.compile = self._watch_compile()
         # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
         # them would cross it. This is the function that makes that range, and runs the hooks.
         Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
@@ -88,7 +91,7 @@ class OptimizerSteps:
     def detach(self) -> None:
         """Stop listening: the script marks its steps itself."""
         self._attached = False
-        self._forward.remove()
+        self._leave_forward()
         self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
@@ -107,14 +110,40 @@ class OptimizerSteps:
     def finish(self) -> None:
         """The script has ended."""
         if self._backward is not None:
-            self._backward.finish()
+            self._backward.look()
 
     def ignore_backward(self) -> None:
         """Something else tells the steps, so the backward passes do not."""
         if self._backward is not None:
             self._backward.detach()
             self._backward = None
+            if self._begun:
+                self._leave_forward()
             Optimizer.__init__ = self._made  # type: ignore[method-assign]
+
+    def _before_forward(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.begin()
+        if self._backward is not None:
+            self._backward.look()
+        else:
+            self._leave_forward()
+
+    def _leave_forward(self) -> None:
+        self._forward.remove()
+        torch.compile = self._compile
+
+    def _watch_compile(self) -> Any:
+        """Hooks of all modules become a part of what is compiled, so there is none when the script compiles."""
+        original = self._compile
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._leave_forward()
+            return original(*args, **kwargs)
+
+        return watched
 
     def _watch_making(self, make: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(make)
@@ -145,7 +174,6 @@ class OptimizerSteps:
         """Step 0 begins, unless it has begun."""
         if not self._begun:
             self._begun = True
-            self._forward.remove()
             self._steps.begin_step()
 
     def _before(self, optimizer: object) -> None:
