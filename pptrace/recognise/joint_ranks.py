@@ -247,6 +247,6 @@ def _messages(found: RankFound, messages: Messages, row: Mapping[str, Any]) -> p
     start, rest = calls["start_ns"].to_numpy(), calls[["bytes", "stream", "clock"]].to_dict("list")
     times = {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
     times |= {"transfer_start_ns": start, "transfer_end_ns": end}
-    columns = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
+    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})
