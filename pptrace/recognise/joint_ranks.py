@@ -244,7 +244,7 @@ def _messages(found: RankFound, messages: Messages, row: Mapping[str, Any]) -> p
     posted = calls["posted_ns"].to_numpy()
     buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
     asked, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
-    start, rest = calls["start_ns"].to_numpy(), calls[["bytes", "stream", "clock"]].to_dict("list")
+    start, rest = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
     times = {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
     times |= {"transfer_start_ns": start, "transfer_end_ns": end}
     columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
