@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ SLACK_S = 2.0
 LIMIT_S = 120
 ALL = "PPTRACE_ALL" in os.environ
 SCRIPT = """
-import hang_hooks
+# a training loop in miniature, with one fault
 import ctypes, os, signal, sys, time, torch, torch.distributed as dist
 from pathlib import Path
 dist.init_process_group("gloo")
@@ -91,7 +90,6 @@ class Ended:
 
 
 def run(folder: Path, fault: str, num_ranks: int, *options: str) -> Ended:
-    shutil.copy(Path(__file__).with_name("hang_hooks.py"), folder)
     (folder / "train.py").write_text(SCRIPT)
     program = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "run", "-n", str(num_ranks)]
     process = subprocess.Popen(
