@@ -74,6 +74,10 @@ class _Local(threading.local):
     depth: int = 0
     batch: list[Call] | None = None
     batch_number: int = -1
+    posts_at_exit: bool = False
+    """Whether the batch is a coalescing manager's."""
+    late: Call | None = None
+    """Its last call."""
 
 
 @dataclass(slots=True)
@@ -132,15 +136,24 @@ class DistributedCalls:
                     yield manager
                 return
             calls, works = self.begin_batch(), []
+            self._local.posts_at_exit = True
             try:
                 with original(*args, **kwargs) as manager:
                     yield manager
                 works = list(manager.works)
             finally:
+                self._local.posts_at_exit = False
+                self._return_late()
                 self.end_batch(calls, works)
 
         c10d._coalescing_manager = watched
         self._hooks.replace_everywhere("_coalescing_manager", original, watched, "torch")
+
+    def _return_late(self) -> None:
+        """A manager that gathers calls posts them when it ends, so the last of them returns only then."""
+        late, self._local.late = self._local.late, None
+        if late is not None:
+            self._tell("returned", late)
 
     def begin_batch(self) -> list[Call]:
         """Gather the calls of this thread, until they are settled together."""
@@ -174,6 +187,7 @@ class DistributedCalls:
         call = self._call(function, args, kwargs) if dist.is_initialized() else None
         local.depth = 1
         if call is not None:
+            self._return_late()
             self._tell("posted", call)
         return call
 
@@ -207,9 +221,13 @@ class DistributedCalls:
         self._local.depth -= 1
         if call is None:
             return
-        self._tell("returned", call)
         if self._local.batch is not None:
             self._local.batch.append(call)
+            if self._local.posts_at_exit:
+                self._local.late = call
+                return
+        self._tell("returned", call)
+        if self._local.batch is not None:
             return
         if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
             call.peer = result

@@ -96,9 +96,9 @@ def forward(*args: Any, _forward: Callable[..., Any] = module.forward) -> Any:
     known["SEND_F", values(out)] = microbatch
 
     def note(grad: torch.Tensor) -> None:
-        known["RECV_B", values(grad)] = microbatch
-        if ["B", stage, microbatch] not in seen:
+        if ["B", stage, microbatch] not in seen:  # the engine goes back once for each tensor of an output
             seen.append(["B", stage, microbatch])
+            known["RECV_B", values(grad)] = microbatch
 
     if out.requires_grad:
         out.register_hook(note)

@@ -130,6 +130,35 @@ def test_shapes_that_are_sent_before_tensors_are_messages_without_a_microbatch(
     assert session.words_of(ExchangeMark) == ["shape>2@24,shape<2@24"] * 3
 
 
+def test_a_forward_and_a_backward_that_overlap_are_a_pair(monkeypatch: pytest.MonkeyPatch, hooks: Hooks) -> None:
+    """As ``combined_1f1b_schedule_for_no_pipelining`` calls: F0, then each forward with the backward before it."""
+    schedules, session = fake_megatron.install(monkeypatch), HeardSession()
+    combined = ModuleType("megatron.core.pipeline_parallel.combined_1f1b")
+
+    def combined_forward_backward_step(
+        f_model: Any, b_model: Any, b_output_tensor: Any, current_microbatch: int | None = None
+    ) -> Any:
+        return (torch.zeros(2) if f_model is not None else None), 0, None
+
+    def run_all(*, forward_step_func: Any, model: Any, num_microbatches: int, forward_only: bool = False) -> None:
+        step = combined.combined_forward_backward_step
+        output, _, _ = step(model, None, None, current_microbatch=0)
+        for microbatch in range(1, num_microbatches):
+            output, _, _ = step(model, model, output, current_microbatch=microbatch)
+        step(None, model, output)
+
+    combined.combined_forward_backward_step = combined_forward_backward_step  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, combined.__name__, combined)
+    schedules.forward_backward_no_pipelining = run_all  # type: ignore[attr-defined]
+    model = fake_megatron.Model()
+    model.config.overlap_moe_expert_parallel_comm = True
+    with alone_as(0, 1):
+        MegatronHooks(schedules, hooks, Works(hooks), session)
+        schedules.forward_backward_no_pipelining(forward_step_func=None, model=model, num_microbatches=3)
+    assert session.words == ["0F0", "(0F1;0B0)OVERLAP_F_B", "(0F2;0B1)OVERLAP_F_B", "0B2"]
+    assert all(mark.has_phase for mark in session.recorder.marks)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
