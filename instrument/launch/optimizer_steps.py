@@ -148,7 +148,12 @@ class OptimizerSteps:
         def observed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not self._attached:
                 return hooked(optimizer, *args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
             self._before(optimizer)
+            if (
+                callable(closure) and self._depth == 1
+            ):  # it makes the forward and backward, which are no part of the update
+                args, kwargs = (self._apart(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
             try:
                 result = hooked(optimizer, *args, **kwargs)
             finally:
@@ -170,14 +175,34 @@ class OptimizerSteps:
         self._begin()
         if self._rule.before(id(optimizer)):
             self._next_step()
+        self._open_range()
+
+    def _apart(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that runs outside the optimizer's range."""
+
+        @functools.wraps(closure)
+        def apart(*args: Any, **kwargs: Any) -> Any:
+            self._close_range()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._open_range()
+
+        return apart
+
+    def _open_range(self) -> None:
         self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)
         self._range.__enter__()
 
-    def _close(self) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._range is not None:
+    def _close_range(self) -> None:
+        if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+
+    def _close(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._close_range()
 
     def _after(self, optimizer: Optimizer) -> None:
         if self._depth == 0 and self._rule.after(id(optimizer)):
