@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from instrument.adapters.calls import Call
 from instrument.launch.backward_steps import BackwardSteps
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
@@ -63,6 +64,22 @@ class IterationRule:
         return False
 
 
+class MessageWatch:
+    """An observer of calls: a step of a pipeline may begin with a message, before any forward."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def posted(self, call: Call) -> None:
+        if call.kind in ("send", "recv"):
+            self._look()
+
+    def returned(self, call: Call) -> None:
+        pass
+
+    waiting = completed = failed = returned
+
+
 class OptimizerSteps:
     """Listens to every optimizer of the process until :meth:`detach`.
 
@@ -95,8 +112,8 @@ class OptimizerSteps:
         self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
-    def finish(self) -> None:
-        """The script has ended."""
+    def look(self) -> None:
+        """A message is about to be posted, or the script has ended: without an optimizer, a step may have ended before."""
         if self._backward is not None:
             self._backward.look()
 

@@ -214,7 +214,7 @@ def without_optimizer(loop: Callable[[torch.nn.Module, torch.Tensor], None]) -> 
         model, batch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
         for _ in range(6):
             loop(model, batch)
-        observer.finish()
+        observer.look()
     finally:
         observer.detach()
     return steps.num_steps
