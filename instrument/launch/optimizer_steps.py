@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from instrument.adapters.calls import Call
 from instrument.launch.backward_steps import BackwardSteps
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
@@ -63,6 +64,22 @@ class IterationRule:
         return False
 
 
+class MessageWatch:
+    """An observer of calls: a step of a pipeline may begin with a message, before any forward."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def posted(self, call: Call) -> None:
+        if call.kind in ("send", "recv"):
+            self._look()
+
+    def returned(self, call: Call) -> None:
+        pass
+
+    waiting = completed = failed = returned
+
+
 class OptimizerSteps:
     """Listens to every optimizer of the process until :meth:`detach`.
 
@@ -107,8 +124,8 @@ class OptimizerSteps:
             if stepped and self._attached:
                 self._after(optimizer)
 
-    def finish(self) -> None:
-        """The script has ended."""
+    def look(self) -> None:
+        """A message is about to be posted, or the script has ended: without an optimizer, a step may have ended before."""
         if self._backward is not None:
             self._backward.look()
 
@@ -160,7 +177,12 @@ class OptimizerSteps:
         def observed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not self._attached:
                 return hooked(optimizer, *args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
             self._before(optimizer)
+            if (
+                callable(closure) and self._depth == 1
+            ):  # it makes the forward and backward, which are no part of the update
+                args, kwargs = (self._apart(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
             try:
                 result = hooked(optimizer, *args, **kwargs)
             finally:
@@ -183,14 +205,34 @@ class OptimizerSteps:
         self.begin()
         if self._rule.before(id(optimizer)):
             self._next_step()
+        self._open_range()
+
+    def _apart(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that runs outside the optimizer's range."""
+
+        @functools.wraps(closure)
+        def apart(*args: Any, **kwargs: Any) -> Any:
+            self._close_range()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._open_range()
+
+        return apart
+
+    def _open_range(self) -> None:
         self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)
         self._range.__enter__()
 
-    def _close(self) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._range is not None:
+    def _close_range(self) -> None:
+        if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+
+    def _close(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._close_range()
 
     def _after(self, optimizer: object) -> None:
         if self._depth == 0 and self._rule.after(id(optimizer)):

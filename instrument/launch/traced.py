@@ -19,7 +19,7 @@ from instrument.launch.facts import (
     read_versions,
     sample_clock,
 )
-from instrument.launch.optimizer_steps import OptimizerSteps
+from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers
@@ -87,7 +87,7 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self, self._observers)
+            self._adapters = Adapters(self, [*self._observers, MessageWatch(self._hooks.look)])
         if isinstance(self._profiler, TraceProfiler):
             self._script_profilers = ScriptProfilers(self._yield_to_script)
         marking.register(UserMarks(self).open)
@@ -206,7 +206,7 @@ class TracedSession(Session):
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
         if self._hooks is not None and clean and (profiler is None or profiler.recording):
-            self._hooks.finish()
+            self._hooks.look()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
