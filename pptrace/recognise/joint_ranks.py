@@ -245,8 +245,9 @@ def _messages(found: RankFound, messages: Messages, row: Mapping[str, Any]) -> p
     buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
     asked, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
     start, rest = calls["start_ns"].to_numpy(), calls[["bytes", "stream", "clock"]].to_dict("list")
-    times = {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
-    times |= {"transfer_start_ns": start, "transfer_end_ns": end}
-    columns = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
+    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row}
+    columns |= {str(name): values for name, values in rest.items()}
+    columns |= {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
+    columns |= {"transfer_start_ns": start, "transfer_end_ns": end}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})
