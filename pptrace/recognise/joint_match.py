@@ -283,6 +283,8 @@ def _checked(
     rows = [_in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
+    for row, match in zip(rows, ranks, strict=True):
+        _check_between_units(row, match, units)
     if not by_nodes:
         if not are_whole:
             raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
@@ -296,6 +298,20 @@ def _checked(
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def _check_between_units(row: Sequence[Op], match: RankMatch, units: Sequence[Unit]) -> None:
+    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+
+    Raises:
+        MismatchError: it comes within one, whose own gradient may be lost.
+    """
+    starts = [unit.starts(row) for unit in units]
+    first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
+    for way, messages in match.others.items():
+        at = messages.ready_ns if way[1] == "recv" else messages.post_ns
+        if way[0] == "B" and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+            raise MismatchError(f"autograd's engine runs nothing beside a gradient of rank {match.rank} within a step")
 
 
 def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
