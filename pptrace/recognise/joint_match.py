@@ -25,6 +25,7 @@ from pptrace.recognise.rank_order import (
     MismatchError,
     Ops,
     channels_of,
+    check_only_forwards,
     cut,
     engine_spans,
     first_of,
@@ -98,7 +99,8 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
                 _outputs(own, sending.to_next, gradients.backwards[place], by_total)
                 for place, (own, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
             ]
-            return _checked(evidence, _rank_matches(evidence, channels, gradients, outputs), outputs[0].found.sizes)
+            ranks = _rank_matches(evidence, channels, gradients, outputs)
+            return _checked(evidence, ranks, outputs[0].found.sizes, gradients.are_whole)
         except MismatchError as err:
             problem = problem or err
     assert problem is not None
@@ -117,12 +119,13 @@ def _check_counts(source: int, sends: Messages, target: int, receives: Messages)
 @dataclass(frozen=True, slots=True)
 class _Gradients:
     """The backwards by place in the pipeline; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
-    of each message.
+    of each message. ``are_whole``: beside those that are not kept no rank's engine ran.
     """
 
     backwards: list[Ops]
     group: list[Int64]
     kept: Bools
+    are_whole: bool
 
 
 def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
@@ -140,16 +143,18 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
     if len(counts) > 1:
         raise MismatchError(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
     kept = np.ones(counts.pop(), dtype=bool)
+    ran = ~kept
     spans = []
     for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
         received = grouped(own_channels.from_next, group[place]) if place < len(group) else None
         sent = grouped(own_channels.to_previous, group[place - 1]) if place else None
         spans.append(engine_spans(own, received, sent))
         kept &= spans[-1][1] > spans[-1][0]
+        ran |= spans[-1][1] > spans[-1][0]
     if not kept.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
     backwards = [ops_of(own.engine, low[kept], high[kept]) for own, (low, high) in zip(evidence, spans, strict=True)]
-    return _Gradients(backwards, group, kept)
+    return _Gradients(backwards, group, kept, bool((kept == ran).all()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +268,13 @@ def _forwards(evidence: Evidence, channels: Channels, groups: Mapping[Way, Group
     return trimmed(evidence.operators, forwards, at_end=sent is not None)
 
 
-def _checked(evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int]) -> PipelineMatch:
+def _checked(
+    evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], are_whole: bool
+) -> PipelineMatch:
     """The match, if all ranks ran the same units, in an order that can run to its end.
+
+    Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``are_whole``: whether each rank's engine
+    ran wherever another's did.
 
     Raises:
         MismatchError
@@ -273,15 +283,35 @@ def _checked(evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Se
     rows = [_in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
-    if not by_nodes and all(unit.count == 1 for unit in units):
-        for own, match in zip(evidence, ranks, strict=True):
-            _check_at_once(own, match)
+    for row, match in zip(rows, ranks, strict=True):
+        _check_between_units(row, match, units)
+    if not by_nodes:
+        if not are_whole:
+            raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
+        check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
+        if all(unit.count == 1 for unit in units):
+            for own, match in zip(evidence, ranks, strict=True):
+                _check_at_once(own, match)
     plans = {}
     for unit in units:
         cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def _check_between_units(row: Sequence[Op], match: RankMatch, units: Sequence[Unit]) -> None:
+    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+
+    Raises:
+        MismatchError: it comes within one, whose own gradient may be lost.
+    """
+    starts = [unit.starts(row) for unit in units]
+    first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
+    for way, messages in match.others.items():
+        at = messages.ready_ns if way[1] == "recv" else messages.post_ns
+        if way[0] == "B" and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+            raise MismatchError(f"autograd's engine runs nothing beside a gradient of rank {match.rank} within a step")
 
 
 def _check_at_once(evidence: Evidence, match: RankMatch) -> None:

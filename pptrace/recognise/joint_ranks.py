@@ -39,7 +39,7 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
     if len(evidence) < 2 or any(len(own.ops) and not len(own.host) for own in ranks):
         return Joint(tuple(ranks))
     try:
-        matches = _pipelines(evidence, groups)
+        matches = _pipelines(evidence, groups, len(ranks))
     except MismatchError as err:
         return Joint(
             tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence)
@@ -71,8 +71,8 @@ def _evidence(found: RankFound, groups: Groups) -> Evidence:
     return evidence_of(rank, found.host, calls, peers)
 
 
-def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[PipelineMatch]:
-    """The pipelines that all of these ranks form.
+def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
+    """The pipelines that all of these ranks form, of ``num_ranks`` that have a trace.
 
     Raises:
         MismatchError: they form none.
@@ -83,6 +83,11 @@ def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[Pipelin
     if chains:
         return [match_pipeline(evidence, chain) for chain in chains]
     ranks = sorted(evidence)
+    absent = max(num_ranks, groups.world_size or 0) - len(ranks)
+    if absent:
+        raise MismatchError(
+            f"{_counted(absent, 'rank')} of the run show no messages, and those of the others name no peers"
+        )
     try:
         return [match_pipeline(evidence, ranks)]
     except MismatchError as err:

@@ -294,6 +294,26 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     return highest.astype(np.int64)
 
 
+def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:
+    """Whether the last rank runs its forwards when they are said to be, since nothing else comes between an input and the
+    backward: the last that could be one is the first that could be.
+
+    Raises:
+        MismatchError: they may as well be later, where inputs are received ahead.
+    """
+    rows, first = evidence.operators.start_ns, int(np.searchsorted(evidence.operators.start_ns, received.ready_ns[0]))
+    parts = np.sort(np.concatenate((evidence.engine.start_ns, evidence.bounds, received.ready_ns)))
+    piece = np.searchsorted(parts, rows, side="right")
+    latest = len(rows)
+    for place in range(len(forwards) - 1, -1, -1):
+        latest = min(latest, int(np.searchsorted(rows, backwards.start_ns[place])))
+        if latest <= first or piece[latest - 1] != piece[forwards.low[place]]:
+            raise MismatchError(
+                f"rank {evidence.rank} may have run its forwards later than right after their inputs came"
+            )
+        latest = int(np.searchsorted(piece, piece[latest - 1]))
+
+
 def _check_rows(evidence: Evidence, low: Int64, high: Int64) -> None:
     if (high <= low).any():
         raise MismatchError(f"rank {evidence.rank} runs no operator beside outputs that it sends or receives")
