@@ -9,11 +9,13 @@ Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGen
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -208,13 +210,11 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
     slowest_first = tuple(reversed(shape.order))
     names = tuple(str(axis) for axis in slowest_first)
     # Naming a backend makes DeviceMesh open a group of its own for an axis that spans the world, instead of taking
-    # the default group, whose description names no axis.
-    overrides: dict[int | str, str] = dict.fromkeys(names, backend)
+    # the default group, whose description names no axis. Torch before 2.8 cannot.
+    can_override = "backend_override" in inspect.signature(init_device_mesh).parameters
+    overrides: dict[str, Any] = {"backend_override": dict.fromkeys(names, backend)} if can_override else {}
     device_mesh = init_device_mesh(
-        device_type,
-        tuple(shape.size_of(axis) for axis in slowest_first),
-        mesh_dim_names=names,
-        backend_override=overrides,  # type: ignore[arg-type]
+        device_type, tuple(shape.size_of(axis) for axis in slowest_first), mesh_dim_names=names, **overrides
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
     both = own_group(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None

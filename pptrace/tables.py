@@ -44,8 +44,8 @@ class Events:
     """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
-    ``correlation`` joins a runtime call to the device work it launched; a node of autograd's engine has its sequence number there,
-    and a ``c10d`` send or receive that of the node which its thread makes next; -1 where there is none.
+    ``correlation`` joins a runtime call to the device work it launched; a node of autograd's engine has its sequence number
+    there, and a ``c10d`` send or receive that of the node which its thread makes next; -1 where there is none.
     ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
     """
 

@@ -16,7 +16,6 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 _MOST_WATCHED = 4
 _MOST_NODES = 20_000
@@ -79,17 +78,15 @@ class BackwardSteps:
         self._depth = 0
         self._complete = False  # a backward pass of the step that runs now has ended
         self._originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
-        self._forward = register_module_forward_pre_hook(lambda *_: self._guarded(self._look))
         for name, original in self._originals.items():
             setattr(torch.autograd, name, self._watched(original))
 
-    def finish(self) -> None:
-        """The script has ended: its last step too, if nothing is missing of it."""
+    def look(self) -> None:
+        """Something begins or ends that is no part of a backward pass: a forward, or the script."""
         self._guarded(self._look)
 
     def detach(self) -> None:
         """Stop listening."""
-        self._forward.remove()
         for name, original in self._originals.items():
             setattr(torch.autograd, name, original)
         self._originals = {}

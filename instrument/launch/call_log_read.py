@@ -87,8 +87,8 @@ def _read_groups(texts: bytes) -> list[tuple[Group, bool]]:
         except ValueError:
             break  # being written
         ranks = tuple(rank for first, count in fields["ranks"] for rank in range(first, first + count))
-        label = fields["description"] or fields["axis"] or fields["name"]
-        label = fields["name"] if label == "undefined" else label
+        named = fields["description"] if fields["description"] != "undefined" else ""
+        label = named or fields["axis"] or fields["name"]
         found.append((Group(fields["name"], ranks, label), bool(fields["on_device"])))
     return found
 

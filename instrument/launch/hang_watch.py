@@ -10,7 +10,7 @@ from pathlib import Path
 from instrument.launch.call_log import call_log_path
 from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event
 from instrument.launch.record import counter_path, read_counter
-from pptrace.hang import Call, CallState, Diagnosis, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang import Call, CallState, Diagnosis, Group, Presence, RankCalls, Verdict, diagnose
 
 _LEAST_WAIT_S = 1.0
 """A wait shorter than this is none: the other side may be about to come."""
@@ -19,6 +19,7 @@ _USUAL_SHARE = 0.8
 """A rank is late when others wait for it longer than three times what four of five of their calls take."""
 _WAITING = (CallState.BLOCKING, CallState.LAUNCHED)
 _SETTLE_S = 0.05
+SETUP = "init_process_group"
 _MOST_LOOKS = 4
 
 
@@ -77,6 +78,19 @@ class HangWatch:
         if usual and diagnosis.hang is not None and diagnosis.hang.verdict is Verdict.LATE:
             return _unless_usual(diagnosis, logs, self._ranks)
         return diagnosis
+
+    def diagnose_setup(self, ends: Mapping[int, RankEnd], setting_up: Collection[int]) -> Diagnosis:
+        """The verdict on ranks of which some, by global rank, wait for the others to make a process group with them."""
+        group = Group("", tuple(range(self._world_size)), "all ranks")
+        waiting = (Call(SETUP, group, 0, CallState.BLOCKING),)
+        known = []
+        for rank in range(self._world_size):
+            is_here = rank in self._ranks.values()
+            alive = Presence.GONE if rank in ends else Presence.ALIVE
+            note = ends[rank].text.partition(";")[0] if rank in ends else ""
+            calls = waiting if rank in setting_up else ()
+            known.append(RankCalls(rank, calls, alive if is_here else Presence.UNSEEN, note=note))
+        return diagnose(known)
 
     def calls_at_end(self, dead: Collection[int]) -> list[RankCalls]:
         """What the ranks did when the first of them, ``dead`` by global rank, were seen to have ended.

@@ -71,7 +71,8 @@ def launch(options: RunOptions, terminal: Terminal) -> RunResult:
             finally:
                 monitor.stop()
                 pipes.close()
-        monitor.explain_end(exit_codes)
+        if end.status is Status.FAILED:
+            monitor.explain_end(exit_codes)
         end = RunEnd(Status.TIMEOUT, 124) if monitor.timed_out else end
     finally:
         codes = {**monitor.exit_codes, **exit_codes}

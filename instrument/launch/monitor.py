@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
 from instrument.launch.rundir import killed_by
-from instrument.launch.stacks import Frame, describe_wait
+from instrument.launch.stacks import Frame, describe_wait, is_setting_up
 from pptrace.hang import Diagnosis, RankCalls, Verdict
 from pptrace.hang.words import as_json, lines, sentence
 
@@ -53,7 +54,10 @@ class Monitor:
         self._usage: dict[int, Usage] = {}
         """Of the ranks when half of --hang-timeout was over."""
         self._at_end: list[RankCalls] = []
-        """What the ranks did when the first was seen dead."""
+        """What the ranks did when the first was seen to have failed."""
+        self._is_explained = False
+        self._pidfds: dict[int, int] = {}
+        """Become readable when a rank ends: before torch's launcher has looked, and taken its exit code."""
         self._stopped = threading.Event()
         self._read_fd, self._write_fd = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="pptrace-monitor", daemon=True)
@@ -83,16 +87,17 @@ class Monitor:
         self._show_failure(settled=True)
         self._kill(everything=True)
         self._terminal.status("")
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        for fd in (self._read_fd, self._write_fd, *self._pidfds.values()):
+            os.close(fd)
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
-            ready, _, _ = select.select([self._read_fd], [], [], _POLL_S)
-            if ready:
+            ready, _, _ = select.select([self._read_fd, *self._pidfds.values()], [], [], _POLL_S)
+            if self._read_fd in ready:
                 self._note_signals(os.read(self._read_fd, 64))
             self._look()
             self._show_failure(settled=False)
+            self._explain_end()
             self._show_progress()
             self._check_timeout()
             self._check_hang()
@@ -125,23 +130,37 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
-        dead = {self._records[local].rank for local in self._dead}
-        if not self._at_end and any(self.exit_codes.get(rank) != 0 for rank in dead):
-            self._at_end = self._hangs.calls_at_end(dead)
+        if not self._at_end and any(map(self._has_failed, self._records)):
+            ended = {local for local, record in self._records.items() if record.state is State.FAILED} | self._dead
+            self._at_end = self._hangs.calls_at_end({self._records[local].rank for local in ended})
+
+    def _has_failed(self, local_rank: int) -> bool:
+        """Whether a rank says so, or is dead and has not ended well as far as is known."""
+        record = self._records[local_rank]
+        is_silent = local_rank in self._dead and record.state is not State.OK and self.exit_codes.get(record.rank) != 0
+        return record.state is State.FAILED or is_silent
 
     def _look_for_death(self, local_rank: int, record: RankRecord) -> None:
+        if local_rank not in self._pidfds:
+            with suppress(OSError, AttributeError):  # it has ended, or the system has none
+                self._pidfds[local_rank] = os.pidfd_open(record.pid)
         try:
             end = os.waitid(os.P_PID, record.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # left for torch to reap
         except ChildProcessError:
-            self._dead.add(local_rank)
+            self._note_death(local_rank)
             return
         if end is None:
             return
-        self._dead.add(local_rank)
+        self._note_death(local_rank)
         code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         self.exit_codes[record.rank] = code
         if code != 0 and self._doomed_at is None:
             self._doomed_at = time.monotonic()
+
+    def _note_death(self, local_rank: int) -> None:
+        self._dead.add(local_rank)
+        if (fd := self._pidfds.pop(local_rank, None)) is not None:
+            os.close(fd)
 
     def _show_failure(self, *, settled: bool) -> None:
         failures = [record for record in self._records.values() if record.state is State.FAILED]
@@ -179,7 +198,7 @@ class Monitor:
     def _check_hang(self) -> None:
         """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
         limit = self._options.hang_timeout_s
-        if limit is None or self.timed_out or self._doomed_at is not None:
+        if limit is None or self.timed_out or self._doomed_at is not None or self._at_end:
             return
         stalled_s = self._hangs.stalled_s()
         if stalled_s < limit / 2 or not self._hangs.any_waits():
@@ -220,6 +239,9 @@ class Monitor:
             self._pipes.ranks[local]: describe_rank(used, before.get(local), stacks.get(local, ()))
             for local, used in usage.items()
         }
+        setting_up = [self._pipes.ranks[local] for local, stack in stacks.items() if is_setting_up(stack)]
+        if diagnosis.hang is None and setting_up:
+            diagnosis = self._hangs.diagnose_setup(self._ends(self._dead), setting_up)
         self._show_verdict(with_places(diagnosis, where))
         self._terminal.err(f"pptrace: {reason}")
         self._show_stacks(stacks)
@@ -231,7 +253,7 @@ class Monitor:
     def _show_verdict(self, diagnosis: Diagnosis) -> None:
         hang = as_json(diagnosis)
         if hang is None:
-            if self._hangs.has_logs:
+            if self._hangs.has_logs:  # without, nothing was looked at
                 self._terminal.err(f"pptrace: {sentence(diagnosis)}")
             return
         self.hang = hang
@@ -244,17 +266,24 @@ class Monitor:
 
         Call it after :meth:`stop`. ``exit_codes`` are by global rank.
         """
-        if self.timed_out or self.signals or not self._at_end:
-            return
         self.exit_codes |= exit_codes
-        ends = self._ends(self._records)
-        diagnosis = explain_end(self._at_end, ends)
-        failed = {record.rank for record in self._records.values() if record.state is State.FAILED}
+        self._explain_end(is_over=True)
+
+    def _explain_end(self, *, is_over: bool = False) -> None:
+        """As soon as it is known how those ended that the others wait for; at the latest when all is over."""
+        if self.timed_out or self.signals or self._is_explained or not self._at_end:
+            return
+        diagnosis = explain_end(self._at_end, self._ends(self._records))
         hang = diagnosis.hang
-        if hang is not None and (
-            hang.verdict is Verdict.MISMATCH or (hang.verdict is Verdict.MISSING and not failed & set(hang.ranks))
+        if hang is None or hang.verdict not in (Verdict.MISMATCH, Verdict.MISSING):
+            return
+        failed = {record.rank for record in self._records.values() if record.state is State.FAILED}
+        if hang.verdict is Verdict.MISSING and (
+            failed & set(hang.ranks) or not (is_over or self.exit_codes.keys() >= set(hang.ranks))
         ):
-            self._show_verdict(diagnosis)
+            return
+        self._is_explained = True
+        self._show_verdict(diagnosis)
 
     def _ends(self, local_ranks: Iterable[int]) -> dict[int, RankEnd]:
         """How these ranks have ended, by global rank."""

@@ -11,9 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from instrument.adapters.calls import Call
 from instrument.launch.backward_steps import BackwardSteps
 from instrument.recorder import Range, Recorder
 from pptrace.marks import SpanKind
@@ -62,11 +64,27 @@ class IterationRule:
         return False
 
 
+class MessageWatch:
+    """An observer of calls: a step of a pipeline may begin with a message, before any forward."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def posted(self, call: Call) -> None:
+        if call.kind in ("send", "recv"):
+            self._look()
+
+    def returned(self, call: Call) -> None:
+        pass
+
+    waiting = completed = failed = returned
+
+
 class OptimizerSteps:
     """Listens to every optimizer of the process until :meth:`detach`.
 
-    Step 0 begins with the first forward of a module (or the first optimizer step, where a script has no modules), so
-    imports and the making of the model are no part of it.
+    Step 0 begins with the first forward of a module (or the first backward pass, where a script has no modules or compiles
+    them), so imports and the making of the model are no part of it.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -79,7 +97,9 @@ class OptimizerSteps:
         self._unwrapped: Any = Optimizer.profile_hook_step
         self._made: Any = Optimizer.__init__
         self._backward: BackwardSteps | None = BackwardSteps(self.begin, self._next_step)
-        self._forward = register_module_forward_pre_hook(lambda *_: self.begin())
+        self._forward = register_module_forward_pre_hook(self._before_forward)
+        self._compile = torch.compile
+        torch.compile = self._watch_compile()
         # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
         # them would cross it. This is the function that makes that range, and runs the hooks.
         Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
@@ -88,7 +108,7 @@ class OptimizerSteps:
     def detach(self) -> None:
         """Stop listening: the script marks its steps itself."""
         self._attached = False
-        self._forward.remove()
+        self._leave_forward()
         self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
@@ -104,17 +124,43 @@ class OptimizerSteps:
             if stepped and self._attached:
                 self._after(optimizer)
 
-    def finish(self) -> None:
-        """The script has ended."""
+    def look(self) -> None:
+        """A message is about to be posted, or the script has ended: without an optimizer, a step may have ended before."""
         if self._backward is not None:
-            self._backward.finish()
+            self._backward.look()
 
     def ignore_backward(self) -> None:
         """Something else tells the steps, so the backward passes do not."""
         if self._backward is not None:
             self._backward.detach()
             self._backward = None
+            if self._begun:
+                self._leave_forward()
             Optimizer.__init__ = self._made  # type: ignore[method-assign]
+
+    def _before_forward(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.begin()
+        if self._backward is not None:
+            self._backward.look()
+        else:
+            self._leave_forward()
+
+    def _leave_forward(self) -> None:
+        self._forward.remove()
+        torch.compile = self._compile
+
+    def _watch_compile(self) -> Any:
+        """Hooks of all modules become a part of what is compiled, so there is none when the script compiles."""
+        original = self._compile
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._leave_forward()
+            return original(*args, **kwargs)
+
+        return watched
 
     def _watch_making(self, make: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(make)
@@ -131,7 +177,12 @@ class OptimizerSteps:
         def observed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not self._attached:
                 return hooked(optimizer, *args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
             self._before(optimizer)
+            if (
+                callable(closure) and self._depth == 1
+            ):  # it makes the forward and backward, which are no part of the update
+                args, kwargs = (self._apart(closure), *args[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
             try:
                 result = hooked(optimizer, *args, **kwargs)
             finally:
@@ -145,7 +196,6 @@ class OptimizerSteps:
         """Step 0 begins, unless it has begun."""
         if not self._begun:
             self._begun = True
-            self._forward.remove()
             self._steps.begin_step()
 
     def _before(self, optimizer: object) -> None:
@@ -155,14 +205,34 @@ class OptimizerSteps:
         self.begin()
         if self._rule.before(id(optimizer)):
             self._next_step()
+        self._open_range()
+
+    def _apart(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that runs outside the optimizer's range."""
+
+        @functools.wraps(closure)
+        def apart(*args: Any, **kwargs: Any) -> Any:
+            self._close_range()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._open_range()
+
+        return apart
+
+    def _open_range(self) -> None:
         self._range = self._steps.recorder.span(SpanKind.OPTIMIZER, self._steps.num_steps)
         self._range.__enter__()
 
-    def _close(self) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._range is not None:
+    def _close_range(self) -> None:
+        if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+
+    def _close(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._close_range()
 
     def _after(self, optimizer: object) -> None:
         if self._depth == 0 and self._rule.after(id(optimizer)):

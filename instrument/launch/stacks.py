@@ -54,6 +54,11 @@ def describe_wait(frames: tuple[Frame, ...]) -> str:
     return f"in {_outermost_library(frames, own).function}, called from {own.function} ({own.path}:{own.line})"
 
 
+def is_setting_up(frames: tuple[Frame, ...]) -> bool:
+    """Whether the thread waits for other ranks to make a process group."""
+    return any(frame.function == "init_process_group" and _LIBRARY.search(frame.path) for frame in frames)
+
+
 def _outermost_library(frames: tuple[Frame, ...], own: Frame) -> Frame:
     """The library function that the user's code called, wrappers passed over: the one a reader knows."""
     called = frames[: frames.index(own)]

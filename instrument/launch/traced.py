@@ -19,10 +19,11 @@ from instrument.launch.facts import (
     read_versions,
     sample_clock,
 )
-from instrument.launch.optimizer_steps import OptimizerSteps
+from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.profiler import Profiler, TraceProfiler
 from instrument.launch.record import RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers
+from instrument.launch.started_processes import StartedProcesses
 from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
 from instrument.recorder import Recorder
@@ -72,6 +73,7 @@ class TracedSession(Session):
         self._recorded = range(window.first, window.first)
         """The steps that are recorded, or are to be: those of the window, or later ones."""
         self._script_profilers: ScriptProfilers | None = None
+        self._processes = StartedProcesses()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._observers = observers
@@ -85,10 +87,11 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self, self._observers)
+            self._adapters = Adapters(self, [*self._observers, MessageWatch(self._hooks.look)])
         if isinstance(self._profiler, TraceProfiler):
             self._script_profilers = ScriptProfilers(self._yield_to_script)
         marking.register(UserMarks(self).open)
+        self._processes.watch()
         os.register_at_fork(after_in_child=self._leave_child)
         if self._profiler is not None and self._window.whole_run:
             self._start(self._profiler)
@@ -203,7 +206,7 @@ class TracedSession(Session):
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
         if self._hooks is not None and clean and (profiler is None or profiler.recording):
-            self._hooks.finish()
+            self._hooks.look()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
@@ -274,7 +277,7 @@ class TracedSession(Session):
             return None
         seen, window = self.num_steps, self._window
         if seen == 0:
-            return "no step was seen (no optimizer stepped and session.steps() was not used); pass --steps all"
+            return _no_step(self._processes.count)
         if self._writer.record.trace is None:
             if self._is_script_profiling or seen > window.first:
                 return (
@@ -288,6 +291,19 @@ class TracedSession(Session):
         if recorded.start > window.first:
             return f"recorded steps {recorded.start}:{recorded.stop} instead of --steps {window}: {_THEIRS} ran before"
         return None
+
+
+def _no_step(num_children: int) -> str:
+    if num_children:
+        count = "a process" if num_children == 1 else f"{num_children} processes"
+        return (
+            f"no step was seen in this process, which started {count} of its own: those are not recorded. To record them, "
+            f"start them as ranks: pptrace run -n {num_children} SCRIPT, which finds RANK and WORLD_SIZE in its environment"
+        )
+    return (
+        "no step was seen (no optimizer stepped, no backward pass was followed by a change of parameters, and neither "
+        'pptrace.mark("step") nor session.steps() was used); pass --steps all'
+    )
 
 
 def _count(steps: int) -> str:

@@ -7,6 +7,7 @@ Torch's launcher sets RANK and the like; ``pptrace run`` adds what :class:`Worke
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import runpy
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from instrument.launch.ending import Ending, Terminated
 from instrument.launch.facts import host_name
@@ -116,10 +117,8 @@ class Rank:
                 outcome = self._attempt(command)
             except (KeyboardInterrupt, Terminated) as err:  # came while another error was on its way up
                 outcome = _outcome_of(err.__context__ or err)
-            if os.getpid() != self._writer.record.pid:  # a child that the script forked ends as any process does
-                if self._error is not None:
-                    raise self._error
-                return 0
+            if os.getpid() != self._writer.record.pid:
+                _end_child(self._error)
             self._ending.settle()
             self._settle(outcome)
             faulthandler.unregister(signal.SIGUSR2)
@@ -191,6 +190,24 @@ class Rank:
         session.install(traced)
         traced.open()
         return traced
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a child that the script forked as Python would have, but for C++'s destructors: Kineto's would join threads that
+    only the parent has.
+    """
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        code = 1
+        traceback.print_exception(type(error), error, _script_part(error.__traceback__))
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _run_script(command: Sequence[str]) -> None:

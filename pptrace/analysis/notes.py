@@ -166,7 +166,8 @@ def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator
 def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     """A pipeline of several ranks whose traces show no message between stages."""
     messages = found.comms["kind"].isin(("send", "recv"))
-    if steps and not messages.any() and any(len(pipeline) > 1 for pipeline in found.mesh.pipelines):
+    is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
+    if is_known and not messages.any() and any(len(pipeline) > 1 for pipeline in found.mesh.pipelines):
         yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.clock.bounds import is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.bounds import Matrix, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.ends import common_ends, within
 from pptrace.clock.result import READING_NS, Clock, microseconds
 
@@ -22,6 +22,12 @@ _MAX_RATE = 1e-3
 """Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
 
 
+_LIKELY_RATE = 1e-4
+"""Of drift that nothing shows: two oscillators, each wrong by 50 parts per million."""
+
+_LONG_NS = 50_000_000  # in less, that is a few microseconds
+
+
 Same = npt.NDArray[np.bool_]
 """Shape (n, n): which ranks are on one clock already."""
 
@@ -31,13 +37,15 @@ class _Fit:
     """Straight lines through the differences of clocks, and what messages allow with and without them.
 
     ``rates`` are per ns, ``span_ns`` is how long the trace lasts and ``middle_ns`` its middle. Each range is (lowest, highest)
-    offset, of all ranks in order: of the whole trace, and of each stretch of it, as recorded and straightened.
+    offset, of all ranks in order: of the whole trace, by chains and by what relates a rank to the first one itself, and of each
+    stretch of it, as recorded and straightened.
     """
 
     rates: npt.NDArray[np.float64]
     span_ns: int
     middle_ns: int
     whole: list[tuple[int, int]]
+    direct: list[tuple[int, int]]
     straight: list[tuple[int, int]]
     parts: list[list[tuple[int, int]]]
     straight_parts: list[list[tuple[int, int]]]
@@ -59,15 +67,30 @@ class _Offset:
 
 
 def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> Clock:
-    """The clock with an uncertainty that holds at all times, and with rates where clocks drift."""
+    """The clock with an uncertainty that holds at all times, and with rates where clocks drift.
+
+    Where nothing shows how fast, clocks may drift as oscillators do, which widens the uncertainty: if the traffic is too little
+    for stretches of it, and before the ranks first met, such as while one waits for the others to begin.
+    """
+    times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
+    met = times.groupby(matched["match"]).max()
+    last = (times + matched["end_ns"] - matched["start_ns"]).max()
+    alone_ns = _likely_drift(int(max(met.min() - times.min(), last - met.max())))
     fit = _fitted(clock, matched, ranks, same)
     if fit is None:
-        return clock
+        low = np.where(same, 0, lower_bounds(matched, ranks))
+        apart = _likely_drift(int(last - times.min()))
+        bounds = zip(ranks, offset_ranges(low), _direct(low), strict=True)
+        far = [
+            _far_at_all_times(clock.offsets_ns[rank], chained, direct, apart, len(ranks))
+            for rank, chained, direct in bounds
+        ]
+        return replace(clock, uncertainty_ns=max(clock.uncertainty_ns or 0, *far) + alone_ns)
     found = {rank: _offset_of(place, rank, ranks[0], clock.offsets_ns[rank], fit) for place, rank in enumerate(ranks)}
     return Clock(
         clock.method,
         {rank: own.offset_ns for rank, own in found.items()},
-        max(own.far_ns for own in found.values()),
+        max(own.far_ns for own in found.values()) + alone_ns,
         (*clock.warnings, *(own.warning for own in found.values() if own.warning)),
         rates={rank: own.rate for rank, own in found.items() if own.rate},
         middle_ns=fit.middle_ns,
@@ -99,11 +122,17 @@ def _fitted(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Sam
         span_ns=end - begin,
         middle_ns=middle,
         whole=allowed(matched),
+        direct=_direct(np.where(same, 0, lower_bounds(matched, ranks))),
         straight=allowed(straight),
         parts=list(map(allowed, recorded)),
         straight_parts=list(map(allowed, stretches)),
         likely=common_ends(straight, ranks),
     )
+
+
+def _direct(low: Matrix) -> list[tuple[int, int]]:
+    """The lowest and the highest offset of each rank that its own traffic with the first one allows."""
+    return list(zip(low[0].tolist(), (-low[:, 0]).tolist(), strict=True))
 
 
 def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> _Offset:
@@ -112,13 +141,10 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
     rate = float(fit.rates[place])
     drift = round(abs(rate) * fit.span_ns)
     if lower <= upper:  # one offset does; what drift there may be widens what is known of it
-        far = within(offset_ns, lower, upper)[1]
-        if fit.is_possible and 2 * drift > upper - lower:
-            far = min(far + (drift + 1) // 2, max(far, _farthest(offset_ns, place, fit.parts)))
-        return _Offset(offset_ns, far)
+        return _Offset(offset_ns, _far_with_drift(offset_ns, place, drift, fit))
     if not (fit.is_possible and 2 * (low - high) <= lower - upper):
         if lower - upper <= READING_NS:
-            return _Offset(offset_ns, within(offset_ns, lower, upper)[1])
+            return _Offset(offset_ns, _far_with_drift(offset_ns, place, drift, fit))
         chosen = 0 if upper <= 0 <= lower else offset_ns
         told = f"messages contradict each other by {microseconds(lower - upper)} about its clock against rank {first}'s"
         warning = f"rank {rank}: {told}, and no drift explains it: the uncertainty covers that"
@@ -131,6 +157,41 @@ def _offset_of(place: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
         "straight line and corrected; its offset is that of the middle"
     )
     return _Offset(chosen, max(far, _farthest(chosen, place, fit.straight_parts)), rate, warning)
+
+
+def _far_with_drift(offset_ns: int, place: int, drift_ns: int, fit: _Fit) -> int:
+    """How far off an offset may be that no message is against, of clocks that may drift for all that.
+
+    What each stretch of time allows holds but for the drift within it; without that, oscillators drift apart as they may.
+    """
+    likely = _likely_drift(fit.span_ns)
+    if not likely:
+        return within(offset_ns, *fit.whole[place])[1]
+    apart = max(drift_ns, likely) if fit.is_possible else likely
+    far = _far_at_all_times(offset_ns, fit.whole[place], fit.direct[place], apart, len(fit.whole))
+    if not fit.is_possible or not all(is_bounded(*part[place]) for part in fit.parts):
+        return far
+    in_stretches = max(within(offset_ns, *fit.whole[place])[1], _farthest(offset_ns, place, fit.parts))
+    return min(far, in_stretches + drift_ns // (2 * len(fit.parts)))
+
+
+def _far_at_all_times(
+    offset_ns: int, chained: tuple[int, int], direct: tuple[int, int], apart_ns: int, num_ranks: int
+) -> int:
+    """How far off an offset may be if two clocks drift apart by ``apart_ns`` over the trace.
+
+    Its bounds were met at any time of it, so that the truth of another time lies up to half of that outside them: of a chain, for
+    each of its links.
+    """
+    if chained == (0, 0):  # on the first one's clock
+        return abs(offset_ns)
+    far = within(offset_ns, *chained)[1] + (num_ranks - 1) * ((apart_ns + 1) // 2)
+    return min(far, within(offset_ns, *direct)[1] + (apart_ns + 1) // 2) if is_bounded(*direct) else far
+
+
+def _likely_drift(span_ns: int) -> int:
+    """What two oscillators may drift apart in so long a time, ns; 0 if that is short."""
+    return round(_LIKELY_RATE * span_ns) if span_ns >= _LONG_NS else 0
 
 
 def _farthest(offset_ns: int, place: int, parts: Sequence[Sequence[tuple[int, int]]]) -> int:

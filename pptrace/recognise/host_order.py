@@ -1,8 +1,8 @@
 """What the thread of a rank's pipeline did, in order: the evidence that the ranks of a pipeline are matched by.
 
-Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, those of
-autograd's engine in any thread, and what bounds a step. Messages are in the rank's calls. Which operators are a forward, and which
-are what a program does between its ops, no rank knows alone: :mod:`pptrace.recognise.joint_match` decides.
+Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
+autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
+forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.joint_match` decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pptrace.tables import Category, Events, Schema, empty_table
 HOST_ORDER: Schema = {
     "what": "str",  # a What
     "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # of a step; of a node its sequence number, of a message that of the node made next; -1 where there is none
+    "number": "int64",  # of a step; a node's sequence number, at a message that of the node to come; -1 where there is none
     "start_ns": "int64",
     "end_ns": "int64",
 }
@@ -46,7 +46,7 @@ _VIEW = re.compile(
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
     r"empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
 )
-"""Names or shapes a tensor, or finds room for one: a program does that around its messages as well, and no op begins or ends so."""
+"""What names or shapes a tensor, or finds room for one: a program does that around its messages as well."""
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 

@@ -1,9 +1,9 @@
 """The ops of a pipeline without labels, matched on all of its ranks at once: messages, peers, autograd's engine and the plan.
 
-One rank alone does not tell a forward of few operators from what its program does between ops. All ranks together do: along a chain
-each output sent is an input received, each forward lies before its output and after its input, each backward is what the engine
-runs between two gradients, and every rank must have as many of both, in an order that a schedule can run. What explains all
-messages and all of the engine's work on all ranks is taken; anything less is refused, with the reason.
+One rank alone does not tell a forward of few operators from what its program does between ops. All ranks together do: along a
+chain each output sent is an input received, each forward lies before its output and after its input, each backward is what the
+engine runs between two gradients, and every rank must have as many of both, in an order that a schedule can run. What explains
+all messages and all of the engine's work on all ranks is taken; anything less is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pptrace.recognise.rank_order import (
     Evidence,
     Grouped,
     Messages,
-    Mismatch,
+    MismatchError,
     Ops,
     channels_of,
+    check_only_forwards,
     cut,
     engine_spans,
     first_of,
@@ -82,7 +83,7 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
     """The ranks as a pipeline in this order, with one stage on each.
 
     Raises:
-        Mismatch: they cannot be one.
+        MismatchError: they cannot be one.
     """
     order = [own.rank for own in evidence]
     places = list(zip(evidence, [None, *order], [*order[1:], None], strict=False))
@@ -91,15 +92,16 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
         _check_counts(before, sending.to_next, after, receiving.from_previous)
         _check_counts(after, receiving.to_previous, before, sending.from_next)
     gradients = _gradients(evidence, channels)
-    problem: Mismatch | None = None
+    problem: MismatchError | None = None
     for by_total in (True, False):
         try:
             outputs = [
                 _outputs(own, sending.to_next, gradients.backwards[place], by_total)
                 for place, (own, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
             ]
-            return _checked(evidence, _rank_matches(evidence, channels, gradients, outputs), outputs[0].found.sizes)
-        except Mismatch as err:
+            ranks = _rank_matches(evidence, channels, gradients, outputs)
+            return _checked(evidence, ranks, outputs[0].found.sizes, gradients.are_whole)
+        except MismatchError as err:
             problem = problem or err
     assert problem is not None
     raise problem
@@ -107,20 +109,23 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
 
 def _check_counts(source: int, sends: Messages, target: int, receives: Messages) -> None:
     if len(sends) != len(receives):
-        raise Mismatch(f"rank {source} sends {len(sends)} messages to rank {target}, which receives {len(receives)}")
+        raise MismatchError(
+            f"rank {source} sends {len(sends)} messages to rank {target}, which receives {len(receives)}"
+        )
     if not len(sends):
-        raise Mismatch(f"rank {source} sends nothing to rank {target}")
+        raise MismatchError(f"rank {source} sends nothing to rank {target}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
     """The backwards by place in the pipeline; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
-    of each message.
+    of each message. ``are_whole``: beside those that are not kept no rank's engine ran.
     """
 
     backwards: list[Ops]
     group: list[Int64]
     kept: Bools
+    are_whole: bool
 
 
 def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
@@ -128,7 +133,7 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
     backward: ranks may agree on shapes both ways.
 
     Raises:
-        Mismatch: the ranks do not have as many.
+        MismatchError: the ranks do not have as many.
     """
     group = []
     for own, own_channels in zip(evidence[1:], channels[1:], strict=True):
@@ -136,18 +141,20 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
         group.append(cut(own_channels.to_previous, own.engine.start_ns, *others))
     counts = {int(own[-1]) + 1 for own in group}
     if len(counts) > 1:
-        raise Mismatch(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
+        raise MismatchError(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
     kept = np.ones(counts.pop(), dtype=bool)
+    ran = ~kept
     spans = []
     for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
         received = grouped(own_channels.from_next, group[place]) if place < len(group) else None
         sent = grouped(own_channels.to_previous, group[place - 1]) if place else None
         spans.append(engine_spans(own, received, sent))
         kept &= spans[-1][1] > spans[-1][0]
+        ran |= spans[-1][1] > spans[-1][0]
     if not kept.any():
-        raise Mismatch("autograd's engine runs nothing between the messages: no backward")
+        raise MismatchError("autograd's engine runs nothing between the messages: no backward")
     backwards = [ops_of(own.engine, low[kept], high[kept]) for own, (low, high) in zip(evidence, spans, strict=True)]
-    return _Gradients(backwards, group, kept)
+    return _Gradients(backwards, group, kept, bool((kept == ran).all()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +180,12 @@ def _outputs(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool)
             without an operator between them.
 
     Raises:
-        Mismatch
+        MismatchError
     """
     if by_total:
         num_tensors, rest = divmod(len(sent), len(backwards))
         if rest or not num_tensors:
-            raise Mismatch(f"rank {evidence.rank} sends {len(sent)} outputs and runs {len(backwards)} backwards")
+            raise MismatchError(f"rank {evidence.rank} sends {len(sent)} outputs and runs {len(backwards)} backwards")
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
@@ -195,7 +202,7 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
     """Between the tensors of one output nothing long is computed.
 
     Raises:
-        Mismatch
+        MismatchError
     """
     rows = evidence.operators
     last = sent.messages.post_ns[np.append(first_of(sent.group)[1:], len(sent.group)) - 1]
@@ -205,7 +212,7 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
     nodes = evidence.engine.start_ns
     ran = np.searchsorted(nodes, last) > np.searchsorted(nodes, sent.post_ns)
     if ran.any() or (_LIGHT * between > before).any():
-        raise Mismatch(f"rank {evidence.rank} computes between messages that would be of one output")
+        raise MismatchError(f"rank {evidence.rank} computes between messages that would be of one output")
 
 
 def _rank_matches(
@@ -214,10 +221,10 @@ def _rank_matches(
     """The ops and messages of each rank.
 
     Raises:
-        Mismatch: they do not fit each other.
+        MismatchError: they do not fit each other.
     """
     if len({own.found.sizes for own in outputs}) > 1:
-        raise Mismatch("the ranks do not send outputs and gradients of the same steps")
+        raise MismatchError("the ranks do not send outputs and gradients of the same steps")
     found = []
     for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
         groups: dict[Way, Grouped] = {}
@@ -261,22 +268,65 @@ def _forwards(evidence: Evidence, channels: Channels, groups: Mapping[Way, Group
     return trimmed(evidence.operators, forwards, at_end=sent is not None)
 
 
-def _checked(evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int]) -> PipelineMatch:
+def _checked(
+    evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], are_whole: bool
+) -> PipelineMatch:
     """The match, if all ranks ran the same units, in an order that can run to its end.
 
+    Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``are_whole``: whether each rank's engine
+    ran wherever another's did.
+
     Raises:
-        Mismatch
+        MismatchError
     """
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [_in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
+    for row, match in zip(rows, ranks, strict=True):
+        _check_between_units(row, match, units)
+    if not by_nodes:
+        if not are_whole:
+            raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
+        check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
+        if all(unit.count == 1 for unit in units):
+            for own, match in zip(evidence, ranks, strict=True):
+                _check_at_once(own, match)
     plans = {}
     for unit in units:
         cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def _check_between_units(row: Sequence[Op], match: RankMatch, units: Sequence[Unit]) -> None:
+    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+
+    Raises:
+        MismatchError: it comes within one, whose own gradient may be lost.
+    """
+    starts = [unit.starts(row) for unit in units]
+    first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
+    for way, messages in match.others.items():
+        at = messages.ready_ns if way[1] == "recv" else messages.post_ns
+        if way[0] == "B" and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+            raise MismatchError(f"autograd's engine runs nothing beside a gradient of rank {match.rank} within a step")
+
+
+def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+    """A backward begins with the gradient that came. With one microbatch at a time little else tells a pipeline from two ranks
+    that compute in turn.
+
+    Raises:
+        MismatchError: something else runs first.
+    """
+    received = match.groups.get(("B", "recv"))
+    if received is None:
+        return
+    rows = evidence.operators.start_ns
+    if (np.searchsorted(rows, match.backwards.start_ns) > np.searchsorted(rows, received.ready_ns)).any():
+        raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
 
 
 def _in_order(match: RankMatch, behind: Int64) -> list[Op]:
@@ -294,7 +344,7 @@ def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -
     whether the nodes do.
 
     Raises:
-        Mismatch: ranks tell different ones.
+        MismatchError: ranks tell different ones.
     """
     told = [
         behind
@@ -302,10 +352,10 @@ def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -
         if (behind := forwards_behind(own, match.forwards, match.backwards)) is not None
     ]
     if any(not np.array_equal(told[0], other) for other in told[1:]):
-        raise Mismatch("the ranks do not run the backwards of the same microbatches in the same order")
+        raise MismatchError("the ranks do not run the backwards of the same microbatches in the same order")
     if told:
         if len(np.unique(told[0])) < len(told[0]):
-            raise Mismatch("two backwards run what one forward made")
+            raise MismatchError("two backwards run what one forward made")
         return told[0], True, True
     alone = any((match.forwards.start_ns[1:] > match.backwards.start_ns[:-1]).all() for match in ranks)
     return np.arange(len(ranks[0].backwards), dtype=np.int64), alone, False
@@ -315,16 +365,16 @@ def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
     """The plan of a unit's ops.
 
     Raises:
-        Mismatch: it cannot run; or it is that of no schedule, although only orders can tell the ops.
+        MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.
     """
     try:
         plan = identify(from_rows(cells, "custom"))
     except ScheduleError as err:
-        raise Mismatch(f"the order of the ranks makes no plan: {err}") from None
+        raise MismatchError(f"the order of the ranks makes no plan: {err}") from None
     if replay(plan).blocked:
-        raise Mismatch("in the order of the ranks one would wait for ever")
+        raise MismatchError("in the order of the ranks one would wait for ever")
     if plan.name not in registry.SCHEDULES and not may_be_new:
-        raise Mismatch("the order of the ranks is that of no known schedule, and their messages name no peers")
+        raise MismatchError("the order of the ranks is that of no known schedule, and their messages name no peers")
     return plan
 
 
@@ -338,7 +388,7 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
     sent before it has come.
 
     Raises:
-        Mismatch: none does.
+        MismatchError: none does.
     """
     for before, after in pairwise(ranks):
         there = _latest_lead(before.groups["F", "send"], after.groups["F", "recv"])
@@ -347,7 +397,7 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
             continue
         spans = (own.post_ns[-1] - own.post_ns[0] for own in before.groups.values())
         if there + back > _SLACK_NS + max(map(int, spans)) // _DRIFT:
-            raise Mismatch(
+            raise MismatchError(
                 f"messages between ranks {before.rank} and {after.rank} would come before they are sent, whatever their clocks"
             )
 
@@ -368,21 +418,21 @@ def match_pipeline(evidence: Mapping[int, Evidence], order: Sequence[int]) -> Pi
     can have.
 
     Raises:
-        Mismatch: they are none, or may be several; the reason is that against ``order``.
+        MismatchError: they are none, or may be several; the reason is that against ``order``.
     """
     first = [evidence[rank] for rank in order]
     found: list[PipelineMatch] = []
-    problems: list[Mismatch] = []
+    problems: list[MismatchError] = []
     for ranks in (first, first[::-1]):
         try:
             found.append(match_chain(ranks))
-        except Mismatch as err:
+        except MismatchError as err:
             problems.append(err)
     named = any((own.peer >= 0).any() for rank in first for own in (rank.sends, rank.recvs))
     if not found and not named and 2 < len(order) <= MOST_PERMUTED:
         found = list(_in_any_order(first))
     if len(found) > 1:
-        raise Mismatch(f"ranks {_listed(order)} may be a pipeline in {len(found)} orders")
+        raise MismatchError(f"ranks {_listed(order)} may be a pipeline in {len(found)} orders")
     if not found:
         raise problems[0]
     return found[0]
@@ -392,7 +442,7 @@ def _in_any_order(evidence: Sequence[Evidence]) -> Iterator[PipelineMatch]:
     for ranks in permutations(evidence):
         try:
             yield match_chain(ranks)
-        except Mismatch:
+        except MismatchError:
             continue
 
 
@@ -400,7 +450,7 @@ def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
     """The chains that messages form, each from its end with the lower rank; [] where a message names no peer.
 
     Raises:
-        Mismatch: they form no chains, or a rank of one has no trace.
+        MismatchError: they form no chains, or a rank of one has no trace.
     """
     peers: dict[int, set[int]] = {}
     for rank, own in evidence.items():
@@ -410,18 +460,20 @@ def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
         peers[rank] = set(known.tolist())
     absent = sorted(set().union(*peers.values()) - set(evidence))
     if absent:
-        raise Mismatch(f"rank {absent[0]}, which others exchange messages with, has no trace with operators")
+        raise MismatchError(f"rank {absent[0]}, which others exchange messages with, has no trace with operators")
     chains = []
     left = set(peers)
     while left:
         ends = sorted(rank for rank in left if len(peers[rank]) == 1)
         if not ends:
             rank = min(left)
-            raise Mismatch(f"the messages of rank {rank} and its peers {_listed(sorted(peers[rank]))} form no chain")
+            raise MismatchError(
+                f"the messages of rank {rank} and its peers {_listed(sorted(peers[rank]))} form no chain"
+            )
         chain = [ends[0]]
         while more := peers[chain[-1]] - set(chain):
             if len(peers[chain[-1]]) > 2 or len(more) > 1:
-                raise Mismatch(
+                raise MismatchError(
                     f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain"
                 )
             chain.append(more.pop())

@@ -14,7 +14,7 @@ from pptrace.recognise.groups import Groups
 from pptrace.recognise.host_order import What
 from pptrace.recognise.joint_match import PipelineMatch, RankMatch, chains_by_peers, match_pipeline, numbers_of
 from pptrace.recognise.rank import RankFound
-from pptrace.recognise.rank_order import Evidence, Messages, Mismatch, evidence_of
+from pptrace.recognise.rank_order import Evidence, Messages, MismatchError, evidence_of
 from pptrace.recognise.rank_tables import Owner
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.tables import COMMS, OPS, Int64, make_table
@@ -39,8 +39,8 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
     if len(evidence) < 2 or any(len(own.ops) and not len(own.host) for own in ranks):
         return Joint(tuple(ranks))
     try:
-        matches = _pipelines(evidence, groups)
-    except Mismatch as err:
+        matches = _pipelines(evidence, groups, len(ranks))
+    except MismatchError as err:
         return Joint(
             tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence)
         )
@@ -71,11 +71,11 @@ def _evidence(found: RankFound, groups: Groups) -> Evidence:
     return evidence_of(rank, found.host, calls, peers)
 
 
-def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[PipelineMatch]:
-    """The pipelines that all of these ranks form.
+def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
+    """The pipelines that all of these ranks form, of ``num_ranks`` that have a trace.
 
     Raises:
-        Mismatch: they form none.
+        MismatchError: they form none.
     """
     chains = chains_by_peers(evidence)
     if not chains and groups.pipelines and {r for p in groups.pipelines for r in p} == set(evidence):
@@ -83,9 +83,14 @@ def _pipelines(evidence: Mapping[int, Evidence], groups: Groups) -> list[Pipelin
     if chains:
         return [match_pipeline(evidence, chain) for chain in chains]
     ranks = sorted(evidence)
+    absent = max(num_ranks, groups.world_size or 0) - len(ranks)
+    if absent:
+        raise MismatchError(
+            f"{_counted(absent, 'rank')} of the run show no messages, and those of the others name no peers"
+        )
     try:
         return [match_pipeline(evidence, ranks)]
-    except Mismatch as err:
+    except MismatchError as err:
         problem = err
     readings = list(_replicas(evidence, ranks))
     if len(readings) != 1:
@@ -104,7 +109,7 @@ def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterato
         ):
             try:
                 yield [match_pipeline(evidence, chain) for chain in chains]
-            except Mismatch:
+            except MismatchError:
                 continue
 
 
@@ -115,9 +120,9 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RankFound]) -> Iter
         microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         rest = sum(_num_left(by_rank[own.rank], own) for own in match.ranks)
         yield (
-            f"ranks {_shown(match.chain)}: {_counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} microbatches "
-            f"explain all messages between them and all that autograd's engine ran; {_counted(rest, 'operator')} of their "
-            "threads are of no op"
+            f"ranks {_shown(match.chain)}: {_counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            "microbatches explain all messages between them and all that autograd's engine ran; "
+            f"{_counted(rest, 'operator')} of their threads are of no op"
         )
     if not all(match.is_behind_known for match in matches):
         yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
@@ -244,9 +249,9 @@ def _messages(found: RankFound, messages: Messages, row: Mapping[str, Any]) -> p
     posted = calls["posted_ns"].to_numpy()
     buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
     asked, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
-    start, rest = calls["start_ns"].to_numpy(), calls[["bytes", "stream", "clock"]].to_dict("list")
+    start, rest = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
     times = {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
     times |= {"transfer_start_ns": start, "transfer_end_ns": end}
-    columns = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
+    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})

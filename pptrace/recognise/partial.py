@@ -171,6 +171,8 @@ def _mesh(shown: Sequence[Shown], found: Sequence[Reading], known: Known, mesh: 
         chunks = {len(own.stages) for own in shown}
     pp = lengths.pop() if len(lengths) == 1 else None
     places = {own.rank: _common({reading.places[own.rank] for reading in found}) for own in shown}
+    if not found and shown[0].detail is Detail.STAGES and pp is not None:
+        places = {own.rank: own.stages[0] for own in shown}  # the first chunk's stage, on a loop as well as on a V
     pipelines = known.pipelines or _pipelines(shown, found, places, pp, known.world)
     sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in ("tp", "cp", "dp", "ep")}
     if pp is not None and pp == known.world:

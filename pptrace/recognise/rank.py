@@ -29,10 +29,10 @@ class RankFound:
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops (schema
-    :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it. ``host_work`` is
-    when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as in
-    :class:`~pptrace.recognise.rank_tables.RankTables`.
+    :data:`~pptrace.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
+    (schema :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it.
+    ``host_work`` is when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as
+    in :class:`~pptrace.recognise.rank_tables.RankTables`.
     """
 
     info: TraceInfo

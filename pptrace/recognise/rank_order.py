@@ -39,7 +39,7 @@ class Messages:
     def __len__(self) -> int:
         return len(self.row)
 
-    def where(self, chosen: Bools | slice) -> Messages:
+    def where(self, chosen: Bools | Int64) -> Messages:
         return Messages(self.row[chosen], self.peer[chosen], self.post_ns[chosen], self.ready_ns[chosen])
 
 
@@ -103,7 +103,7 @@ def _messages(calls: pd.DataFrame, peers: Sequence[int], kind: str) -> Messages:
     return Messages(rows.astype(np.int64), np.asarray(peers, dtype=np.int64)[rows], post, ready)
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """Why the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
 
 
@@ -121,7 +121,7 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
     """The messages by direction: by their peers where these are known, else by the place of the rank and the ops before them.
 
     Raises:
-        Mismatch: a peer is no neighbour.
+        MismatchError: a peer is no neighbour.
     """
     sends, recvs = evidence.sends, evidence.recvs
     neighbours = [rank for rank in (previous, following) if rank is not None]
@@ -129,7 +129,9 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
     if len(peers) and (peers >= 0).all():
         other = sorted(set(peers.tolist()) - set(neighbours))
         if other:
-            raise Mismatch(f"rank {evidence.rank} exchanges messages with rank {other[0]}, which is no neighbour of it")
+            raise MismatchError(
+                f"rank {evidence.rank} exchanges messages with rank {other[0]}, which is no neighbour of it"
+            )
         to_next, from_next = sends.peer == following, recvs.peer == following
     elif following is None or previous is None:
         to_next = np.full(len(sends), following is not None)
@@ -141,7 +143,7 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
     """Which sends and receives are to and from the next rank, where one op lies between any two groups of sends: a backward
-    if the engine ran since the group before. A receive is that of the op whose output is sent next.
+    if the engine ran since the group before. A receive is that of the op that runs next, whose output the next group is.
     """
     sends, recvs, nodes = evidence.sends, evidence.recvs, evidence.engine.start_ns
     if not len(sends):
@@ -151,7 +153,10 @@ def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
     last = np.append(first[1:], len(group)) - 1
     since = np.append(0, np.searchsorted(nodes, sends.post_ns[last[:-1]]))
     ran = np.searchsorted(nodes, sends.post_ns[first]) > since
-    reader = np.searchsorted(sends.post_ns[first], recvs.ready_ns)
+    rows = np.sort(np.concatenate((evidence.operators.start_ns, nodes)))
+    reader = np.searchsorted(
+        np.searchsorted(rows, sends.post_ns[first]), np.searchsorted(rows, recvs.ready_ns), side="right"
+    )
     return ~ran[group], np.append(ran, True)[reader]
 
 
@@ -213,7 +218,7 @@ def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | N
     """For each group of gradients from which node of the engine to which it ran: after they came, before its input's are sent.
 
     Raises:
-        Mismatch: the engine ran elsewhere as well.
+        MismatchError: the engine ran elsewhere as well.
     """
     nodes = evidence.engine.start_ns
     low = np.zeros(len(sent or received or ()), dtype=np.int64)
@@ -225,7 +230,7 @@ def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | N
     else:
         high = np.append(low[1:], len(nodes))
     if np.maximum(high - low, 0).sum() != len(nodes):
-        raise Mismatch(f"autograd's engine runs on rank {evidence.rank} where no gradients are sent or received")
+        raise MismatchError(f"autograd's engine runs on rank {evidence.rank} where no gradients are sent or received")
     return low, high
 
 
@@ -241,7 +246,7 @@ def forwards_of(evidence: Evidence, received: Grouped | None, sent: Grouped | No
         until: for each op of the last rank when the next input came.
 
     Raises:
-        Mismatch: no operator ran there.
+        MismatchError: no operator ran there.
     """
     rows = evidence.operators
     between = [evidence.engine.start_ns, evidence.bounds]
@@ -268,26 +273,50 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     a message bears the number of the next one. None where the trace has no such numbers.
 
     Raises:
-        Mismatch: a backward runs nodes of none, or of several.
+        MismatchError: a backward runs nodes of none, or of several.
     """
     known = evidence.postings.number >= 0
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
-    after = np.searchsorted(times, forwards.end_ns)
+    after, before = np.searchsorted(times, forwards.end_ns), np.searchsorted(times, forwards.start_ns) - 1
     nodes = [evidence.engine.number[low:high] for low, high in zip(backwards.low, backwards.high, strict=True)]
     nodes = [own[own >= 0] for own in nodes]
     if (after >= len(times)).any() or not all(map(len, nodes)):
         return None
-    made = np.maximum.accumulate(numbers[after])
+    made, since = np.maximum.accumulate(numbers[after]), np.append(numbers, -1)[before]
     lowest = np.searchsorted(made, [own.min() for own in nodes], side="right")
     highest = np.searchsorted(made, [own.max() for own in nodes], side="right")
-    if (lowest != highest).any() or (highest >= len(made)).any():
-        raise Mismatch(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
+    if (
+        (lowest != highest).any()
+        or (highest >= len(made)).any()
+        or any(own.min() < since[place] for own, place in zip(nodes, lowest.tolist(), strict=True))
+    ):
+        raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
     return highest.astype(np.int64)
+
+
+def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:
+    """Whether the last rank runs its forwards when they are said to be, since nothing else comes between an input and the
+    backward: the last that could be one is the first that could be.
+
+    Raises:
+        MismatchError: they may as well be later, where inputs are received ahead.
+    """
+    rows, first = evidence.operators.start_ns, int(np.searchsorted(evidence.operators.start_ns, received.ready_ns[0]))
+    parts = np.sort(np.concatenate((evidence.engine.start_ns, evidence.bounds, received.ready_ns)))
+    piece = np.searchsorted(parts, rows, side="right")
+    latest = len(rows)
+    for place in range(len(forwards) - 1, -1, -1):
+        latest = min(latest, int(np.searchsorted(rows, backwards.start_ns[place])))
+        if latest <= first or piece[latest - 1] != piece[forwards.low[place]]:
+            raise MismatchError(
+                f"rank {evidence.rank} may have run its forwards later than right after their inputs came"
+            )
+        latest = int(np.searchsorted(piece, piece[latest - 1]))
 
 
 def _check_rows(evidence: Evidence, low: Int64, high: Int64) -> None:
     if (high <= low).any():
-        raise Mismatch(f"rank {evidence.rank} runs no operator beside outputs that it sends or receives")
+        raise MismatchError(f"rank {evidence.rank} runs no operator beside outputs that it sends or receives")
 
 
 def trimmed(rows: Rows, ops: Ops, at_end: bool) -> Ops:

@@ -104,10 +104,15 @@ def _fits(own: Shown, plan: Plan, place: int) -> bool:
 
 _MOST_FORWARDS = 250_000
 """A plan with more forwards is not built only to be compared: it would take seconds."""
+_MOST_IN_ALL = 1_500_000
+"""Nor are plans with more forwards than that, all together."""
+_MOST_SEARCHED = 2_000
+"""A searched schedule takes longer; with more forwards than that it is the same as no other."""
 
 
 def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
     """The plans that are worth comparing; None where one would be too large to build."""
+    total = 0
     for pp in _lengths(shown, known):
         for entry in registry.SCHEDULES.values():
             if (known.names and entry.name not in known.names) or not _has_kinds(entry, shown):
@@ -115,10 +120,13 @@ def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
             for chunks, microbatches in _sizes(entry, shown[0], pp):
                 if pp == 1 and chunks > 1:
                     continue  # nobody cuts a model for one rank
-                if pp * chunks * microbatches > _MOST_FORWARDS:
+                size = pp * chunks * microbatches
+                if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
                     yield None
-                    continue
-                yield from _built(entry, pp, microbatches, chunks, shown)
+                elif not (entry.searches and size > _MOST_SEARCHED):
+                    for plan in _built(entry, pp, microbatches, chunks, shown):
+                        total += size
+                        yield plan
 
 
 def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequence[Shown]) -> Iterator[Plan]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.recognise.rank_order import Mismatch
+from pptrace.recognise.rank_order import MismatchError
 from pptrace.tables import Int64
 
 Op = tuple[str, int, int]
@@ -49,7 +49,7 @@ def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
         backward_ns: when backwards began.
 
     Raises:
-        Mismatch: a backward has no forward.
+        MismatchError: a backward has no forward.
     """
     is_backward = np.concatenate((np.zeros(len(sent_ns), dtype=bool), np.ones(len(backward_ns), dtype=bool)))
     order = np.argsort(np.concatenate((sent_ns, backward_ns)), kind="stable")[::-1]
@@ -66,7 +66,7 @@ def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
             sizes.append(num_backwards)
             num_sent = num_backwards = 0
     if num_backwards:
-        raise Mismatch("more backwards than forwards: the trace begins within a step")
+        raise MismatchError("more backwards than forwards: the trace begins within a step")
     return Trained(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
 
 
@@ -75,7 +75,7 @@ def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Seq
     there is one, as one: a step without a pipeline in it.
 
     Raises:
-        Mismatch: they overlap; or an optimizer runs within one.
+        MismatchError: they overlap; or an optimizer runs within one.
     """
     units = [Unit(int(after) - size, size) for size, after in zip(sizes, np.cumsum(sizes), strict=True)]
     if len(optimizers[0]):
@@ -85,10 +85,10 @@ def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Seq
         for unit in units:
             starts = unit.starts(row)
             if starts[0] <= latest:
-                raise Mismatch("the ranks do not run the same steps one after the other")
+                raise MismatchError("the ranks do not run the same steps one after the other")
             latest = starts[-1]
             if np.searchsorted(steps, starts[0]) != np.searchsorted(steps, latest):
-                raise Mismatch("an optimizer runs while microbatches are under way")
+                raise MismatchError("an optimizer runs while microbatches are under way")
     return tuple(units)
 
 

@@ -79,6 +79,7 @@ def timeline(
         rank: phase_spans(slice_of(own), window)
         for window in shown
         for rank, own in compute_by_rank(mine, window).items()
+        if (own["phase"] != "").all()
     }
     traces = [*phase_traces(phases, rows), *bubble_traces(mine, phases, shown, lanes, rows, view)]
     drawn = in_detail(mine, view) if view is not None else None

@@ -116,6 +116,8 @@ def rank_label(rank: int, stages: Sequence[int]) -> str:
 def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
     """Where each rank's bubble would begin if it had the plan's ideal share of the window."""
     share = step.bubble.ideal_share
+    if len(step.ranks) == 1 and _not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
+        share = step.ranks[0].ideal.own_share  # the window is the rank's own
     if share is None:
         return
     x: list[float | None] = []

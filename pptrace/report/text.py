@@ -176,7 +176,7 @@ def _bar(rank: RankStep) -> Text:
     parts = [] if rank.compute_ns is None else [("compute", rank.compute_ns)]
     if rank.exposed_comm_ns is not None and rank.bubble_ns is not None:
         parts += [("exposed", rank.exposed_comm_ns), ("bubble", rank.bubble_ns)]
-    elif rank.not_compute_ns is not None:
+    elif rank.compute_ns is not None and rank.not_compute_ns is not None:
         parts.append(("either of both", rank.not_compute_ns))
     drawn = total = 0
     for name, value in parts:

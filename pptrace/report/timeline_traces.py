@@ -117,11 +117,12 @@ def bubble_traces(
     for window in windows:
         for rank, own in compute_by_rank(ops, window).items():
             idle = _idle(own, window, lanes.get(rank) if lanes else None)
-            for span in phases[rank]:
-                part = visible(clip(idle, span.start_ns, span.end_ns), view)
+            spans = [(span.start_ns, span.end_ns, str(span.phase)) for span in phases.get(rank, ())]
+            for start_ns, end_ns, name in spans or [(window.start_ns, window.end_ns, "phase not known")]:
+                part = visible(clip(idle, start_ns, end_ns), view)
                 parts.append(part)
                 places += [rank] * len(part)
-                names += [str(span.phase)] * len(part)
+                names += [name] * len(part)
     if not places:
         return
     edges = np.concatenate(parts)

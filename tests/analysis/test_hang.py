@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import one_line, pptrace_here
+from tests.programs import SAMPLES, one_line, pptrace_here
 
 Entry = dict[str, Any]
 WORLD = ("0", "default_pg")
@@ -77,7 +78,7 @@ def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None
     ended = pptrace_here("analyze", tmp_path, "--no-cache")
     assert ended.out.startswith("hang missing: rank 10 is missing")
     (tmp_path / "job_dump_10").write_bytes(b"")
-    assert verdict(tmp_path) == ("missing", [10])
+    assert "rank 10 is missing (its dump is empty)" in pptrace_here("hang", tmp_path).out
     (tmp_path / "job_dump_10").unlink()
     assert verdict(tmp_path) == ("missing", [10])
     assert verdict(*tmp_path.iterdir()) == ("missing", [10])
@@ -86,6 +87,12 @@ def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None
 def test_a_rank_outside_of_all_calls_is_late(tmp_path: Path) -> None:
     three_dimensions(tmp_path, 3, [entry("nccl:all_reduce", seq, "completed", ("1", "mesh_tp")) for seq in range(1, 6)])
     assert verdict(tmp_path) == ("late", [3])
+
+
+def test_the_lines_begin_with_where_most_ranks_wait(tmp_path: Path) -> None:
+    three_dimensions(tmp_path, 2, [])
+    lines = pptrace_here("hang", tmp_path).out.splitlines()[1:]
+    assert [line.split(" wait in ")[0] for line in lines] == ["  ranks 4–15", "  ranks 0, 1, 3"]
 
 
 def test_one_dump_alone_blames_nobody_whose_dump_was_not_given(tmp_path: Path) -> None:
@@ -155,6 +162,18 @@ def test_what_a_device_has_queued_waits_for_what_it_is_in(tmp_path: Path) -> Non
     assert "ranks 0 and 1 only wait, up to 2 hops away" in ended.out
 
 
+def test_calls_that_have_started_on_a_device_wait_for_none_before_them(tmp_path: Path) -> None:
+    groups = {"0 default_pg": [0, 1, 2], "1 mesh_pp": [1, 2], "2 mesh_dp": [0, 1]}
+    write(tmp_path / "a_dump_0", [entry("nccl:all_reduce", 4, "started", ("2", "mesh_dp"))], groups)
+    waiting = [
+        entry("nccl:recv 0<-1", 2, "started", ("1", "mesh_pp")),
+        entry("nccl:all_reduce", 4, "started", ("2", "mesh_dp")),
+    ]
+    write(tmp_path / "a_dump_1", waiting, groups)
+    write(tmp_path / "a_dump_2", [entry("nccl:all_reduce", 1, "completed")], groups)
+    assert pptrace_here("hang", tmp_path).out.splitlines()[1:] == ["  rank 1 waits in recv #0 from rank 2"]
+
+
 def test_the_first_versions_count_messages_and_collectives_together(tmp_path: Path) -> None:
     def old(name: str, seq: int, state: str) -> Entry:
         fields = entry(name, seq, state, process_group=None, pg_id=0, seq_id=seq)
@@ -199,3 +218,18 @@ def test_a_run_directory_says_what_the_launcher_saw(tmp_path: Path) -> None:
     assert pptrace_here("hang", tmp_path).out == "late: rank 1 is asleep\n  rank 0 waits in recv #3 from rank 1\n"
     (tmp_path / "run.json").write_text(json.dumps({**run, "status": "ok", "hang": None}))
     assert verdict(tmp_path) is None
+
+
+def test_analyze_begins_with_the_verdict_that_the_run_wrote_down(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(SAMPLES / "1f1b_p2", folder)
+    run = json.loads((folder / "run.json").read_text())
+    assert json.loads(pptrace_here("analyze", folder, "--json", "-", "--no-cache").out)["hang"] is None
+    edges = [{"rank": 0, "waits_for": [1], "call": "recv", "group": "pp", "seq": 3}]
+    hang = {"verdict": "late", "ranks": [1], "detail": "late: rank 1 is asleep", "edges": edges}
+    (folder / "run.json").write_text(json.dumps({**run, "hang": hang}))
+    assert json.loads(pptrace_here("analyze", folder, "--json", "-", "--no-cache").out)["hang"] == hang
+    text = pptrace_here("analyze", folder, "--no-cache").out
+    assert text.startswith("hang late: rank 1 is asleep\n  rank 0 waits in recv #3 from rank 1")
+    (folder / "run.json").write_text(json.dumps({**run, "hang": {"verdict": "maybe"}}))
+    assert json.loads(pptrace_here("analyze", folder, "--json", "-", "--no-cache").out)["hang"] is None

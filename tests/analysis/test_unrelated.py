@@ -38,10 +38,11 @@ def assert_nothing_that_compares_ranks(step: StepReport) -> None:
 def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_it_shows_itself() -> None:
     analysis = analyse(RECORDING.traces())
     apart = replace(analysis.data.clock, method=ClockMethod.NONE)
-    step = report_step(analysis.windows, replace(analysis.data, clock=apart), COURSE, None, 2)
+    step = report_step(analysis.windows, replace(analysis.data, clock=apart), COURSE, None, analysis.mesh)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
     for mine, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
         assert mine.compute_ns == whole.compute_ns > 0
+        assert mine.not_compute_ns == mine.window_ns - mine.compute_ns == mine.bubble_high_ns
         assert (mine.bubble_ns, mine.exposed_comm_ns) == (None, None)
         assert mine.window_ns == max(op.end_ns for op in mine.ops) - min(op.start_ns for op in mine.ops)
         assert all(phase.bubble_ns is None for phase in mine.phases.values())
@@ -113,7 +114,7 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     (whole,) = analysis.report.steps
     assert whole.span_ns is not None
     clock = replace(analysis.data.clock, uncertainty_ns=round(part * whole.span_ns))
-    step = report_step(analysis.windows, replace(analysis.data, clock=clock), COURSE, None, 2)
+    step = report_step(analysis.windows, replace(analysis.data, clock=clock), COURSE, None, analysis.mesh)
     if known:
         assert (step.span_ns, step.bubble.ratio) == (whole.span_ns, whole.bubble.ratio)
     else:

@@ -48,6 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--steps", "5:2", "train.py"], "--steps '5:2' holds no step: "),
         (["--steps", "a:b", "train.py"], "--steps 'a:b': expected FIRST:STOP, such as '2:5', or 'all'"),
         (["--timeout", "0", "train.py"], "--timeout 0: expected a number of seconds above 0"),
+        (["--hang-timeout", "-1", "train.py"], "--hang-timeout -1: expected a number of seconds above 0"),
         (["-o", "full", "train.py"], "-o 'full' is not empty: give each run a directory of its own"),
         (["-o", "file", "train.py"], "-o 'file' is a file: expected a directory that is empty or does not exist yet"),
         (["-o", "file/run", "train.py"], "-o 'file/run': cannot write into "),
@@ -96,5 +97,11 @@ def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
 def test_the_help_says_what_the_options_take() -> None:
     result = CliRunner().invoke(command, ["--help"])
     assert result.exit_code == 0
-    for text in ("--steps A:B", "--profiler torch|nsys|none", "--rdzv-endpoint HOST:PORT", "--timeout SECONDS"):
+    for text in (
+        "--steps A:B",
+        "--profiler torch|nsys|none",
+        "--rdzv-endpoint HOST:PORT",
+        "--timeout SECONDS",
+        "--hang-timeout SECONDS",
+    ):
         assert text in result.output

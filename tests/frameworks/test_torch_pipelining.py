@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.ingest.kineto import read_kineto
+from pptrace.recognise.recognise import recognise
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
-from tests.frameworks.torch_cases import SCHEDULES, TorchRun, train_profiled
+from pptrace.report.to_json import report_object
+from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.instrument.pool import Pool
 
 LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
@@ -87,3 +90,55 @@ def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) 
             assert 0 < op.end_ns - op.start_ns <= label
             shorter += op.end_ns - op.start_ns < 0.95 * label
         assert shorter > 0
+
+
+@pytest.mark.parametrize(
+    ("run", "world", "name"),
+    [
+        (SlowRun(), 3, "1f1b"),
+        (SlowRun(record_shapes=True), 2, "1f1b"),
+        (SlowRun(by_hand="fifo"), 2, "gpipe"),
+        (SlowRun(by_hand="lifo"), 2, "custom"),
+    ],
+)
+def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
+    torch_pool: Pool, tmp_path: Path, run: SlowRun, world: int, name: str
+) -> None:
+    """Each op with the kind and microbatch that its own stage saw at that time."""
+    seen = torch_pool.run(train_slow, run, str(tmp_path), world=world, timeout_s=120)
+    found = recognise([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(world)])
+    assert found.schedule.name == name
+    ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+    for rank in range(world):
+        mine = ops[ops["rank"] == rank].sort_values("start_ns")
+        assert len(mine) == len(seen[rank]) == 2 * run.microbatches * run.steps
+        assert set(mine["stage"]) == {rank}
+        for op, (kind, microbatch, start, end) in zip(mine.itertuples(), seen[rank], strict=True):
+            assert (op.kind, op.microbatch) == (kind, microbatch)
+            assert min(op.end_ns, end) > max(op.start_ns, start)
+
+
+def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(
+    torch_pool: Pool, tmp_path: Path
+) -> None:
+    run = TorchRun("dualpipe-v", 2, 6)
+    record(torch_pool, run, tmp_path)
+    analysis = load([tmp_path])
+    assert analysis.report.clock.method == "same-host"
+    chunk_of = {stage: run.plan.stages_of(rank).index(stage) for rank in range(2) for stage in run.plan.stages_of(rank)}
+    for step in report_object(analysis.report, with_ops=True)["steps"]:
+        for rank in step["ranks"]:
+            pairs = [action for action in run.plan.compute_actions(rank["rank"]) if action.parts]
+            rows = [op for op in rank["ops"] if op["kind"] == "OVERLAP_F_B"]
+            assert len(rows) == len(pairs) > 0
+            for row, pair in zip(rows, pairs, strict=True):
+                assert row["parts"] == [
+                    {
+                        "kind": half.kind,
+                        "stage": half.stage,
+                        "chunk": chunk_of[half.stage],
+                        "microbatch": half.microbatch,
+                    }
+                    for half in pair.parts
+                ]
+            assert all("parts" not in op for op in rank["ops"] if op["kind"] != "OVERLAP_F_B")

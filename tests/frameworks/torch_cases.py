@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,123 @@ class TorchRun:
     def plan(self) -> Plan:
         """The plan of the same name, which :mod:`tests.schedule` compares with torch's own tables."""
         return build(self.schedule, self.pp, self.microbatches, self.chunks)
+
+
+class _Slow(torch.autograd.Function):
+    """A stage of one operator each way, that lasts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return gradients[0].clone()
+
+
+class SlowStage(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Slow.apply(x) * self.scale  # type: ignore[no-untyped-call, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRun:
+    """Steps of torch's unlabelled schedule, or of one by hand, with what people put around them.
+
+    ``by_hand`` is "", "fifo" or "lifo": all forwards, then all backwards in the order of the forwards or against it.
+    """
+
+    microbatches: int = 4
+    steps: int = 2
+    record_shapes: bool = False
+    by_hand: str = ""
+
+
+def train_slow(run: SlowRun, folder: str) -> list[tuple[str, int, int, int]]:
+    """Train under a plain profile, with a barrier, zero_grad, clipping and logging around each step; (kind, microbatch, first
+    and last ns) of each op, as the stage's own functions saw it.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    module = SlowStage()
+    stage = PipelineStage(module, rank, world, CPU, group=dist.group.WORLD)
+    seen: list[tuple[str, int, int, int]] = []
+
+    def logged(kind: str, function: Any) -> Any:
+        def call(microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            start = time.time_ns()
+            result = function(microbatch, *args, **kwargs)
+            seen.append((kind, microbatch, start, time.time_ns()))
+            return result
+
+        return call
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    stage.forward_one_chunk = logged("F", stage.forward_one_chunk)  # type: ignore[method-assign]
+    stage.backward_one_chunk = logged("B", stage.backward_one_chunk)  # type: ignore[method-assign]
+    schedule = Schedule1F1B(stage, run.microbatches, loss_fn=lambda out, target: ((out - target) ** 2).mean())
+
+    def step() -> None:
+        dist.barrier()
+        optimizer.zero_grad()
+        if run.by_hand:
+            _all_forwards_first(run, module, logged)
+        else:
+            inputs = (torch.randn(4 * run.microbatches, 8),) if rank == 0 else ()
+            target = torch.zeros(4 * run.microbatches, 8) if rank == world - 1 else None
+            schedule.step(*inputs, target=target, losses=[] if rank == world - 1 else None, return_outputs=False)
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        sum(parameter.detach().norm() for parameter in module.parameters()).item()  # type: ignore[union-attr]
+        optimizer.step()
+
+    step()
+    dist.barrier()
+    seen.clear()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=run.record_shapes) as profiler:
+        for _ in range(run.steps):
+            step()
+    profiler.export_chrome_trace(str(Path(folder) / f"rank{rank}.json"))
+    return seen
+
+
+def _all_forwards_first(run: SlowRun, module: SlowStage, logged: Any) -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    sends = []
+
+    def forward(microbatch: int, x: torch.Tensor) -> torch.Tensor:
+        y = module(x.requires_grad_())
+        kept[microbatch] = (x, y.pow(2).mean() if rank == last else y)
+        return y.detach()  # type: ignore[no-any-return]
+
+    def backward(microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        x, y = kept.pop(microbatch)
+        y.backward(gradient)  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        return x.grad
+
+    order = list(range(run.microbatches))
+    for microbatch in order:
+        x = torch.randn(4, 8)
+        if rank:
+            dist.recv(x, rank - 1)
+        y = logged("F", forward)(microbatch, x)
+        if rank < last:
+            sends.append(dist.isend(y, rank + 1))
+    for microbatch in order if run.by_hand == "fifo" else order[::-1]:
+        gradient = torch.empty(4, 8) if rank < last else None
+        if gradient is not None:
+            dist.recv(gradient, rank + 1)
+        own = logged("B", backward)(microbatch, gradient)
+        if rank:
+            sends.append(dist.isend(own, rank - 1))
+    for work in sends:
+        work.wait()  # type: ignore[union-attr]
 
 
 def train_profiled(run: TorchRun, folder: str) -> str:

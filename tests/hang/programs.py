@@ -1,4 +1,4 @@
-"""Random programs of communication, run on paper with rendezvous: an execution of its own, which knows nothing of wait-for graphs."""
+"""Random programs of communication, run on paper with rendezvous: an execution that knows nothing of wait-for graphs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Execution:
             ready = [op for op in self._waiting() if all(self.current(rank) is op for rank in op.ranks)]
             if not ready:
                 return
-            for rank in (chosen := rng.choice(ready)).ranks:
+            for rank in rng.choice(ready).ranks:
                 self.at[rank] += 1
             count += 1
 

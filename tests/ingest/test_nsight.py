@@ -674,14 +674,14 @@ def test_a_launcher_without_ranges_is_no_rank_beside_ranks_that_have_them(tmp_pa
 def test_a_recording_of_nothing_but_nsys_itself_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     path = add_overhead(write_report(Report([Process(9, [])]), tmp_path / "a.sqlite"), 9)
     with pytest.raises(
-        TraceError, match="without device work, CUDA calls or NVTX ranges; .*use a newer nsys or 'nvtx<0.2.12'"
+        TraceError, match=r"without device work, CUDA calls or NVTX ranges; .*use a newer nsys or 'nvtx<0.2.12'"
     ):
         read_nsight(path)
 
 
 def test_a_run_of_pptrace_without_its_ranges_is_one_line_or_where_devices_worked_a_warning(tmp_path: Path) -> None:
     bare = [Process(9, [annotation("data loading", 0, 5)], facts={"rank": 0})]
-    with pytest.raises(TraceError, match="a run of pptrace of which nsys recorded no range; .*nvtx<0.2.12"):
+    with pytest.raises(TraceError, match=r"a run of pptrace of which nsys recorded no range; .*nvtx<0.2.12"):
         read_nsight(write_report(Report(bare), tmp_path / "a.sqlite"))
     working = [replace(bare[0], events=[*bare[0].events, kernel("gemm", 0, 5)])]
     (trace,) = read_nsight(write_report(Report(working), tmp_path / "b.sqlite"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from instrument import session
 from instrument.launch.optimizer_steps import IterationRule, OptimizerSteps
 from instrument.launch.window import StepWindow, parse_steps
-from instrument.recorder import Recorder
+from instrument.recorder import Range, Recorder
 from instrument.session import Session
 from pptrace.errors import UsageError
+from pptrace.marks import SpanKind
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
@@ -159,3 +160,130 @@ def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:
             break
     assert run.num_steps == before + 5
     assert not run.recorder.listening
+
+
+def test_a_closure_runs_outside_the_optimizer_range() -> None:
+    spans: list[str] = []
+
+    class Noting(Ledger):
+        @property
+        def recorder(self) -> Recorder:
+            return SpanLedger(spans)
+
+    steps = Noting()
+    observer = OptimizerSteps(steps)
+    try:
+
+        class Closing(torch.optim.Optimizer):
+            def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+                assert closure is not None
+                closure()
+                spans.append("update")
+
+        optimizer = Closing([torch.zeros(1, requires_grad=True)], {})
+        optimizer.step(closure=lambda: spans.append("closure") or 0.0)
+    finally:
+        observer.detach()
+    assert spans == ["+OPTIMIZER", "-", "closure", "+OPTIMIZER", "update", "-"]
+
+
+class SpanLedger(Recorder):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def span(self, kind: SpanKind, step: int) -> Range:
+        seen = self.seen
+
+        class Noted:
+            def __enter__(self) -> None:
+                seen.append(f"+{kind}")
+
+            def __exit__(self, *_: object) -> None:
+                seen.append("-")
+
+        return Noted()
+
+
+def without_optimizer(loop: Callable[[torch.nn.Module, torch.Tensor], None]) -> int:
+    """The steps that are seen in six turns of a loop that has no optimizer of torch's."""
+    steps = Ledger()
+    observer = OptimizerSteps(steps)
+    try:
+        torch.manual_seed(0)
+        model, batch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
+        for _ in range(6):
+            loop(model, batch)
+        observer.look()
+    finally:
+        observer.detach()
+    return steps.num_steps
+
+
+def update(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+
+
+def test_without_an_optimizer_a_step_ends_where_backward_passes_are_followed_by_an_update() -> None:
+    def accumulating(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        for _ in range(3):
+            model(batch).sum().backward()
+        update(model)
+
+    def validating(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        update(model)
+        with torch.no_grad():
+            for _ in range(4):
+                model(batch)
+
+    def functional(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        parameters = list(model.parameters())
+        grads = torch.autograd.grad(model(batch).sum(), parameters)
+        with torch.no_grad():
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter -= 0.1 * grad
+
+    def through_data(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        model.zero_grad(set_to_none=False)
+        model(batch).sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.sub_(0.1 * parameter.grad.data)
+
+    assert without_optimizer(accumulating) == 6
+    assert without_optimizer(validating) == 6
+    assert without_optimizer(functional) == 6
+    assert without_optimizer(through_data) == 5  # of the last, nothing follows that shows its update
+
+
+def test_backward_passes_without_any_update_are_one_step() -> None:
+    def gradients_only(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+
+    assert without_optimizer(gradients_only) == 0
+
+
+def test_with_an_optimizer_backward_passes_tell_no_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    steps, _ = ledger
+    original = torch.autograd.backward
+    optimizer = make_optimizer(steps)
+    assert torch.autograd.backward is not original
+    model = torch.nn.Linear(4, 4)
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        update(model)
+    assert steps.num_steps == 0
+    optimizer.step()
+    assert steps.num_steps == 1
+
+
+def test_hooks_of_all_modules_are_gone_when_the_script_compiles(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    assert torch.nn.modules.module._has_any_global_hook()
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    assert not torch.nn.modules.module._has_any_global_hook()
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

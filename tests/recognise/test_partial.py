@@ -6,19 +6,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.analysis.analyse import Analysis, analyse
 from pptrace.errors import ScheduleError
 from pptrace.recognise.shown import Detail
+from pptrace.report.to_json import report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulate import simulate
 from pptrace.simulate.costs import Costs
 from pptrace.tables import COMMS, Trace, empty_table
-from tests.synthetic import make_trace
+from tests.synthetic import make_trace, record
 
 COSTS = Costs({Kind.F: 100, Kind.I: 90, Kind.W: 110, Kind.B: 200}, p2p_latency_ns=7)
 
@@ -139,3 +141,86 @@ def test_what_one_rank_alone_tells_is_right_or_open(data: st.DataObject) -> None
         data.draw(st.booleans(), label="knows world"),
     )
     assert_right_or_open(case)
+
+
+def test_stages_1_and_5_of_a_world_of_four_are_two_chunks_of_four_ranks() -> None:
+    report = Case(build("interleaved-1f1b", 4, 8, 2), 1, Detail.STAGES).analyse().report
+    assert (report.mesh.num_ranks, report.mesh.pp, report.mesh.vpp, report.mesh.dp) == (4, 4, 2, 1)
+    assert (report.schedule.name, report.schedule.source) == ("interleaved-1f1b", "recognised")
+    ((rank,),) = [step.ranks for step in report.steps]
+    assert rank.pp_rank == 1
+    assert any("rank 1 exchanges messages with rank 0 and rank 2:" in line for line in report.warnings)
+
+
+def test_stages_2_and_5_are_a_v_of_four_ranks_though_nothing_tells_how_many_there_were() -> None:
+    report = Case(build("zbv", 4, 8), 2, Detail.STAGES, knows_world=False).analyse().report
+    assert (report.mesh.pp, report.mesh.dp, report.schedule.name) == (4, None, "zbv")
+
+
+def test_an_order_of_several_schedules_names_them_and_what_they_have_in_common() -> None:
+    """The last rank runs one forward, one backward in 1F1B as well as with twice the warmup."""
+    report = Case(build("1f1b", 4, 8), 3, Detail.STAGES).analyse().report
+    schedule = report.schedule
+    assert (schedule.name, schedule.source) == ("unknown", "none")
+    assert (schedule.num_microbatches, schedule.num_stages, report.mesh.pp) == (8, 4, 4)
+    assert {found.name for found in schedule.candidates} == {"1f1b", "eager-1f1b"}
+    assert any("is that of 1f1b or eager-1f1b" in line for line in report.warnings)
+
+
+def test_phases_on_which_the_schedules_that_fit_disagree_are_null() -> None:
+    """Four forwards, then four backwards: GPipe has no steady phase, 1F1B of four ranks has one op each way in it."""
+    report = Case(build("gpipe", 4, 4), 0, Detail.STAGES).analyse().report
+    assert {found.name for found in report.schedule.candidates} >= {"gpipe", "1f1b"}
+    ((rank,),) = [step["ranks"] for step in report_object(report, with_ops=True)["steps"]]
+    assert rank["phases"] is None
+    assert {op["phase"] for op in rank["ops"]} == {None}
+    assert rank["ideal"] is None
+
+
+def test_an_order_of_no_schedule_keeps_the_pipeline_that_its_stages_tell() -> None:
+    case = Case(build("interleaved-1f1b", 4, 8, 2), 1, Detail.STAGES)
+    trace = case.trace()
+    assert trace.ops is not None
+    swapped = trace.ops.copy()
+    swapped.loc[[0, 1], "microbatch"] = [1, 0]
+    report = analyse([replace(trace, ops=swapped)], num_ranks=4).report
+    assert (report.mesh.pp, report.mesh.vpp, report.schedule.name) == (4, 2, "unknown")
+    assert any("is that of no known schedule; the nearest, interleaved-1f1b" in line for line in report.warnings)
+
+
+def own_bubble(whole: Analysis, rank: int) -> int | None:
+    """A rank's bubble within its own first and last op, ns, of a run of one step of which every rank has a trace."""
+    ops = whole.data.part(rank, 0).ops
+    return whole.data.lanes[rank].bubble_ns(int(ops["start_ns"].min()), int(ops["end_ns"].max()))
+
+
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v"])
+def test_bounds_of_one_rank_hold_the_bubble_that_all_ranks_together_tell(name: str, device: bool) -> None:
+    recording = record(build(name, 3, 6), lambda action: 300 + 10 * action.stage, 90, device=device)
+    traces = recording.traces(with_metadata=False)
+    whole = analyse(traces)
+    widths = []
+    for trace, told in zip(traces, whole.report.steps[0].ranks, strict=True):
+        alone = analyse([trace], num_ranks=3)
+        ((rank,),) = [step.ranks for step in alone.report.steps]
+        bubble = own_bubble(whole, told.rank)
+        assert bubble is not None
+        assert rank.bubble_low_ns is not None
+        assert rank.bubble_high_ns is not None
+        assert rank.bubble_low_ns <= bubble <= rank.bubble_high_ns == rank.not_compute_ns
+        assert (rank.bubble_ns, rank.exposed_comm_ns) == (None, None)
+        assert alone.report.schedule.name in (name, "unknown")
+        widths.append(rank.bubble_high_ns - rank.bubble_low_ns)
+    assert max(widths) > 0
+
+
+def test_where_all_ranks_have_a_trace_the_bounds_are_the_bubble_and_each_rank_has_its_ideal() -> None:
+    recording = record(build("1f1b", 4, 8), lambda action: 200 if action.kind is Kind.B else 100)
+    (step,) = analyse(recording.traces()).report.steps
+    for rank in step.ranks:
+        assert rank.bubble_low_ns == rank.bubble_high_ns == rank.bubble_ns
+        assert rank.ideal is not None
+        assert rank.ideal.ratio == pytest.approx(3 / 8)
+        behind = 3 - rank.rank  # ranks after this one: their fill and drain lie within its own window
+        assert rank.ideal.own_ratio == pytest.approx(behind / 8)

@@ -20,8 +20,9 @@ class Label:
     the k-th in order is that of microbatch k. ``flushes`` marks a range that holds every weight gradient of its chunk that is
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
-    its own, not the k-th (:mod:`pptrace.recognise.adjacent`). ``inferred`` marks what no name
-    told. ``marked`` is a span that pptrace's launcher wrote. ``phase`` is that of everything inside the range. A label with nothing in it but the framework tells that one.
+    its own, not the k-th (:mod:`pptrace.recognise.adjacent`). ``inferred`` marks what no name told, ``marked`` a span that
+    pptrace's launcher wrote. ``phase`` is that of everything inside the range. A label with nothing in it but the framework
+    tells that one.
     """
 
     framework: str

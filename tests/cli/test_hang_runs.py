@@ -1,0 +1,166 @@
+"""Hangs put into real runs over gloo on loopback, and the verdict of ``pptrace run`` on each.
+
+With PPTRACE_ALL set: all faults, on four ranks, and fifty healthy runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import ROOT
+
+pytestmark = pytest.mark.processes
+
+HANG_S = 4.0
+SLACK_S = 2.0
+LIMIT_S = 120
+ALL = "PPTRACE_ALL" in os.environ
+SCRIPT = """
+# a training loop in miniature, with one fault
+import ctypes, os, signal, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+fault = sys.argv[1]
+grads = torch.ones(4)
+for step in range(12):
+    now = step == 6
+    if now and fault != "none":
+        Path(f"fault{rank}").write_text(str(time.monotonic()))
+    if fault == "shape" and now and rank == 1:
+        grads = torch.ones(8)
+    if not (fault == "skip" and now and rank == 1):
+        dist.all_reduce(grads)
+    if now and rank == size - 1:
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "sleep":
+            time.sleep(600)
+        elif fault == "lock":
+            ctypes.PyDLL(None).sleep(600)
+        elif fault == "compute":
+            sum(range(10**12))
+        elif fault == "leave":
+            os._exit(0)
+    peer = rank ^ 1
+    if fault == "swap" and now and rank < 2:
+        dist.send(grads, peer)
+        dist.recv(grads, peer)
+    elif rank % 2 == 0:
+        work = dist.isend(grads, peer)
+        dist.recv(grads, peer)
+        work.wait()
+    else:
+        dist.recv(grads, peer)
+        dist.send(grads, peer)
+    time.sleep(0.02)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    lines: tuple[tuple[float, str], ...]
+    """What came on stderr, and when."""
+    run: dict[str, Any]
+    fault_s: float
+
+    @property
+    def verdict(self) -> tuple[float, str] | None:
+        return next(((at, line) for at, line in self.lines if line.startswith("pptrace: hang: ")), None)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+
+def run(folder: Path, fault: str, num_ranks: int, *options: str) -> Ended:
+    (folder / "train.py").write_text(SCRIPT)
+    program = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "run", "-n", str(num_ranks)]
+    process = subprocess.Popen(
+        [*program, "--profiler", "none", "-o", "run", *options, "train.py", fault],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    timer = threading.Timer(LIMIT_S, lambda: os.killpg(process.pid, signal.SIGKILL))
+    timer.start()
+    with process:
+        assert process.stderr is not None
+        lines = tuple((time.monotonic(), line.rstrip("\n")) for line in process.stderr)
+    timer.cancel()
+    code = process.returncode
+    faults = [float(path.read_text()) for path in folder.glob("fault*")]
+    return Ended(code, lines, json.loads((folder / "run" / "run.json").read_text()), max(faults, default=0.0))
+
+
+FAULTS = {
+    "kill": ("missing", [-1], "killed by SIGKILL after all_reduce #6 of group default_pg"),
+    "swap": ("cycle", [0, 1], "rank 0 in send #6 to rank 1, rank 1 in send #6 to rank 0"),
+    "lock": ("late", [-1], "asleep in <module> (train.py:25), outside of any communication call"),
+    "sleep": ("late", [-1], "asleep in <module> (train.py:23), outside of any communication call"),
+    "skip": ("mismatch", [1], "rank 1 is in recv #6 from rank 0, out of the order that it kept before"),
+    "shape": ("mismatch", [1], "is all_reduce of 32 bytes on rank 1 but all_reduce of 16 bytes on rank"),
+    "stop": ("late", [-1], "stopped by a signal"),
+    "compute": ("late", [-1], "computing in <module> (train.py:27)"),
+    "leave": ("missing", [-1], "is gone"),
+}
+"""The verdict, the guilty (-1: the last rank), and a part of the sentence."""
+
+
+@pytest.mark.parametrize("fault", [*FAULTS] if ALL else ["kill", "swap", "lock"])
+def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: str) -> None:
+    num_ranks = 4 if ALL else 2
+    ended = run(tmp_path, fault, num_ranks, "--hang-timeout", str(HANG_S))
+    verdict, guilty, told = FAULTS[fault]
+    assert ended.verdict is not None, ended.text
+    at, line = ended.verdict
+    assert line.startswith(f"pptrace: hang: {verdict}: ")
+    assert told in line
+    hang = ended.run["hang"]
+    if not (fault == "skip" and num_ranks == 2):  # of two ranks both may be wrong, where the habit of both is broken
+        assert (hang["verdict"], hang["ranks"]) == (verdict, [rank % num_ranks for rank in guilty])
+    has_ended = fault in ("kill", "leave")  # which torch's launcher sees, and ends the run at once
+    assert at - ended.fault_s < SLACK_S + (0 if has_ended else HANG_S)
+    assert (ended.code, ended.run["status"]) == ((1, "failed") if has_ended else (124, "timeout"))
+    assert ended.run["hang"]["detail"] in line
+
+
+@pytest.mark.skipif(
+    not ALL, reason="its ranks must be up before the time is over, however busy the machine: PPTRACE_ALL"
+)
+def test_a_timeout_gives_the_verdict_before_the_stacks(tmp_path: Path) -> None:
+    ended = run(tmp_path, "sleep", 2, "--timeout", "25")
+    assert ended.code == 124
+    assert ended.verdict is not None, ended.text
+    told = ended.text.splitlines()
+    begin = told.index(ended.verdict[1])
+    assert told[begin + 1 : begin + 3] == [
+        "  rank 0 waits in recv #6 from rank 1",
+        "pptrace: still running after --timeout 25 s; where each rank is:",
+    ]
+    assert ended.run["hang"]["ranks"] == [1]
+
+
+@pytest.mark.parametrize("number", range(50 if ALL else 1))
+def test_a_healthy_run_has_no_verdict(tmp_path: Path, number: int) -> None:
+    ended = run(tmp_path, "none", 2, "--hang-timeout", str(HANG_S))
+    assert (ended.code, ended.run["hang"], ended.verdict) == (0, None, None), ended.text

@@ -1,0 +1,155 @@
+"""The call log: what one process writes down of its calls, read by another that the first does nothing for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from instrument.adapters.calls import Call, CallGroup
+from instrument.launch.call_log import NUM_CALLS, CallLog
+from instrument.launch.call_log_read import read_call_log, read_last_event
+from pptrace.hang import CallState, Group
+from pptrace.hang.calls import Stream
+
+GLOO = CallGroup("3", (0, 2, 3, 4), "gloo", "mesh_dp")
+NCCL = CallGroup("4", (0, 1), "nccl", "undefined", "tp")
+HOLDS_THE_LOCK = """
+import ctypes, sys
+from pathlib import Path
+from instrument.adapters.calls import Call, CallGroup
+from instrument.launch.call_log import CallLog
+log = CallLog(Path(sys.argv[1]))
+log.posted(Call(0, "recv", CallGroup("0", (0, 1), "gloo"), 1, 64, 0))
+print("posted", flush=True)
+ctypes.PyDLL(None).sleep(60)
+"""
+
+
+def collective(number: int, sequence: int, group: CallGroup = GLOO, **more: object) -> Call:
+    return Call(number, "all_reduce", group, -1, 16, sequence, **more)  # type: ignore[arg-type]
+
+
+def test_the_states_of_a_call_are_read_as_they_are_written(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    assert read_last_event(path) == 0
+    sync, later = collective(0, 0), collective(1, 1, is_async=True)
+    states = []
+    for step in (log.posted, log.returned):
+        step(sync)
+        states.append(read_call_log(path, 0).calls[0].state)  # type: ignore[union-attr]
+    for step in (log.posted, log.returned, log.waiting, log.failed):
+        step(later)
+        states.append(read_call_log(path, 0).calls[1].state)  # type: ignore[union-attr]
+    blocking, done, offered = CallState.BLOCKING, CallState.DONE, CallState.OFFERED
+    assert states == [blocking, done, blocking, offered, blocking, CallState.FAILED]
+    assert 0 < time.monotonic_ns() - read_last_event(path) < 10**10
+
+
+def test_a_call_and_its_group_come_back_whole(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    log.posted(Call(0, "send", GLOO, 3, 1 << 40, 0, batch=5, tag=7))
+    log.posted(Call(1, "broadcast", NCCL, 0, 12, 9))
+    read = read_call_log(path, 2)
+    assert read is not None
+    first, second = read.calls
+    assert (first.kind, first.peer, first.num_bytes, first.seq, first.tag, first.launch) == (
+        "send",
+        3,
+        1 << 40,
+        0,
+        7,
+        5,
+    )
+    assert (first.group, first.group.label) == (Group("3", (0, 2, 3, 4)), "mesh_dp")
+    assert (second.kind, second.peer, second.seq, second.group.ranks, second.group.label) == (
+        "broadcast",
+        0,
+        9,
+        (0, 1),
+        "tp",
+    )
+    assert read.num_made == {Stream(first.group, 2, 3, 7): 1, Stream(second.group): 10}
+
+
+def test_messages_are_counted_for_each_peer_direction_and_tag(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    for number, (kind, peer, tag) in enumerate(
+        [("send", 1, 0), ("send", 1, 0), ("send", 1, 2), ("recv", 1, 0), ("send", 3, 0), ("send", 1, 0)]
+    ):
+        log.posted(Call(number, kind, GLOO, peer, 4, 99, tag=tag))
+    read = read_call_log(path, 0)
+    assert read is not None
+    assert [call.seq for call in read.calls] == [0, 1, 0, 0, 0, 2]
+
+
+def test_what_a_device_runs_is_launched_and_not_done(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    log.posted(call := collective(0, 0, NCCL))
+    log.returned(call)
+    read = read_call_log(path, 0)
+    assert read is not None
+    assert [call.state for call in read.calls] == [CallState.LAUNCHED]
+
+
+def test_of_many_calls_the_last_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    other = CallGroup("9", (0, 7), "gloo")
+    log.posted(collective(0, 4, other))
+    for number in range(1, 3 * NUM_CALLS):
+        log.posted(call := collective(number, number))
+        log.returned(call)
+    read = read_call_log(path, 0)
+    assert read is not None
+    assert [call.seq for call in read.calls] == list(range(2 * NUM_CALLS, 3 * NUM_CALLS))
+    assert read.num_made == {Stream(Group("9", (0, 7))): 5, Stream(Group("3", GLOO.ranks)): 3 * NUM_CALLS}
+
+
+def test_a_group_of_thousands_takes_little_room(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    ranks = tuple(range(0, 16_384, 1))
+    log.posted(collective(0, 0, CallGroup("0", ranks, "gloo")))
+    log.posted(collective(1, 0, CallGroup("1", ranks[::64], "gloo")))
+    read = read_call_log(path, 0)
+    assert read is not None
+    assert [call.group.ranks for call in read.calls] == [ranks, ranks[::64]]
+
+
+def test_a_forked_child_writes_nothing_into_the_log_of_its_parent(tmp_path: Path) -> None:
+    log = CallLog(path := tmp_path / "rank0.calls")
+    log.posted(collective(0, 0))
+    if (child := os.fork()) == 0:
+        log.posted(collective(1, 1))
+        os._exit(0)
+    os.waitpid(child, 0)
+    read = read_call_log(path, 0)
+    assert read is not None
+    assert len(read.calls) == 1
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_the_log_of_a_process_that_answers_nothing_can_be_read(tmp_path: Path, end: int) -> None:
+    path = tmp_path / "rank0.calls"
+    process = subprocess.Popen([sys.executable, "-c", HOLDS_THE_LOCK, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"posted\n"
+        for _ in range(2):
+            read = read_call_log(path, 0)
+            assert read is not None
+            assert [(call.kind, call.state) for call in read.calls] == [("recv", CallState.BLOCKING)]
+            process.send_signal(end)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_no_call_log_is_none(tmp_path: Path) -> None:
+    (tmp_path / "torn").write_bytes(b"PPTCALLS")
+    assert (read_call_log(tmp_path / "torn", 0), read_last_event(tmp_path / "torn")) == (None, 0)
+    assert (read_call_log(tmp_path / "absent", 0), read_last_event(tmp_path / "absent")) == (None, 0)

@@ -1,0 +1,142 @@
+"""The launcher's verdict from call logs that are written here: what a rank has open, for how long, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from instrument.adapters.calls import Call, CallGroup
+from instrument.launch import hang_watch
+from instrument.launch.call_log import CallLog, call_log_path
+from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
+from instrument.launch.motion import Usage, describe_rank
+from instrument.launch.stacks import Frame, is_setting_up
+from pptrace.hang.words import sentence
+
+WORLD = CallGroup("0", (0, 1, 2), "gloo", "default_pg")
+
+
+class Job:
+    """Three ranks of a node, each with its log."""
+
+    def __init__(self, folder: Path, world_size: int = 3) -> None:
+        self.logs = [CallLog(call_log_path(folder, local)) for local in range(3)]
+        self.watch = HangWatch(folder, lambda: {0: 0, 1: 1, 2: 2}, world_size)
+        self.numbers = [0, 0, 0]
+        self.open: dict[int, Call] = {}
+
+    def post(self, rank: int, kind: str, sequence: int, peer: int = -1) -> None:
+        call = Call(self.numbers[rank], kind, WORLD, peer, 16, sequence)
+        self.numbers[rank] += 1
+        self.logs[rank].posted(call)
+        self.open[rank] = call
+
+    def finish(self, rank: int) -> None:
+        self.logs[rank].returned(self.open.pop(rank))
+
+    def fail(self, rank: int) -> None:
+        self.logs[rank].failed(self.open.pop(rank))
+
+    def verdict(self, usual: bool = True) -> tuple[str, tuple[int, ...]] | None:
+        hang = self.watch.diagnose({}, usual=usual).hang
+        return None if hang is None else (str(hang.verdict), hang.ranks)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "_LEAST_WAIT_S", 0.2)
+    monkeypatch.setattr(hang_watch, "_SETTLE_S", 0.001)
+
+
+def test_a_short_wait_is_no_hang_and_a_long_one_is(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for rank in (0, 1):
+        job.post(rank, "all_reduce", 0)
+    assert job.verdict() is None
+    time.sleep(0.25)
+    assert job.verdict() == ("late", (2,))
+
+
+def test_a_rank_is_late_only_where_others_wait_longer_than_they_often_do(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for rank in (0, 1):
+        for sequence in range(4):
+            job.post(rank, "all_reduce", sequence)
+            time.sleep(0.1)
+            job.finish(rank)
+    for sequence in range(4):
+        job.post(2, "all_reduce", sequence)
+        job.finish(2)
+    for rank in (0, 1):
+        job.post(rank, "all_reduce", 4)
+    time.sleep(0.22)
+    assert job.verdict() is None
+    assert "the ranks still move" in job.watch.diagnose({}).reason
+    assert job.verdict(usual=False) == ("late", (2,))
+    time.sleep(0.2)
+    assert job.verdict() == ("late", (2,))
+
+
+def test_calls_that_failed_with_a_rank_that_was_killed_are_waits_for_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.post(0, "barrier", 0)
+    job.post(1, "send", 0, peer=2)
+    job.fail(1)
+    seen = job.watch.calls_at_end({1, 2})
+    diagnosis = explain_end(
+        seen, {1: RankEnd(1, "failed with exit code 1"), 2: RankEnd(-9, "killed by SIGKILL; memory")}
+    )
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == ("missing", (2,))
+    assert "rank 2 is gone (killed by SIGKILL without any communication call); ranks 0 and 1 only wait" in sentence(
+        diagnosis
+    )
+
+
+def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
+    job = Job(tmp_path, world_size=6)
+    job.logs[0].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
+    for rank in (1, 2):
+        job.logs[rank].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
+    time.sleep(0.25)
+    assert job.verdict() is None
+
+
+def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.watch.stalled_s()
+    time.sleep(0.1)
+    assert job.watch.stalled_s() > 0.09
+    job.post(1, "barrier", 0)
+    assert job.watch.stalled_s() < 0.09
+    assert job.watch.any_waits()
+    job.finish(1)
+    assert not job.watch.any_waits()
+
+
+def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    diagnosis = with_places(job.watch.diagnose_setup({}, [0, 2]), {1: "asleep in <module> (train.py:3)"})
+    assert diagnosis.hang is not None
+    assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == ("late", (1,))
+    assert sentence(diagnosis).startswith("late: rank 1 is asleep in <module> (train.py:3); ranks 0 and 2 only wait")
+    gone = job.watch.diagnose_setup({1: RankEnd(0, "ended normally")}, [0, 2]).hang
+    assert gone is not None
+    assert (gone.verdict, gone.ranks) == ("missing", (1,))
+    torch_file = "/x/site-packages/torch/distributed/distributed_c10d.py"
+    assert is_setting_up((Frame(torch_file, 1, "init_process_group"), Frame("train.py", 2, "<module>")))
+    assert not is_setting_up((Frame("train.py", 2, "init_process_group"),))
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (Usage(11.0, 5.9, "R"), "computing in <module> (train.py:2), outside of any communication call"),
+        (Usage(11.0, 5.01, "S"), "asleep in <module> (train.py:2), outside of any communication call"),
+        (Usage(11.0, 5.0, "T"), "stopped by a signal (in <module> (train.py:2)), outside of any communication call"),
+    ],
+)
+def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, told: str) -> None:
+    assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == told

@@ -1,0 +1,129 @@
+"""Calls that a worker thread carries out: each once, done when their work is."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from pptrace.analysis.analyse import analyse
+from pptrace.clock import ClockMethod
+from pptrace.recognise.collectives import find_calls
+from pptrace.recognise.matching import only_posted
+from pptrace.tables import Category
+from tests.recognise.calls import ALL_REDUCE, MAIN_THREAD, Rank
+from tests.synthetic import START
+
+WORKERS = (501, 502)
+Spans = list[tuple[int, int]]
+
+
+def post(rank: Rank, operator: str, start: int, end: int) -> None:
+    rank.add(Category.CPU_OP, f"c10d::{operator}", start, end, thread=MAIN_THREAD)
+
+
+def work(rank: Rank, name: str, start: int, end: int, worker: int = 0) -> None:
+    rank.add(Category.ANNOTATION, f"gloo:{name}", start, end, thread=WORKERS[worker])
+
+
+def calls_of(rank: Rank) -> pd.DataFrame:
+    return find_calls(rank.trace().events).assign(rank=rank.rank)
+
+
+def spans(calls: pd.DataFrame, *names: str) -> list[tuple[str, ...]]:
+    columns = [(calls[name] - START).tolist() for name in names]
+    return list(zip(calls["kind"], *columns, strict=True))
+
+
+def test_the_posting_of_a_barrier_and_its_work_are_one_call_that_ends_with_the_work() -> None:
+    rank = Rank(0)
+    post(rank, "barrier", 0, 10)
+    work(rank, "barrier", 5, 300)
+    rank.add(Category.CPU_OP, "aten::mm", 20, 70, thread=MAIN_THREAD)
+    rank.add(Category.CPU_OP, "_c10d_functional::wait_tensor", 80, 300, thread=MAIN_THREAD)
+    calls = calls_of(rank)
+    assert spans(calls, "start_ns", "posted_ns", "asked_ns", "end_ns") == [("barrier", 0, 10, 70, 300)]
+    assert not only_posted(calls).any()
+
+
+def test_works_of_calls_that_are_pending_at_once_are_taken_in_their_order() -> None:
+    rank = Rank(0)
+    for at in range(3):
+        post(rank, "allreduce_", 10 * at, 10 * at + 5)
+    post(rank, "barrier", 30, 35)
+    work(rank, "all_reduce", 100, 200, 0)
+    work(rank, "all_reduce", 101, 190, 1)
+    work(rank, "all_reduce", 191, 400, 1)
+    work(rank, "barrier", 201, 410, 0)
+    ends = [("all_reduce", 200), ("all_reduce", 190), ("all_reduce", 400), ("barrier", 410)]
+    assert spans(calls_of(rank), "end_ns") == ends
+
+
+def test_a_reduce_scatter_is_done_with_the_last_of_its_all_reduces() -> None:
+    rank = Rank(0)
+    post(rank, "reduce_scatter_", 0, 10)
+    work(rank, "all_reduce", 20, 50, 0)
+    work(rank, "all_reduce", 21, 70, 1)
+    work(rank, "all_reduce", 51, 120, 0)
+    post(rank, "allreduce_", 200, 210)
+    work(rank, "all_reduce", 220, 260, 1)
+    post(rank, "_reduce_scatter_base_", 300, 310)
+    work(rank, "all_reduce", 320, 360, 1)
+    assert spans(calls_of(rank), "end_ns") == [("reduce_scatter", 120), ("all_reduce", 260), ("reduce_scatter", 360)]
+
+
+def test_what_may_be_a_part_of_one_call_or_all_of_the_next_lets_neither_end_before_it() -> None:
+    rank = Rank(0)
+    post(rank, "reduce_scatter_", 0, 10)
+    post(rank, "allreduce_", 20, 25)
+    for at in range(3):
+        work(rank, "all_reduce", 30 + 100 * at, 120 + 100 * at)
+    assert spans(calls_of(rank), "end_ns") == [("reduce_scatter", 320), ("all_reduce", 320)]
+
+
+def test_a_work_whose_posting_was_not_recorded_is_a_call_and_a_posting_without_work_has_no_end() -> None:
+    rank = Rank(0)
+    work(rank, "all_reduce", 5, 50)
+    post(rank, "barrier", 60, 70)
+    calls = calls_of(rank)
+    assert spans(calls, "start_ns", "end_ns") == [("all_reduce", 5, 50), ("barrier", 60, 70)]
+    assert only_posted(calls).tolist() == [False, True]
+
+
+def test_a_monitored_barrier_waits_inside_and_its_messages_are_part_of_it() -> None:
+    rank = Rank(0)
+    post(rank, "monitored_barrier_", 0, 100)
+    for name in ("gloo:recv", "gloo:send"):
+        rank.add(Category.ANNOTATION, name, 5, 90, thread=MAIN_THREAD)
+    calls = calls_of(rank)
+    assert spans(calls, "start_ns", "posted_ns", "asked_ns", "end_ns") == [("barrier", 0, 0, 0, 100)]
+    assert not only_posted(calls).any()
+
+
+def test_gloos_works_are_no_works_of_calls_that_nccl_carries_out() -> None:
+    rank = Rank(0)
+    rank.call(ALL_REDUCE, 0, None, in_bytes=8)
+    post(rank, "allreduce_", 100, 110)
+    work(rank, "all_reduce", 105, 300)
+    assert spans(calls_of(rank), "end_ns") == [("all_reduce", 9), ("all_reduce", 300)]
+
+
+def two_ranks(late: int, completed: bool) -> list[Rank]:
+    """A barrier that rank 1 reaches late, and what the ranks did before and after it."""
+    job = {"world_size": 2, "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]}
+    ranks = [Rank(number, {**job, "rank": number}) for number in range(2)]
+    for rank in ranks:
+        start = late * rank.rank
+        post(rank, "barrier", start, start + 10_000)
+        if completed:
+            work(rank, "barrier", start + 5_000, late + 40_000)
+    return ranks
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_only_the_completion_of_a_barrier_bounds_a_clock(completed: bool) -> None:
+    """Its posting returns 200 ms before the other rank comes, which nothing contradicts."""
+    report = analyse([rank.trace() for rank in two_ranks(200_000_000, completed)]).report
+    assert report.clock.method == (ClockMethod.BOUNDS if completed else ClockMethod.NONE)
+    if completed:
+        assert report.clock.uncertainty_ns is not None
+        assert abs(report.clock.offsets_ns["1"]) <= report.clock.uncertainty_ns < 200_000_000

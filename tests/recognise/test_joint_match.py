@@ -1,0 +1,305 @@
+"""Pipelines without labels: random schedules with random work between their ops are found as they ran, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.tables import COMM_ARGS, Category, Trace, make_table
+from tests.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
+
+NODE = "autograd::engine::evaluate_function: {}Backward0"
+SLOT = 10_000
+"""An op's time on paper; its rows lie in the middle of it, what is no part of it before and behind."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each rank of a pipeline does: ``scraps`` is the chance that something runs where something may, ``numbers`` whether
+    autograd's nodes are numbered, as torch does it.
+    """
+
+    plan: Plan
+    steps: int = 2
+    seed: int = 0
+    scraps: float = 0.0
+    optimizer: bool = True
+    peers: bool = True
+    tensors: int = 1
+    evaluates: bool = False
+    numbers: bool = True
+    order: tuple[int, ...] = ()
+    truth: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def traces(self) -> list[Trace]:
+        run = run_on_paper(self.plan, lambda _: SLOT, latency=700)
+        order = self.order or tuple(range(self.plan.pp))
+        found = [_Rank(self, run, place, order).trace() for place in range(self.plan.pp)]
+        return sorted(found, key=lambda trace: trace.rank or 0)
+
+
+class _Rank:
+    """One rank's trace on gloo: a receive's own range lasts until the message is there."""
+
+    def __init__(self, program: Program, run: PaperRun, place: int, order: Sequence[int]) -> None:
+        self.program, self.run, self.place, self.order = program, run, place, order
+        self.random = random.Random(f"{program.seed} {place}")
+        self.events: list[Event] = []
+        self.peers: dict[int, tuple[str, int]] = {}
+        self.next_number = 100
+        self.made: dict[int, int] = {}
+
+    def trace(self) -> Trace:
+        for step in range(self.program.steps):
+            at = START + step * 4 * (self.run.end + 20 * SLOT)
+            self.between_steps(at - 2 * SLOT)
+            if self.program.evaluates and step:
+                self.evaluation(at - 2 * self.run.end - 18 * SLOT)
+            for index, done in enumerate(self.run.ranks[self.place]):
+                if done.action.kind.is_compute:
+                    self.op(done.action.kind, step, done.action.microbatch or 0, at + done.start)
+                else:
+                    place = sum(other.group == done.group for other in self.run.ranks[self.place][:index])
+                    self.message(done.action.kind, at + done.start + 50 * place, at + done.end)
+            self.after(at + self.run.end + 100)
+        trace = make_trace(self.events, self.order[self.place])
+        return self.with_peers(trace) if self.program.peers else trace
+
+    def operator(self, name: str, start: int, end: int, number: int = -1) -> None:
+        number = number if self.program.numbers else -1
+        self.events.append(Event(Category.CPU_OP, name, start, end, thread=MAIN_THREAD, correlation=number))
+
+    def op(self, kind: Kind, step: int, microbatch: int, start: int) -> None:
+        """Few operators, of which a backward may have one alone; around them what an op does not consist of."""
+        self.maybe_scraps(start + 100, 8)
+        name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
+        count = 1 if self.random.random() < 0.3 and kind is not Kind.F else 3
+        if kind is Kind.F:
+            self.made[microbatch] = self.next_number
+            self.next_number += 3
+        for place in range(count):
+            number = -1 if kind is Kind.F else self.made[microbatch] + 2 - place
+            self.operator(name, start + 3000 + 1000 * place, start + 3900 + 1000 * place, number)
+        self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
+        if kind is Kind.F:
+            self.operator("aten::detach", start + 7000, start + 7010)
+
+    def maybe_scraps(self, start: int, most: int) -> None:
+        if self.random.random() < self.program.scraps:
+            for place in range(self.random.randint(1, most)):
+                self.operator("aten::zero_", start + 300 * place, start + 300 * place + 250)
+
+    def message(self, kind: Kind, start: int, end: int) -> None:
+        name, work = ("c10d::send", "gloo:send") if kind.is_send else ("c10d::recv_", "gloo:recv")
+        away = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
+        for tensor in range(self.program.tensors):
+            begin = start + 20 * tensor + (0 if kind.is_send else 200)
+            self.operator(name, begin, begin + 10, self.next_number)
+            self.peers[begin] = (name, self.order[self.place + away])
+            self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
+
+    def between_steps(self, start: int) -> None:
+        self.maybe_scraps(start - 30 * SLOT, 40)
+        if self.random.random() < self.program.scraps:
+            self.operator("c10d::barrier", start, start + 50)
+
+    def after(self, start: int) -> None:
+        self.maybe_scraps(start, 40)
+        if self.program.optimizer:
+            self.events.append(
+                Event(
+                    Category.ANNOTATION, "Optimizer.step#SGD.step", start + SLOT, start + 2 * SLOT, thread=MAIN_THREAD
+                )
+            )
+            self.operator("aten::_foreach_add_", start + SLOT + 10, start + 2 * SLOT - 10)
+
+    def evaluation(self, at: int) -> None:
+        """Three forwards, of which nothing comes back."""
+        for microbatch in range(3):
+            start = at + microbatch * 2 * SLOT + self.place * SLOT
+            if self.place:
+                self.message(Kind.RECV_F, start - 1000, start)
+            self.operator("aten::mm", start + 3000, start + 3900)
+            self.operator("aten::mm", start + 4000, start + 4900)
+            if self.place < self.program.plan.pp - 1:
+                self.message(Kind.SEND_F, start + 5000, start + SLOT)
+
+    def with_peers(self, trace: Trace) -> Trace:
+        events = trace.events
+        row = dict.fromkeys(COMM_ARGS, -1) | dict.fromkeys(
+            ("collective", "group_id", "group_description", "group_ranks"), ""
+        )
+        rows = []
+        for place, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):
+            name, peer = self.peers.get(start, ("", -1))
+            if peer >= 0 and events.names[code] == name:
+                rows.append(row | {"event": place, "dst" if name == "c10d::send" else "src": peer})
+        args = make_table(COMM_ARGS, {name: [one[name] for one in rows] for name in COMM_ARGS})
+        return replace(trace, events=replace(events, comm_args=args))
+
+
+def found_ops(found: Recognised) -> dict[tuple[int, int], str]:
+    """What is said of the ops that have all: by rank and the first row that computes."""
+    ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS) & (found.ops["stage"] >= 0) & (found.ops["microbatch"] >= 0)]
+    columns = zip(
+        ops["rank"], ops["start_ns"], ops["end_ns"], ops["kind"], ops["stage"], ops["microbatch"], strict=True
+    )
+    return {(rank, start, end): f"{stage}{kind}{number}" for rank, start, end, kind, stage, number in columns}
+
+
+def check_never_wrong(program: Program, found: Recognised) -> int:
+    """Each op that has a name has the right one; how many have."""
+    told = found_ops(found)
+    for (rank, start, end), name in told.items():
+        inside = [text for (r, at), text in program.truth.items() if r == rank and start <= at < end]
+        assert [text.split()[0] for text in inside] == [name], (rank, start, end)
+    return len(told)
+
+
+PLANS = st.builds(
+    lambda name, pp, extra: build(name, pp, pp + extra),
+    st.sampled_from(["1f1b", "gpipe", "eager-1f1b"]),
+    st.integers(2, 4),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(PLANS, st.integers(0, 1000), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
+def test_every_op_is_found_whatever_runs_between_the_ops(
+    plan: Plan, seed: int, scraps: float, optimizer: bool, peers: bool, tensors: int
+) -> None:
+    program = Program(plan, 2, seed, scraps, optimizer, peers, tensors)
+    found = recognise(program.traces())
+    count = check_never_wrong(program, found)
+    if plan.name == "eager-1f1b" and not count:
+        return  # it receives ahead and sends both ways at once: nothing tells which is which
+    assert count == len(program.truth)
+    assert found.mesh.pp == plan.pp
+    assert (found.comms.loc[found.comms["axis"] == "pp", "match"] >= 0).all()
+    steps = found.ops.loc[found.ops["kind"].isin(COMPUTE_KINDS), "step"]
+    assert set(steps) == {0, 1}
+    assert found.schedule.name == plan.name or plan.num_microbatches < 3
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_evaluation_between_steps_is_of_none(name: str) -> None:
+    program = Program(build(name, 3, 5), 3, evaluates=True, scraps=0.5)
+    found = recognise(program.traces())
+    assert check_never_wrong(program, found) == len(program.truth)
+    assert found.schedule.name == name
+    assert found.schedule.mismatches == ()
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 2, 0)])
+def test_stages_need_not_lie_on_the_ranks_in_their_order(order: tuple[int, ...], peers: bool) -> None:
+    program = Program(build("1f1b", 3, 6), 2, peers=peers, order=order)
+    found = recognise(program.traces())
+    assert check_never_wrong(program, found) == len(program.truth)
+
+
+Damage = Callable[[random.Random, list[Event]], list[Event]]
+
+
+def without_a_message(rng: random.Random, events: list[Event]) -> list[Event]:
+    lost = rng.choice([event for event in events if event.name in ("c10d::send", "c10d::recv_")])
+    return [event for event in events if event is not lost]
+
+
+def without_a_node(rng: random.Random, events: list[Event]) -> list[Event]:
+    nodes = [event for event in events if event.name.startswith("autograd::")]
+    lost = rng.choice(nodes)
+    return [event for event in events if event.name != lost.name or abs(event.start - lost.start) > SLOT // 2]
+
+
+def cut_off(rng: random.Random, events: list[Event]) -> list[Event]:
+    last = rng.choice(events).start
+    return [event for event in events if event.start <= last]
+
+
+def cut_on(rng: random.Random, events: list[Event]) -> list[Event]:
+    first = rng.choice(events).start
+    return [event for event in events if event.start >= first]
+
+
+@settings(max_examples=10, deadline=None)
+@given(PLANS, st.integers(0, 1000), st.sampled_from([0.3, 1.0]), st.booleans())
+def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, scraps: float, peers: bool) -> None:
+    program = Program(plan, 2, seed, scraps, peers=peers, numbers=False)
+    count = check_never_wrong(program, recognise(program.traces()))
+    assert count == len(program.truth) or (not count and plan.name != "1f1b")
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    PLANS,
+    st.integers(0, 1000),
+    st.sampled_from([without_a_message, without_a_node, cut_off, cut_on]),
+    st.booleans(),
+    st.floats(0, 1),
+)
+def test_damage_on_one_rank_never_makes_an_op_another(
+    plan: Plan, seed: int, damage: Damage, optimizer: bool, scraps: float
+) -> None:
+    program = Program(plan, 2, seed, scraps, optimizer, peers=False, numbers=seed % 2 == 0)
+    rng = random.Random(seed)
+    run = run_on_paper(plan, lambda _: SLOT, latency=700)
+    hurt = rng.randrange(plan.pp)
+    traces = []
+    for place in range(plan.pp):
+        rank = _Rank(program, run, place, range(plan.pp))
+        trace = rank.trace()
+        events = sorted(damage(rng, rank.events), key=lambda event: event.start) if place == hurt else rank.events
+        traces.append(make_trace(events, place) if place == hurt else trace)
+    check_never_wrong(program, recognise(traces))
+
+
+def spmd(rank: int, kinds: Sequence[str]) -> Trace:
+    """What every rank does alike, or in turn: sends (S), receives (R), operators (C) and a backward (E)."""
+    rows: list[Event] = []
+    at = START
+    for kind in kinds * 6:
+        name = {
+            "S": "c10d::send",
+            "R": "c10d::recv_",
+            "C": "aten::mm",
+            "E": NODE.format("Mm"),
+            "O": "Optimizer.step#SGD.step",
+        }
+        category = Category.ANNOTATION if kind == "O" else Category.CPU_OP
+        rows.append(Event(category, name[kind], at, at + 50, thread=MAIN_THREAD))
+        if kind == "R":
+            rows.append(Event(Category.ANNOTATION, "gloo:recv", at + 20, at + 90, thread=MAIN_THREAD))
+        at += 100
+    return make_trace(rows, rank)
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        ("CSRCEO", "CSRCEO"),  # an exchange in the forward
+        ("CSRCEO", "CRSCEO"),  # in turn
+        ("CESRO", "CERSO"),  # weights after the backward, in turn
+        ("SRO", "RCES"),  # a server of parameters
+        ("CSR", "RCEOS"),  # one acts, one learns
+        ("CSRCEO", "CRCESO"),  # each learns from the other
+        ("CSRCSRCEO", "CSRCSRCEO"),  # a ring in two layers
+    ],
+)
+def test_messages_of_what_is_no_pipeline_are_of_no_op(programs: tuple[str, ...]) -> None:
+    found = recognise([spmd(rank, kinds) for rank, kinds in enumerate(programs)])
+    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
+    assert found.schedule.plan is None
+    assert set(found.comms["kind"]) == {"send", "recv"}
+    assert any("not one stage of a pipeline on each rank" in line for line in found.warnings)
