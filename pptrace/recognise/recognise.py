@@ -78,7 +78,7 @@ def recognise_ranks(
         groups = _groups(ranks)
     metadata = list(facts.values())
     located = _locate(ranks, groups, joint, num_ranks)
-    if joint.refused and (located.placed.mesh.vpp or 1) == 1:
+    if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         located = _locate(ranks, groups, joint, num_ranks)
     placed = located.placed
@@ -126,6 +126,12 @@ def _locate(ranks: Sequence[RankFound], groups: Groups, joint: Joint, num_ranks:
     mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
     mesh = _with_pipelines(mesh, joint)
     return _Located(ops, mesh, place(ops, comms, mesh, {found.number: found.calls for found in ranks}))
+
+
+def _is_split(ops: pd.DataFrame) -> bool:
+    """Whether ops without labels have no names since weight gradients are ops of their own: more backwards than forwards."""
+    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    return bool((own["stage"] < 0).all() and (own["kind"] == "B").sum() > (own["kind"] == "F").sum())
 
 
 def _groups(ranks: Sequence[RankFound]) -> Groups:
