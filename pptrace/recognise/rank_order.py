@@ -78,9 +78,13 @@ class Evidence:
 
         return Evidence(
             self.rank,
-            *(own.where(chosen(own.post_ns)) for own in (self.sends, self.recvs)),
-            *(own.where(chosen(own.start_ns)) for own in (self.operators, self.engine, self.postings)),
-            *(own[chosen(own)] for own in (self.bounds, self.optimizers)),
+            self.sends.where(chosen(self.sends.post_ns)),
+            self.recvs.where(chosen(self.recvs.post_ns)),
+            self.operators.where(chosen(self.operators.start_ns)),
+            self.engine.where(chosen(self.engine.start_ns)),
+            self.postings.where(chosen(self.postings.start_ns)),
+            self.bounds[chosen(self.bounds)],
+            self.optimizers[chosen(self.optimizers)],
         )
 
 
