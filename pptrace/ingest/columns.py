@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
@@ -23,6 +24,7 @@ from pptrace.ingest.shapes import (
     DEVICE_ARGS_DECODER,
     NO_DEVICE_ARGS,
     NO_NODE_ARGS,
+    NODE_ARGS_DECODER,
     Args,
     Complete,
     DeviceArgs,
@@ -132,7 +134,7 @@ class Columns:
                 device[rows] = self._devices(given, [pids[row] for row in rows.tolist()])
                 stream = self._integers([item.stream for item in given])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
-        if self._names.p2p:
+        if self._names.p2p or self._names.nodes:
             rows = np.flatnonzero(np.isin(name_id, self._names.p2p + self._names.nodes))
             correlation[rows] = self._sequences([args[row] for row in rows.tolist()])
         self._note_comms(names, name_id, args)
@@ -200,17 +202,22 @@ class Columns:
 
 def _device_args(texts: Sequence[Raw]) -> list[DeviceArgs]:
     """The arguments of each event, all decoded at once where nothing is odd."""
-    try:
-        decoded = DEVICE_ARGS_DECODER.decode(b"".join((b"[", b",".join(texts), b"]")))
-    except DECODE_ERRORS:
-        decoded = []
-    if len(decoded) != len(texts):
-        decoded = [args_of(DeviceArgs, bytes(text)) for text in texts]
-    return [item or NO_DEVICE_ARGS for item in decoded] if None in decoded else decoded  # type: ignore[return-value]
+    decoded = _at_once(DEVICE_ARGS_DECODER, texts) or [args_of(DeviceArgs, bytes(text)) for text in texts]
+    return [item or NO_DEVICE_ARGS for item in decoded] if None in decoded else decoded
 
 
 def _node_args(texts: Sequence[Raw]) -> list[NodeArgs]:
-    return [args_of(NodeArgs, bytes(text)) if text else NO_NODE_ARGS for text in texts]
+    decoded = _at_once(NODE_ARGS_DECODER, texts) or [args_of(NodeArgs, bytes(text)) for text in texts]
+    return [item or NO_NODE_ARGS for item in decoded] if None in decoded else decoded
+
+
+def _at_once(decoder: msgspec.json.Decoder[list[Any]], texts: Sequence[Raw]) -> list[Any]:
+    """[] where some are odd."""
+    try:
+        decoded = decoder.decode(b"".join((b"[", b",".join(texts), b"]")))
+    except DECODE_ERRORS:
+        return []
+    return decoded if len(decoded) == len(texts) else []
 
 
 def _rows_with(key: bytes, texts: Sequence[Raw]) -> set[int]:

@@ -126,6 +126,7 @@ for _phase in "EtfbneNODPRcvVSTpF()=":  # every other phase of the format; each 
 EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_event_type)
 EVENTS_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_event_type])
 DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
+NODE_ARGS_DECODER: msgspec.json.Decoder[list[NodeArgs | None]] = msgspec.json.Decoder(list[NodeArgs | None])
 SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 

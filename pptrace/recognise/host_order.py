@@ -44,9 +44,9 @@ _COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:glo
 _VIEW = re.compile(
     r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
-    r"empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
 )
-"""What names or shapes a tensor, or finds room for one: a program does that around its messages as well."""
+"""What names or shapes a tensor, or finds room for one, or begins a backward: a program does that around its ops as well."""
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 

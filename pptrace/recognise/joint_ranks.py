@@ -39,7 +39,7 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
     if len(evidence) < 2 or any(len(own.ops) and not len(own.host) for own in ranks):
         return Joint(tuple(ranks))
     try:
-        matches = _pipelines(evidence, groups, len(ranks))
+        matches, cut = _whole_steps(evidence, groups, len(ranks))
     except MismatchError as err:
         return Joint(
             tuple(ranks), notes=(f"not one stage of a pipeline on each rank: {err}",), refused=frozenset(evidence)
@@ -49,7 +49,7 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
         steps = _steps(match, by_rank)
         by_rank |= {own.rank: _with_match(by_rank[own.rank], match, at, steps) for at, own in enumerate(match.ranks)}
     known = tuple(by_rank.values())
-    return Joint(known, tuple(match.chain for match in matches), tuple(_notes(matches, known)))
+    return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
 
 
 def without_inferred(found: RankFound) -> RankFound:
@@ -69,6 +69,47 @@ def _evidence(found: RankFound, groups: Groups) -> Evidence:
         for peer, place, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
     ]
     return evidence_of(rank, found.host, calls, peers)
+
+
+def _whole_steps(
+    evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int
+) -> tuple[list[PipelineMatch], tuple[str, ...]]:
+    """The pipelines; where they need it without the part of the traces before the first optimizer that all ranks show, or behind
+    the last one, and a line that says so: ranks may be cut off within a step.
+
+    Raises:
+        MismatchError: there are none either way.
+    """
+    try:
+        return _pipelines(evidence, groups, num_ranks), ()
+    except MismatchError as err:
+        problem = err
+    count = min(len(own.optimizers) for own in evidence.values())
+    for first, last in ((None, count), (-count, None), (-count, -1)):
+        if count < (1 if first is None else 2):
+            continue
+        parts = {rank: _cut(own, first, last) for rank, own in evidence.items()}
+        try:
+            found = _pipelines(parts, groups, num_ranks)
+        except MismatchError:
+            continue
+        where = (
+            "behind the last"
+            if first is None
+            else "before the first"
+            if last is None
+            else "before the first or behind the last"
+        )
+        return found, (f"left out what is {where} optimizer that all ranks show: {problem}",)
+    raise problem
+
+
+def _cut(evidence: Evidence, first: int | None, last: int | None) -> Evidence:
+    """What lies between two of a rank's optimizers, by their places; None: from its beginning, or to its end."""
+    times = evidence.optimizers
+    begin = np.iinfo(np.int64).min if first is None else int(times[first]) + 1
+    end = np.iinfo(np.int64).max if last is None else int(times[last - 1 if last > 0 else last]) + 1
+    return evidence.between(begin, end)
 
 
 def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:

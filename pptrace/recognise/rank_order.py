@@ -52,6 +52,9 @@ class Rows:
     name: Int64
     number: Int64
 
+    def where(self, chosen: Bools) -> Rows:
+        return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -65,6 +68,24 @@ class Evidence:
     postings: Rows
     bounds: Int64
     optimizers: Int64
+
+    def between(self, begin_ns: int, end_ns: int) -> Evidence:
+        """What began in a stretch of time."""
+
+        def chosen(at: Int64) -> Bools:
+            inside: Bools = (at >= begin_ns) & (at < end_ns)
+            return inside
+
+        return Evidence(
+            self.rank,
+            self.sends.where(chosen(self.sends.post_ns)),
+            self.recvs.where(chosen(self.recvs.post_ns)),
+            self.operators.where(chosen(self.operators.start_ns)),
+            self.engine.where(chosen(self.engine.start_ns)),
+            self.postings.where(chosen(self.postings.start_ns)),
+            self.bounds[chosen(self.bounds)],
+            self.optimizers[chosen(self.optimizers)],
+        )
 
 
 def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Sequence[int]) -> Evidence:
@@ -279,7 +300,8 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
     after, before = np.searchsorted(times, forwards.end_ns), np.searchsorted(times, forwards.start_ns) - 1
     nodes = [evidence.engine.number[low:high] for low, high in zip(backwards.low, backwards.high, strict=True)]
-    nodes = [own[own >= 0] for own in nodes]
+    ahead = np.append(numbers, -1)[np.searchsorted(times, backwards.start_ns) - 1].tolist()
+    nodes = [_made_before(own[own >= 0], latest) for own, latest in zip(nodes, ahead, strict=True)]
     if (after >= len(times)).any() or not all(map(len, nodes)):
         return None
     made, since = np.maximum.accumulate(numbers[after]), np.append(numbers, -1)[before]
@@ -292,6 +314,11 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     ):
         raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
     return highest.astype(np.int64)
+
+
+def _made_before(nodes: Int64, number: int) -> Int64:
+    """Those of a backward's nodes with numbers below; all where there are none: some may be made as the backward begins."""
+    return nodes[nodes < number] if (nodes < number).any() else nodes
 
 
 def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:

@@ -84,7 +84,7 @@ def recognise_ranks(
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
     joint = match_ranks(ranks, _groups(ranks)[1])
     located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
-    if joint.refused and (located.placed.mesh.vpp or 1) == 1:
+    if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         located = _locate(ranks, joint, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
@@ -159,6 +159,12 @@ def _locate(ranks: Sequence[RankFound], joint: Joint, num_ranks: int | None, spa
     placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
+
+
+def _is_split(ops: pd.DataFrame) -> bool:
+    """Whether ops without labels have no names since weight gradients are ops of their own: more backwards than forwards."""
+    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    return bool((own["stage"] < 0).all() and (own["kind"] == "B").sum() > (own["kind"] == "F").sum())
 
 
 def _groups(ranks: Sequence[RankFound]) -> tuple[Members, Groups]:
