@@ -257,7 +257,7 @@ def test_a_pipeline_by_hand_with_marks_is_reported_and_its_losses_are_bit_identi
     losses = [[line[line.index("loss") :] for line in ended.out.splitlines() if "loss" in line] for ended in runs]
     assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 20
-    report = json.loads(run((program, "analyze", "--json", "-"), tmp_path / "hooks").out)
+    report = json.loads(run((program, "analyze", "--ops", "--json", "-"), tmp_path / "hooks").out)
     assert report["schedule"]["name"] == "gpipe"
     assert report["mesh"]["pp"] == 2
     for step in report["steps"]:
