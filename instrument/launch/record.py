@@ -75,11 +75,12 @@ class RecordWriter:
     def __init__(self, run_dir: Path, record: RankRecord) -> None:
         self._path = record_path(run_dir, record.rank)
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self.record = record
         self.update()
 
     def update(self, **changes: Any) -> None:
-        if os.getpid() != self.record.pid:  # a forked child is not the rank
+        if os.getpid() != self._pid:  # a forked child is not the rank
             return
         with self._lock:
             self.record = replace(self.record, **changes)

@@ -137,6 +137,10 @@ class TracedSession(Session):
             self.begin_step()
         self._passes += 1
 
+    def look(self) -> None:
+        if self._hooks is not None:
+            self._hooks.look()
+
     def take_step_marks(self) -> None:
         """The script says itself where its steps begin and end: what the hooks believed so far is forgotten."""
         if self._marks_steps:
@@ -205,8 +209,8 @@ class TracedSession(Session):
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
-        if self._hooks is not None and clean and (profiler is None or profiler.recording):
-            self._hooks.look()
+        if clean and (profiler is None or profiler.recording):
+            self.look()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()

@@ -38,6 +38,9 @@ class Steps(Protocol):
     def take_step_marks(self) -> None:
         """The script marks its steps itself from now on."""
 
+    def look(self) -> None:
+        """Something of a step begins: without an optimizer, the step before may have ended."""
+
     def begin_step(self) -> None: ...
 
     def end_step(self) -> None: ...
@@ -57,6 +60,8 @@ class UserMarks:
         plain = kind if kind in _OPS else kind.lower().replace("_", "-")
         if plain == "step":
             return self._step()
+        if plain in _OPS:
+            self._steps.look()
         if not self._steps.recorder.listening:
             return null_range()
         if plain in _SPANS:

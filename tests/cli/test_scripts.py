@@ -257,7 +257,7 @@ def test_a_pipeline_by_hand_with_marks_is_reported_and_its_losses_are_bit_identi
     losses = [[line[line.index("loss") :] for line in ended.out.splitlines() if "loss" in line] for ended in runs]
     assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 20
-    report = json.loads(run((program, "analyze", "--json", "-"), tmp_path / "hooks").out)
+    report = json.loads(run((program, "analyze", "--ops", "--json", "-"), tmp_path / "hooks").out)
     assert report["schedule"]["name"] == "gpipe"
     assert report["mesh"]["pp"] == 2
     for step in report["steps"]:
@@ -286,13 +286,16 @@ model = torch.nn.Linear(16, 16)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 rows = torch.utils.data.TensorDataset(torch.randn(96, 16))
 model, optimizer, data = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(rows, batch_size=4))
+losses = []
 for (x,) in data:
     with accelerator.accumulate(model):
         loss = model(x).square().mean()
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-    print("loss", accelerator.process_index, loss.item().hex())
+    losses.append(loss.item().hex())
+if accelerator.is_main_process:
+    print("loss", losses)
 """
 TRAINER = """
 import sys, tempfile, torch
@@ -306,18 +309,20 @@ options = dict(report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
 arguments = TrainingArguments(tempfile.mkdtemp(), per_device_train_batch_size=4, gradient_accumulation_steps=2, **options)
 trainer = Trainer(Model(8, 1), arguments, train_dataset=rows)
 trainer.train()
-print("loss", [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+if trainer.is_world_process_zero():
+    print("loss", [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
 """
 LIGHTNING = """
 import torch, lightning
 torch.manual_seed(0)
+losses = []
 class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
     def training_step(self, batch, index):
         loss = self.layer(batch[0]).square().mean()
-        print("loss", self.global_rank, loss.item().hex())
+        losses.append(loss.item().hex())
         return loss
     def validation_step(self, batch, index):
         self.layer(batch[0])
@@ -328,6 +333,8 @@ def data():
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=6, val_check_interval=2, **quiet)
 trainer.fit(Model(), data(), data())
+if trainer.global_rank == 0:
+    print("loss", losses)
 """
 
 

@@ -18,7 +18,7 @@ from instrument.launch.record import RankRecord, RecordWriter, State, StepCounte
 from instrument.launch.rundir import RunDirectory, RunEnd, Status, collect_records
 from instrument.launch.window import StepWindow
 
-RECORD = RankRecord(rank=3, local_rank=1, host="here", pid=7)
+RECORD = RankRecord(rank=3, local_rank=1, host="here", pid=os.getpid())
 
 
 def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
