@@ -152,7 +152,7 @@ def _locate(ranks: Sequence[RankFound], joint: Joint, num_ranks: int | None, spa
     mesh = _with_pipelines(replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp), joint)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
     partial = None
-    if not any(own.get("plan") for own in metadata):
+    if not spanned and not any(own.get("plan") for own in metadata):  # spans tell sizes of their own
         is_told = any("pp_ranks" in own for own in metadata)
         framework, _ = _framework(ranks, groups)
         partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told)

@@ -262,7 +262,9 @@ def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_op
             s <= event["ts"] and event["ts"] + event["dur"] <= e for s, e in ended.spans(1, SpanKind.STEP).values()
         )
     assert len(torch_steps) == 2
-    assert sum("all_reduce" in event["name"] for event in events if event.get("cat") == "user_annotation") == 4
+    ranges = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert sum("all_reduce" in name for name in ranges if not name.startswith("pp1:")) == 4
+    assert sum(name.startswith("pp1:call ") and "kind=all_reduce" in name for name in ranges) == 4  # each with its mark
     assert [line for line in ended.out.splitlines() if line.startswith("[rank 1]")] == [
         f"[rank 1] did {step}" for step in range(4)
     ]
