@@ -384,8 +384,10 @@ def test_a_trace_without_marks_says_what_cannot_be_given_and_why() -> None:
 def test_marks_of_steps_alone_are_told_from_no_marks() -> None:
     report = analyse([make_trace([marked(SpanMark(SpanKind.STEP, 3), START, START + 9)])]).report
     assert report.framework == "unlabelled"  # whoever ran the script, it was not pptrace's runtime
-    assert report.steps == ()
-    assert any("(the marks in these traces are of steps alone)" in line for line in report.warnings)
+    (step,) = report.steps
+    assert (step.step, step.span_ns, step.bubble.ratio, step.has_pipeline) == (3, 9, None, False)
+    assert [(rank.window_ns, rank.compute_ns, rank.bubble_ns) for rank in step.ranks] == [(9, 0, 9)]
+    assert any("no pipeline in these traces" in line for line in report.warnings)
 
 
 def test_a_trace_without_marks_still_has_its_device_breakdown() -> None:

@@ -238,7 +238,7 @@ def cut_on(rng: random.Random, events: list[Event]) -> list[Event]:
 def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, scraps: float, peers: bool) -> None:
     program = Program(plan, 2, seed, scraps, peers=peers, numbers=False)
     count = check_never_wrong(program, recognise(program.traces()))
-    assert count in (0, len(program.truth))
+    assert count in (0, len(program.truth) // 2, len(program.truth))  # of two steps, none, one or both
 
 
 @settings(max_examples=20, deadline=None)
