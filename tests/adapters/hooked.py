@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.adapters.install import Adapters
+from instrument.launch.facts import host_name, sample_clock
 from instrument.launch.optimizer_steps import OptimizerSteps
 from instrument.recorder import Recorder
 from instrument.session import Session
@@ -62,12 +63,14 @@ def hooks() -> Iterator[tuple[WatchedSession, Adapters]]:
 def recorded(path: Path, session: WatchedSession | None = None, adapters: Adapters | None = None) -> Iterator[None]:
     """Profile the body, into a trace with what the hooks learnt."""
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    facts: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "host": "here"}
+    facts: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "host": host_name()}
+    started = sample_clock()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=config) as profiler:
         yield
         if session is not None and adapters is not None:
             session._close_step_range()
             facts |= {**session.facts, **adapters.facts()}
+            facts["clock"] = {"start": started.as_json(), "stop": sample_clock().as_json()}
             facts.setdefault("framework", adapters.framework)
             profiler.add_metadata_json(METADATA_KEY, json.dumps(facts))
     profiler.export_chrome_trace(str(path))
