@@ -81,4 +81,8 @@ class DataParallelHooks:
         if not names or mesh.get_coordinate() is None:
             return
         for dimension, name in enumerate(names):
-            self._calls.describe(mesh.get_group(dimension), f"mesh_{name}")
+            try:
+                group = mesh.get_group(dimension)
+            except RuntimeError:  # a view of another mesh, which has the groups
+                return
+            self._calls.describe(group, f"mesh_{name}")

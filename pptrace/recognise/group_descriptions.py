@@ -33,14 +33,19 @@ _DIMS = {
     "pp": "pp pipe pipeline pipeline_parallel stage",
     "tp": "tp tensor model tensor_parallel sp",
     "cp": "cp context context_parallel seq ulysses ring",
-    "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate shard dp_mod_ep dp_shard_mod_ep efsdp batch hsdp",
+    "dp": "dp data data_parallel ddp fsdp dp_replicate dp_shard replicate replica shard dp_mod_ep dp_shard_mod_ep efsdp batch hsdp",
     "ep": "ep expert expert_parallel dp_shard_in_ep",
     "dp-cp": "dp_cp dp_shard_cp loss",
     "etp": "etp",
     "world": "world",
 }
 _AXIS_OF_DIM = {dim: axis for axis, dims in _DIMS.items() for dim in dims.split()}
-_BARE = frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard", "dp_cp"})
+_BARE = frozenset(
+    {
+        *("tp", "pp", "dp", "cp", "ep", "etp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard", "dp_cp"),
+        *("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel"),
+    }
+)
 
 
 @lru_cache(maxsize=4096)

@@ -35,6 +35,7 @@ def calls_with_marks(
             a ``call`` range get what it knows.
         metadata: the rank's facts; names the groups' ranks and axes.
     """
+    calls = _with_groups_of_cpp(calls, metadata)
     whole = [entry for entry in marks.ranges if isinstance(entry.mark, P2PMark | CollectiveMark | ExchangeMark)]
     outside = calls[_range_of(calls["host_ns"].to_numpy(), whole) < 0]
     watched = _innermost([entry for entry in marks.ranges if isinstance(entry.mark, CallMark)])
@@ -55,6 +56,35 @@ def calls_with_marks(
     parts = [part for part in (table, rest) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+
+
+def _with_groups_of_cpp(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
+    """Collectives that name no group, with the one they can be of: the only data-parallel group for what autograd calls (DDP's
+    buckets on gloo), else the only group that there is.
+    """
+    groups = metadata.get(GROUPS_KEY)
+    known = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
+    of_backward = [name for name, facts in known.items() if facts.get("axis") == "dp"]
+    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
+    filled = calls
+    for names, rows in ((of_backward, unnamed & (calls["backward"] == 1)), (list(known), unnamed)):
+        if len(names) == 1 and rows.any():
+            (name,) = names
+            columns = _group_columns(name, known[name])
+            filled = filled.copy() if filled is calls else filled
+            for column, value in columns.items():
+                filled.loc[rows & (filled["group_id"] == ""), column] = value
+    return filled
+
+
+def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the metadata says of a group, as columns of CALLS, ``group_id`` last."""
+    ranks = facts.get("ranks")
+    members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+    axis = str(facts.get("axis") or "")
+    named = {"description": f"mesh_{axis}" if axis else str(facts.get("description") or "")}
+    sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
+    return {**named, **sized, "group_id": name}
 
 
 def _record(columns: Mapping[Any, list[Any]], row: int | None) -> dict[str, Any] | None:
@@ -94,17 +124,11 @@ def _row(
     assert isinstance(mark, CallMark)
     group = groups.get(mark.group)
     facts = group if isinstance(group, Mapping) else {}
-    ranks = facts.get("ranks")
-    members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
     row = shown or {name: -1 if dtype == "int64" else "" for name, dtype in CALLS.items()}
     awaited = None if mark.handle is None else awaits.get(mark.handle)
-    axis = str(facts.get("axis") or "")
+    row |= {name: value for name, value in _group_columns(mark.group, facts).items() if value != ""}
     row |= {
         "kind": mark.kind,
-        "group_id": mark.group,
-        "description": f"mesh_{axis}" if axis else str(facts.get("description") or row["description"]),
-        "group_ranks": json.dumps(members) if members else row["group_ranks"],
-        "group_size": len(members) or row["group_size"],
         "peer": mark.peer if mark.peer is not None and mark.kind in ("send", "recv") else -1,
         "local_peer": -1,
         "bytes": mark.bytes,
