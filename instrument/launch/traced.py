@@ -80,6 +80,8 @@ class TracedSession(Session):
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
+        self._teardown: int | None = None
+        """The number of the range that holds no step but the end of the script."""
         self._passes = 0  # of the step that runs now
 
     def open(self) -> None:
@@ -215,6 +217,8 @@ class TracedSession(Session):
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
             else:
+                if clean and self._hooks is not None and not self._passes:
+                    self._teardown = self.num_steps  # what came after the last step: the end of the script
                 self._close_step_range()
                 self.save()
         self._writer.update(steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall())
@@ -272,6 +276,7 @@ class TracedSession(Session):
             "backend": backend,
             "device": device,
             "clock": clock,
+            **({} if self._teardown is None else {"teardown": self._teardown}),
             **watched,
         }
 

@@ -79,12 +79,18 @@ def _with_groups_of_cpp(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the metadata says of a group, as columns of CALLS, ``group_id`` last."""
+    entry = described(facts)
+    members = entry["ranks"]
+    sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
+    return {"description": entry["pg_desc"], **sized, "group_id": name}
+
+
+def described(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The ranks and the description of a group in the metadata, in the words of ``pg_config``; an axis is a mesh's dimension."""
     ranks = facts.get("ranks")
     members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
     axis = str(facts.get("axis") or "")
-    named = {"description": f"mesh_{axis}" if axis else str(facts.get("description") or "")}
-    sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
-    return {**named, **sized, "group_id": name}
+    return {"ranks": members, "pg_desc": f"mesh_{axis}" if axis else str(facts.get("description") or "")}
 
 
 def _record(columns: Mapping[Any, list[Any]], row: int | None) -> dict[str, Any] | None:

@@ -136,6 +136,19 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
     )
 
 
+def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
+    """The mesh with the pipelines that a watched runtime named, also where not all of their ranks have a trace."""
+    named: set[tuple[int, ...]] = set()
+    for facts in metadata:
+        ranks = facts.get("pp_ranks")
+        if isinstance(ranks, Sequence) and ranks and all(isinstance(rank, int) for rank in ranks):
+            named.add(tuple(ranks))
+    if len({len(pipeline) for pipeline in named}) != 1:
+        return mesh
+    pp = len(next(iter(named)))
+    return replace(mesh, pp=pp, pipelines=tuple(sorted(named)), in_order=False)
+
+
 def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> MeshInfo:
     """The mesh as the stages seen on each rank tell it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -17,7 +17,7 @@ from pptrace.recognise.from_tables import tables_from_trace
 from pptrace.recognise.host_compute import HostWork, host_work
 from pptrace.recognise.host_order import HOST_ORDER, find_host_order
 from pptrace.recognise.mark_ranges import marked_ranges
-from pptrace.recognise.marked_calls import calls_with_marks
+from pptrace.recognise.marked_calls import GROUPS_KEY, calls_with_marks, described
 from pptrace.recognise.rank_tables import RankTables
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.tables import CALLS, COMMS, OPS, InputFormat, Trace, TraceInfo, empty_table, stacked
@@ -103,6 +103,7 @@ def recognise_rank(trace: Trace) -> RankFound:
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
+    trace = _with_watched_job(trace)
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
     if trace.calls is not None:
         return _rank_found(trace, work, None, trace.calls)
@@ -125,8 +126,30 @@ def recognise_rank(trace: Trace) -> RankFound:
     return replace(found, host=find_host_order(trace.events))
 
 
+def _with_watched_job(trace: Trace) -> Trace:
+    """The trace with what hooks learnt of the job, where its profiler began before the job did and wrote nothing."""
+    groups = trace.metadata.get(GROUPS_KEY)
+    if not isinstance(groups, Mapping) or not groups or trace.distributed.get("pg_config"):
+        return trace
+    config = [
+        {"pg_name": name, "pg_size": len(facts.get("ranks") or ()), **described(facts)}
+        for name, facts in groups.items()
+        if isinstance(facts, Mapping)
+    ]
+    job = {"world_size": trace.metadata.get("world_size"), "backend": trace.metadata.get("backend")}
+    known = {name: value for name, value in job.items() if value is not None}
+    return replace(trace, distributed={**known, "pg_config": config, **trace.distributed})
+
+
+def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
+    """The ops without the range of a step that was only the end of the script."""
+    is_teardown = (ops["kind"] == "STEP") & (ops["step"] == number) if isinstance(number, int) else None
+    return ops if is_teardown is None else ops[~is_teardown].reset_index(drop=True)
+
+
 def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
+    tables = replace(tables, ops=_without_teardown(tables.ops, trace.metadata.get("teardown")))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
     host = HostWork() if has_ops or len(work) or work.unseen else host_work(trace.events)

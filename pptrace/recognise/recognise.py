@@ -29,6 +29,7 @@ from pptrace.recognise.mesh import (
     mesh_from_stages,
     mesh_in_order,
     mesh_with_collectives,
+    mesh_with_declared_pipelines,
     mesh_with_groups,
 )
 from pptrace.recognise.partial import Partial, read_partial
@@ -298,7 +299,8 @@ def _mesh(
     """The mesh of the facts, else that of the process groups and the ops; where the facts name no pipelines, those of the ops."""
     told = mesh_from_metadata(metadata, num_ranks)
     if told is None:
-        return mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)
+        mesh = mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)
+        return mesh_with_declared_pipelines(mesh, metadata)
     return told if told.pipelines else replace(told, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
 
 
