@@ -6,7 +6,7 @@ that nothing tells about keeps the axis "unknown".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ def find_groups(
     distributed: Mapping[int, Mapping[str, Any]],
     steps: Mapping[int, int],
     by_use: bool = True,
+    no_pipeline: Collection[int] = (),
 ) -> Groups:
     """The groups of all ranks.
 
@@ -66,6 +67,7 @@ def find_groups(
         steps: by rank how many steps its trace has, where that is known.
         by_use: whether use and shape may tell the axis of a group that no description tells: not where the traces show neither
             steps nor backwards, between which tp and dp, or pipelines and other exchanges, look alike.
+        no_pipeline: ranks whose messages no pipeline explains: their groups of messages are none of a pipeline.
     """
     world = _world_size(distributed)
     configured = {rank: configured_groups(info) for rank, info in distributed.items()}
@@ -73,6 +75,7 @@ def find_groups(
     unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
     edges = edges_of(calls, of_call, unnamed)
     rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+    rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
     if not by_use:
         return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
 

@@ -50,6 +50,11 @@ _VIEW = re.compile(
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
+def shows_operators(host: pd.DataFrame) -> bool:
+    """Whether a table of this schema shows what the thread did between its messages."""
+    return bool(host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any())
+
+
 def find_host_order(events: Events) -> pd.DataFrame:
     """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message."""
     thread = _thread_of_messages(events)

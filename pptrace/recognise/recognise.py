@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from pptrace.recognise.from_labels import with_peers, without_absent_sides
 from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
+from pptrace.recognise.host_order import shows_operators
 from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
@@ -89,7 +90,8 @@ def recognise_ranks(
     located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
     if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
-        located = _locate(ranks, joint, num_ranks, spanned)
+        seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
+        located = _locate(ranks, joint, num_ranks, spanned, seen)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     order = _stage_order(metadata, located.mesh, groups)
@@ -145,11 +147,17 @@ class _Located:
     warnings: tuple[str, ...]
 
 
-def _locate(ranks: Sequence[RankFound], joint: Joint, num_ranks: int | None, spanned: Sequence[int]) -> _Located:
+def _locate(
+    ranks: Sequence[RankFound],
+    joint: Joint,
+    num_ranks: int | None,
+    spanned: Sequence[int],
+    no_pipeline: Collection[int] = (),
+) -> _Located:
     ops = _joined([(found.number, found.ops) for found in ranks], OPS)
     comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
     facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
-    members, groups = _groups(ranks)
+    members, groups = _groups(ranks, no_pipeline)
     metadata = list(facts.values())
     known = num_ranks or max(len(ranks), *(found.number + 1 for found in ranks))
     mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
@@ -171,7 +179,7 @@ def _is_split(ops: pd.DataFrame) -> bool:
     return bool((own["stage"] < 0).all() and (own["kind"] == "B").sum() > (own["kind"] == "F").sum())
 
 
-def _groups(ranks: Sequence[RankFound]) -> tuple[Members, Groups]:
+def _groups(ranks: Sequence[RankFound], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The calls with the members of their communicators, and the process groups."""
     members = with_members(
         {found.number: found.calls for found in ranks},
@@ -183,6 +191,7 @@ def _groups(ranks: Sequence[RankFound]) -> tuple[Members, Groups]:
         members.distributed,
         {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
         by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
+        no_pipeline=no_pipeline,
     )
     return members, groups
 
