@@ -1,0 +1,78 @@
+"""Calls of a runtime that hooks watched: marks joined with what the trace shows of the same calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pptrace.marks import AwaitMark, Axis, CallMark, SpanKind, SpanMark
+from pptrace.recognise.group_descriptions import axis_of_description
+from pptrace.recognise.mesh import MeshInfo, mesh_with_declared_pipelines
+from pptrace.recognise.rank import recognise_rank
+from pptrace.recognise.recognise import recognise
+from pptrace.tables import Category, Trace
+from tests.synthetic import MAIN_THREAD, START, Event, make_trace, marked
+
+FACTS: dict[str, Any] = {"world_size": 2, "backend": "gloo", "groups": {"0": {"ranks": [0, 1], "axis": "dp"}}}
+WORKER = MAIN_THREAD + 1
+
+
+def operator(name: str, start: int, end: int, thread: int = MAIN_THREAD) -> Event:
+    return Event(Category.CPU_OP, name, START + start, START + end, thread=thread)
+
+
+def watched_trace(rank: int, facts: dict[str, Any] = FACTS) -> Trace:
+    """A posted all-reduce and its wait under a mark, one that C++ posted in the backward, and one under no mark."""
+    posted = CallMark("all_reduce", "0", 4, 4096, 3, None, 7)
+    events = [
+        marked(SpanMark(SpanKind.STEP, 3), START, START + 1000),
+        marked(posted, START + 100, START + 120),
+        operator("c10d::allreduce_", 105, 115),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 110, START + 180, thread=WORKER),
+        marked(AwaitMark(Axis.UNKNOWN, 3, 7), START + 150, START + 190),
+        operator("autograd::engine::evaluate_function: AddBackward0", 300, 340),
+        operator("c10d::allreduce_", 310, 320),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=WORKER),
+        marked(SpanMark(SpanKind.STEP, 4), START + 1000, START + 1100),
+    ]
+    return make_trace(events, rank, {"rank": rank, **facts})
+
+
+def test_a_mark_and_what_it_covers_are_one_call_with_the_facts_of_both() -> None:
+    calls = recognise_rank(watched_trace(0)).calls
+    assert calls["kind"].tolist() == ["all_reduce", "all_reduce"]
+    by_mark, by_engine = calls.to_dict("records")
+    assert (by_mark["bytes"], by_mark["group_id"], by_mark["group_size"], by_mark["seq"]) == (4096, "0", 2, 4)
+    times = [by_mark[name] - START for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")]
+    assert times == [100, 120, 150, 180]  # the backend was done before the wait ended
+    assert (by_engine["group_id"], by_engine["backward"], by_engine["bytes"]) == ("0", 1, -1)
+
+
+def test_groups_that_hooks_learnt_tell_axes_also_where_the_profiler_wrote_nothing_of_the_job() -> None:
+    run = recognise([watched_trace(rank) for rank in range(2)])
+    assert run.comms["axis"].tolist() == ["dp"] * 4
+    assert set(run.comms["step"]) == {3}
+    assert (run.comms["match"] >= 0).all()
+    assert (run.mesh.num_ranks, run.mesh.dp) == (2, 2)
+
+
+def test_calls_without_a_group_are_of_none_where_several_may_be_meant() -> None:
+    several = {"0": {"ranks": [0, 1], "axis": ""}, "1": {"ranks": [0, 1], "axis": ""}}
+    calls = recognise_rank(watched_trace(0, {**FACTS, "groups": several})).calls
+    assert calls["group_id"].tolist() == ["0", ""]
+
+
+def test_the_end_of_a_script_is_no_step() -> None:
+    steps = recognise_rank(watched_trace(0, {**FACTS, "teardown": 4})).ops
+    assert steps.loc[steps["kind"] == "STEP", "step"].tolist() == [3]
+
+
+def test_pipelines_that_a_runtime_named_hold_also_where_ranks_have_no_trace() -> None:
+    mesh = MeshInfo(4, 1, 2, 1, 1, 1, 1, ((1,),), in_order=True)
+    known = mesh_with_declared_pipelines(mesh, [{"pp_ranks": [0, 1, 2, 3]}])
+    assert (known.pp, known.pipelines, known.in_order) == (4, ((0, 1, 2, 3),), False)
+    assert mesh_with_declared_pipelines(mesh, [{}]) == mesh
+
+
+def test_axes_named_in_words_are_read() -> None:
+    named = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "mesh_replica": "dp", "mesh_shard": "dp", "mine": ""}
+    assert {name: axis_of_description(name) for name in named} == named
