@@ -55,6 +55,11 @@ def ranks_of(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+_REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")
+_SHARDS = ("mesh_dp_shard", "mesh_shard", "mesh_fsdp")
+"""Dimensions of a mesh that are data parallel together (HSDP)."""
+
+
 def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], world: int | None) -> dict[str, int]:
     """The axes' sizes. What is described completely but for one axis, the size of the world completes."""
     sizes: dict[str, int] = {}
@@ -65,7 +70,10 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
             parts.setdefault(axis, {})[group.description] = group.size
             described = described or bool(axis_of_description(group.description))
     for axis, by_description in parts.items():
-        replicate, shard = by_description.get("mesh_dp_replicate"), by_description.get("mesh_dp_shard")
+        replicate, shard = (
+            next((by_description[name] for name in names if name in by_description), None)
+            for names in (_REPLICAS, _SHARDS)
+        )
         sizes[axis] = replicate * shard if replicate and shard else max(by_description.values())
     if pipelines:
         sizes["pp"] = len(pipelines[0])
@@ -75,7 +83,9 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
     if whole_dp is not None and "dp" not in sizes and "cp" in sizes:
         sizes["dp"] = max(whole_dp // sizes["cp"], 1)
     if described:
-        sizes |= {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and whole_dp)}
+        rest = {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and whole_dp)}
+        if "dp" not in sizes or world == _product((sizes | rest).get(axis, 1) for axis in MESH_AXES):
+            sizes |= rest  # else an axis that no group describes has more than one rank
     known = _product(sizes.get(axis, 1) for axis in MESH_AXES)
     if known == world:
         sizes |= {axis: 1 for axis in MESH_AXES if axis not in sizes}

@@ -64,6 +64,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.
     """
     groups = metadata.get(GROUPS_KEY)
     known = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
+    known = {name: facts for name, facts in known.items() if len(described(facts)["ranks"]) != 1}
     of_backward = [name for name, facts in known.items() if facts.get("axis") == "dp"]
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
     filled = calls

@@ -6,6 +6,7 @@ from typing import Any
 
 from pptrace.marks import AwaitMark, Axis, CallMark, SpanKind, SpanMark
 from pptrace.recognise.group_descriptions import axis_of_description
+from pptrace.recognise.group_shapes import Group, sizes_of
 from pptrace.recognise.mesh import MeshInfo, mesh_with_declared_pipelines
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognise import recognise
@@ -76,3 +77,9 @@ def test_pipelines_that_a_runtime_named_hold_also_where_ranks_have_no_trace() ->
 def test_axes_named_in_words_are_read() -> None:
     named = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "mesh_replica": "dp", "mesh_shard": "dp", "mine": ""}
     assert {name: axis_of_description(name) for name in named} == named
+
+
+def test_an_axis_that_no_group_describes_is_not_taken_for_one_where_ranks_are_left_over() -> None:
+    replica, shard = Group("1", "mesh_replica", (0, 2), 2), Group("2", "mesh_shard", (0, 1), 2)
+    assert sizes_of({replica: "dp", shard: "dp"}, (), 4) == {"dp": 4, "tp": 1, "cp": 1, "pp": 1}
+    assert sizes_of({Group("1", "mesh_dp", (0,), 1): "dp"}, (), 2) == {"dp": 1}
