@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from instrument.adapters.hooks import Hook, Hooks, require
+from instrument.adapters.watched_pass import TransferWait
 from instrument.adapters.works import Works, is_work
 from instrument.recorder import Range, Recorder
 from pptrace.errors import ScheduleError
-from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, Transfer, WaitMark
+from pptrace.marks import Axis, OpMark, P2PMark, SpanKind, Transfer
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.plan import Plan
@@ -205,9 +206,9 @@ class PipeliningHooks:
         step = self._passes.num_steps
         if len(works) == len(ops):
             for op, work in zip(ops, works, strict=True):
-                self._works.watch(work, tuple(_TransferWait(self._recorder, t, step) for t in transfers_of([op])))
+                self._works.watch(work, tuple(TransferWait(self._recorder, t, step) for t in transfers_of([op])))
         elif works:
-            waits = tuple(_TransferWait(self._recorder, transfer, step) for transfer in transfers_of(ops))
+            waits = tuple(TransferWait(self._recorder, transfer, step) for transfer in transfers_of(ops))
             self._works.watch(works[-1], waits)
 
     def begin_reduce(self) -> Range | None:
@@ -269,26 +270,6 @@ def transfers_of(ops: Sequence[Any]) -> list[Transfer]:
         key = (action, int(op.peer))
         found[key] = found.get(key, 0) + op.tensor.numel() * op.tensor.element_size()
     return [Transfer(action, peer, size) for (action, peer), size in found.items()]
-
-
-@dataclass(slots=True)
-class _TransferWait:
-    """One message as its handle knows it."""
-
-    recorder: Recorder
-    transfer: Transfer
-    step: int
-    open: Range | None = None
-
-    def waiting(self) -> None:
-        if self.open is None and self.recorder.listening:
-            self.open = self.recorder.mark(WaitMark(self.transfer, self.step))
-            self.open.__enter__()
-
-    def completed(self) -> None:
-        if self.open is not None:
-            self.open.__exit__(None, None, None)
-            self.open = None
 
 
 class _StepHook(Hook):
