@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.pipeline.transport import Route
 from instrument.recorder import Range, Recorder
+from instrument.route import Route
 from pptrace.errors import PptraceError
 from pptrace.marks import Axis, Collective, Link
 

@@ -14,8 +14,8 @@ from instrument.context.ring import RingAttention
 from instrument.context.shard import ContextShape
 from instrument.context.ulysses import Ulysses, ulysses_kv_heads
 from instrument.mesh import Mesh
-from instrument.pipeline.transport import Route
 from instrument.recorder import Recorder
+from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 

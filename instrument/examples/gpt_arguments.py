@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from instrument.data.buckets import BUCKET_BYTES
-from instrument.data.main_parameters import Zero
 from instrument.models.gpt import Recompute
+from instrument.optim.buckets import BUCKET_BYTES
+from instrument.optim.clipping import OptimizerSync
+from instrument.optim.main_parameters import Zero
 from instrument.pipeline.transport import Mode
-from instrument.pipeline.validation import OptimizerSync
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 BACKENDS = ("auto", "gloo", "nccl", "host-staged")

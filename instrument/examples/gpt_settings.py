@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from instrument.data.main_parameters import Zero
 from instrument.data.text import TextData
 from instrument.examples.gpt_arguments import DEFAULT_BUCKET_MB, DEFAULT_MICROBATCHES, DEFAULT_PREFETCH, DTYPES
 from instrument.mesh import MeshShape, fit_shape, read_order
@@ -19,12 +18,14 @@ from instrument.models.gpt import VOCABULARY, GptConfig, Recompute
 from instrument.models.gpt_pipeline import Wiring, check_zero
 from instrument.models.layer_times import read_layer_times
 from instrument.models.parallel import ParallelOptions, check_parallel
+from instrument.optim.adamw import WEIGHT_DECAY
+from instrument.optim.clipping import OptimizerSync, require_norm
+from instrument.optim.main_parameters import Zero
 from instrument.pipeline.balance import LayerTimes, balance
-from instrument.pipeline.optimizer import WEIGHT_DECAY
 from instrument.pipeline.order import Posting, require_total_order
 from instrument.pipeline.partition import Layout, partition
-from instrument.pipeline.transport import Mode, Route
-from instrument.pipeline.validation import OptimizerSync, require_norm
+from instrument.pipeline.transport import Mode
+from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan

@@ -24,14 +24,13 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend
 
 from instrument import session
-from instrument.data.feed import BatchFeed, make_feed
-from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import Batch
 from instrument.examples.gpt_arguments import make_parser
 from instrument.examples.gpt_settings import Place, Settings, balanced_cut, settle
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations
+from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import VOCABULARY, GptStage
 from instrument.models.gpt_pipeline import make_gpt_runtime
@@ -39,11 +38,12 @@ from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
 from instrument.models.sleeping import SleepingStage
-from instrument.pipeline.control import ControlChannel
+from instrument.optim.adamw import AdamW
+from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
+from instrument.optim.control_channel import ControlChannel
+from instrument.optim.main_parameters import Zero, make_adamw
 from instrument.pipeline.memory import MemoryUse, measure
-from instrument.pipeline.optimizer import AdamW
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
 
@@ -81,7 +81,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     runtime = _make_runtime(settings, mesh, options, observer, parallel)
     rows = (options.microbatch_size, options.seq)
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
-    optimizer = make_adamw(runtime.parameters(), runtime.gradients.main, options.lr)
+    optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, options.lr)
     clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
     observer.describe(
         mesh={"pp": mesh.shape.pp, "vpp": settings.plan.num_chunks, "tp": mesh.shape.tp, "cp": mesh.shape.cp}
@@ -214,8 +214,8 @@ def _make_clipped(
         optimizer,
         runtime.gradients.counted,
         options.clip_grad,
-        ControlChannel(mesh, runtime.recorder, sharded=runtime.gradients.sharded),
-        runtime.recorder,
+        ControlChannel(mesh, runtime.program.recorder, sharded=runtime.gradients.sharded),
+        runtime.program.recorder,
     )
 
 

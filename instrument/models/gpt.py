@@ -220,7 +220,7 @@ def make_stages(
     """The modules of some stages of one rank.
 
     A tied embedding whose two ends are both among them is one parameter; otherwise each end has a copy, and the owner
-    sums their gradients (:mod:`instrument.pipeline.gradients`).
+    sums their gradients (:mod:`instrument.optim.gradient_sync`).
     """
     made = {stage: GptStage(config, cut[stage], parallel) for stage in stages}
     ends = (made.get(0), made.get(len(cut) - 1))

@@ -10,18 +10,20 @@ import torch.distributed as dist
 from torch import nn
 
 from instrument.collectives import AxisGroup
-from instrument.data.buckets import BUCKET_BYTES
-from instrument.data.main_parameters import Zero, accumulate_in
 from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
-from instrument.pipeline.gradients import GradientSync
+from instrument.optim.buckets import BUCKET_BYTES
+from instrument.optim.gradient_sync import GradientSync
+from instrument.optim.main_parameters import Zero, accumulate_in
 from instrument.pipeline.order import Posting
 from instrument.pipeline.outstanding import recomputed_cells
 from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.transport import Mode, Route, make_transport
+from instrument.pipeline.step import RankProgram
+from instrument.pipeline.transport import Mode, make_transport
 from instrument.recorder import Recorder
+from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from pptrace.schedule.plan import Plan
@@ -101,18 +103,17 @@ def make_gpt_runtime(
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
-    return PipelineRuntime(
+    program = RankProgram(
         plan,
         mesh.pp_rank,
         modules,
         lambda logits, targets: cross_entropy(logits, targets, parallel.region.group),
         communicator,
-        gradients,
         recorder,
-        posting,
-        recomputed=recomputed,
-        numbered=config.dropout > 0,
+        recomputed,
+        pass_step_key=config.dropout > 0,
     )
+    return PipelineRuntime(program, gradients, posting)
 
 
 def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:
@@ -139,7 +140,7 @@ def _gradient_sync(
     """How the gradients of a rank's stages become those of the model."""
     fully_sharded = None
     if wiring.zero >= Zero.GRADIENTS:
-        from instrument.data.fully_sharded import FullySharded  # torch takes a second to import what it needs
+        from instrument.optim.fully_sharded import FullySharded  # torch takes a second to import what it needs
 
         replicas = AxisGroup(mesh.groups[mesh.replicas], mesh.replicas, recorder, wiring.route)
         fully_sharded = FullySharded(stages, replicas, keeps_parameters=wiring.zero is Zero.GRADIENTS)

@@ -13,8 +13,8 @@ from instrument.collectives import AxisGroup, axis_group
 from instrument.context.attention import ContextAttention, check_context, make_context_groups
 from instrument.context.shard import ContextShape, positions
 from instrument.mesh import Mesh, MeshShape
-from instrument.pipeline.transport import Route
 from instrument.recorder import Recorder
+from instrument.route import Route
 from instrument.sequence.dropout import DropoutSeeds
 from instrument.sequence.mappings import own_part
 from instrument.tensor.heads import share_heads

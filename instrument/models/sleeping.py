@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from instrument.pipeline.split import Splittable, WeightQueue
+from instrument.backward_split.split import Splittable, WeightQueue
 
 
 class _Sleep(torch.autograd.Function):

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from instrument.data.text import Batch
-from instrument.pipeline.ledger import Flight, Ledger
-from instrument.pipeline.p2p import Arrival, Cell, Message
+from instrument.pipeline.ledger import Flight
+from instrument.pipeline.p2p import Cell, Message
+from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
-
-if TYPE_CHECKING:
-    from instrument.pipeline.runtime import PipelineRuntime
-
-Instruction = tuple[Action, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepRun:
-    """One step under way: what handlers work with.
-
-    ``losses`` grows by one scalar per microbatch of the last stage. ``arrivals`` are receives that have been posted and
-    that nobody has waited for.
-    """
-
-    runtime: PipelineRuntime
-    step: int
-    batch: Batch
-    ledger: Ledger
-    losses: list[Tensor]
-    arrivals: dict[tuple[Kind, Cell], Arrival] = field(default_factory=dict)
-
-
-Handler = Callable[[StepRun, Instruction], None]
 
 
 def forward(run: StepRun, instruction: Instruction) -> None:
@@ -46,7 +20,7 @@ def forward(run: StepRun, instruction: Instruction) -> None:
     (action,) = instruction
     cell = _cell(action)
     _await_input(run, cell)
-    with run.runtime.recorder.op(action, run.step):
+    with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, cell)
     _hand_on(run, cell, output)
 
@@ -56,7 +30,7 @@ def backward(run: StepRun, instruction: Instruction) -> None:
     (action,) = instruction
     cell = _cell(action)
     _await_output_gradient(run, cell)
-    with run.runtime.recorder.op(action, run.step):
+    with run.program.recorder.op(action, run.step):
         flight = _compute_backward(run, cell)
     _hand_back(run, action, flight)
 
@@ -66,7 +40,7 @@ def input_backward(run: StepRun, instruction: Instruction) -> None:
     (action,) = instruction
     cell = _cell(action)
     _await_output_gradient(run, cell)
-    with run.runtime.recorder.op(action, run.step):
+    with run.program.recorder.op(action, run.step):
         flight = _compute_input_backward(run, cell)
     _hand_back(run, action, flight)
 
@@ -74,7 +48,7 @@ def input_backward(run: StepRun, instruction: Instruction) -> None:
 def weight_backward(run: StepRun, instruction: Instruction) -> None:
     """W: the weight gradients that the I of the same microbatch has put aside, each let go of as soon as it is done."""
     (action,) = instruction
-    with run.runtime.recorder.op(action, run.step):
+    with run.program.recorder.op(action, run.step):
         waiting = list(run.ledger.take_weights(_cell(action)))[::-1]
         while waiting:
             waiting.pop().run()
@@ -90,7 +64,7 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     _await_input(run, _cell(ahead))
     _await_output_gradient(run, _cell(back))
     compute = _compute_backward if back.kind is Kind.B else _compute_input_backward
-    with run.runtime.recorder.op(action, run.step):
+    with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, _cell(ahead))
         flight = compute(run, _cell(back))
     _hand_on(run, _cell(ahead), output)
@@ -100,7 +74,7 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
 def exchange(run: StepRun, instruction: Instruction) -> None:
     """A group of sends and receives. What was sent is let go of when the call is complete."""
     messages = [_message(run, action) for action in instruction]
-    for action, tensor in zip(instruction, run.runtime.communicator.exchange(messages, run.step), strict=True):
+    for action, tensor in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
         if tensor is not None:
             _arrived(run, action.kind, _cell(action), tensor)
 
@@ -108,7 +82,7 @@ def exchange(run: StepRun, instruction: Instruction) -> None:
 def post(run: StepRun, instruction: Instruction) -> None:
     """A group of sends and receives that are posted only: what is received is awaited by the action that reads it."""
     messages = [_message(run, action) for action in instruction]
-    for action, arrival in run.runtime.communicator.post(messages, run.step):
+    for action, arrival in run.program.communicator.post(messages, run.step):
         run.arrivals[action.kind, _cell(action)] = arrival
 
 
@@ -136,12 +110,14 @@ POSTING_HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **
 
 
 def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
-    runtime = run.runtime
-    read = None if runtime.plan.previous_stage(cell.stage) is None else run.ledger.take_input(cell)
-    told = runtime.told(run.step, cell)
-    output: Tensor = runtime.stages[cell.stage](run.batch.tokens_of(cell.microbatch) if read is None else read, **told)
-    if runtime.plan.next_stage(cell.stage) is None:
-        output = runtime.loss_function(output, run.batch.targets_of(cell.microbatch))
+    program = run.program
+    read = None if program.plan.previous_stage(cell.stage) is None else run.ledger.take_input(cell)
+    kwargs = program.forward_kwargs(run.step, cell)
+    output: Tensor = program.stages[cell.stage](
+        run.batch.tokens_of(cell.microbatch) if read is None else read, **kwargs
+    )
+    if program.plan.next_stage(cell.stage) is None:
+        output = program.loss_function(output, run.batch.targets_of(cell.microbatch))
         run.losses.append(output.detach())
     run.ledger.open(cell, read, output)
     return output
@@ -149,9 +125,9 @@ def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
 
 def _compute_backward(run: StepRun, cell: Cell) -> Flight:
     flight = run.ledger.close(cell)
-    if run.runtime.plan.next_stage(cell.stage) is None:
+    if run.program.plan.next_stage(cell.stage) is None:
         # The loss of a step is the mean over its microbatches.
-        gradient = run.losses[-1].new_full((), 1 / run.runtime.plan.num_microbatches)
+        gradient = run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches)
     else:
         gradient = run.ledger.take_output_gradient(cell)
     torch.autograd.backward(flight.edge, gradient)
@@ -159,7 +135,7 @@ def _compute_backward(run: StepRun, cell: Cell) -> Flight:
 
 
 def _compute_input_backward(run: StepRun, cell: Cell) -> Flight:
-    with run.runtime.queues[cell.stage].collecting() as work:
+    with run.program.queues[cell.stage].collecting() as work:
         flight = _compute_backward(run, cell)
     run.ledger.put_aside(cell, work)
     return flight
@@ -167,10 +143,10 @@ def _compute_input_backward(run: StepRun, cell: Cell) -> Flight:
 
 def _hand_on(run: StepRun, cell: Cell, output: Tensor) -> None:
     """Give the output to the next stage, if that is on this rank, or keep it for its send."""
-    following = run.runtime.plan.next_stage(cell.stage)
+    following = run.program.plan.next_stage(cell.stage)
     if following is None:
         return
-    if run.runtime.is_local(following):
+    if run.program.is_local(following):
         run.ledger.put_input(Cell(following, cell.microbatch), output)
     else:
         run.ledger.put_output(cell, output)
@@ -179,12 +155,12 @@ def _hand_on(run: StepRun, cell: Cell, output: Tensor) -> None:
 def _hand_back(run: StepRun, action: Action, flight: Flight) -> None:
     """Give the gradient of the input to the previous stage, if that is on this rank, or keep it for its send."""
     cell = _cell(action)
-    preceding = run.runtime.plan.previous_stage(cell.stage)
+    preceding = run.program.plan.previous_stage(cell.stage)
     if preceding is None:
         return
     if flight.input is None or flight.input.grad is None:
         raise ScheduleError(f"{action}: the stage's output does not depend on its input, so nothing can be sent back")
-    if run.runtime.is_local(preceding):
+    if run.program.is_local(preceding):
         run.ledger.put_output_gradient(Cell(preceding, cell.microbatch), flight.input.grad)
     else:
         run.ledger.put_input_gradient(cell, flight.input.grad)

@@ -9,8 +9,8 @@ from typing import TypeVar
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from instrument.backward_split.split import WeightWork
 from instrument.pipeline.p2p import Cell
-from instrument.pipeline.split import WeightWork
 from pptrace.errors import ScheduleError
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
 from instrument.pipeline.ledger import Flight, Ledger
 from instrument.pipeline.outstanding import Outstanding, outstanding
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.split import WeightWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def measure(runtime: PipelineRuntime, batch: Batch, step: int) -> MemoryUse:
         batch: as for :meth:`~instrument.pipeline.runtime.PipelineRuntime.run`.
         step: a number for the ranges, that no other step has.
     """
-    parameters = tuple(runtime.parameters())
+    parameters = tuple(runtime.program.parameters())
     watch = StorageWatch(parameters)
     watch.exempt((batch.tokens, batch.targets))
     ledger = MemoryLedger(watch)
@@ -135,7 +135,7 @@ def measure(runtime: PipelineRuntime, batch: Batch, step: int) -> MemoryUse:
     for parameter in parameters:
         parameter.grad = None
     return MemoryUse(
-        outstanding(runtime.plan, runtime.pp_rank),
+        outstanding(runtime.program.plan, runtime.program.pp_rank),
         result.peak_in_flight,
         result.peak_put_aside,
         ledger.peak_bytes,

@@ -5,7 +5,7 @@ of each message the prefixes of all ranks hold both ends or none. So when all ra
 in flight, and each may drop what it has computed and begin the step anew.
 
 The last rank has no prefix: it has the whole state, from which the others' answer comes, before it can begin.
-Used by :mod:`instrument.pipeline.validation`.
+Used by :mod:`instrument.optim.clipping`.
 """
 
 from __future__ import annotations

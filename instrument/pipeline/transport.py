@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
+from instrument.route import Route
 from pptrace.marks import Axis
 
 
@@ -21,13 +22,6 @@ class Mode(StrEnum):
     BATCHED = "batched"  # one batch_isend_irecv
     EVEN_ODD = "even-odd"  # one isend or irecv each; even ranks serve the next rank first, odd ranks the previous
     BLOCKING = "blocking"  # one isend or irecv at a time, each awaited before the next
-
-
-class Route(StrEnum):
-    """Where a tensor goes on its way."""
-
-    DIRECT = "direct"  # from the memory it is in: gloo from the host's, NCCL from the device's
-    HOST_STAGED = "host-staged"  # through pinned host memory over gloo: several ranks on one GPU
 
 
 @dataclass(frozen=True, slots=True)

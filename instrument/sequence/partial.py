@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from instrument.backward_split import split
+from instrument.backward_split.gradients_of import gradient_of
 from instrument.collectives import AxisGroup
-from instrument.data.buckets import gradient_of
-from instrument.pipeline import split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class LayerNorm(HasPartial, nn.LayerNorm):
 
 
 class PositionEmbedding(HasPartial, split.Embedding):
-    """:class:`instrument.pipeline.split.Embedding`; with ``sequence_parallel`` it is asked for a shard's positions."""
+    """:class:`instrument.backward_split.split.Embedding`; with ``sequence_parallel`` it is asked for a shard's positions."""
 
     def __init__(self, positions: int, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(positions, hidden, dtype=dtype)

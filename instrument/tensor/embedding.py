@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from instrument.pipeline import split
-from instrument.pipeline.split import EmbeddingWork, WeightQueue, embedding_gradient
+from instrument.backward_split import split
+from instrument.backward_split.split import EmbeddingWork, WeightQueue, embedding_gradient
 from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM
 from instrument.tensor.region import Region, divide, shard

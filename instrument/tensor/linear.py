@@ -4,7 +4,7 @@ A column-parallel layer followed by a row-parallel one needs one all-reduce of b
 backward, before the first; with sequence parallelism an all-gather before and a reduce-scatter after take its place.
 Source: Megatron-LM ``tensor_parallel/layers.py`` (arXiv 1909.08053, 2205.05198).
 
-Under a split backward (:mod:`instrument.pipeline.split`) every collective belongs to the I, so that no W waits for another
+Under a split backward (:mod:`instrument.backward_split.split`) every collective belongs to the I, so that no W waits for another
 rank. What a column-parallel layer keeps from forward to I is its sequence shard; I gathers it again, as Megatron does, and
 the whole input is kept from I to W only. A row-parallel layer keeps the whole gradient of its output from I to W.
 
@@ -24,9 +24,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from instrument.backward_split import split
+from instrument.backward_split.split import BiasWork, LinearWork, WeightQueue
 from instrument.collectives import Pending, arrived
-from instrument.pipeline import split
-from instrument.pipeline.split import BiasWork, LinearWork, WeightQueue
 from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM, gather_matmul, matmul_scatter
 from instrument.sequence.partial import HasPartial, Partial

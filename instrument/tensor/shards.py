@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from instrument.data.buckets import gradient_of
+from instrument.backward_split.gradients_of import gradient_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,7 +48,7 @@ class ShardedUnits:
 
 @dataclass(frozen=True, slots=True)
 class GradientVolume:
-    """A rank's gradient sums of one step (:mod:`instrument.pipeline.gradients`); ``units`` are its stages in the model's
+    """A rank's gradient sums of one step (:mod:`instrument.optim.gradient_sync`); ``units`` are its stages in the model's
     order. ``tied_apart``: the embedding's other end is on another rank."""
 
     facts: GptFacts
@@ -126,7 +126,7 @@ class GradientVolume:
 
 
 def _fill(parameters: list[Parameter], limit: int) -> Iterator[int]:
-    """The lengths of buckets of at most ``limit`` numbers, or of one parameter (:func:`instrument.data.buckets.make_buckets`)."""
+    """Lengths of buckets of at most ``limit`` numbers, or of one parameter (:func:`instrument.optim.buckets.make_buckets`)."""
     length = 0
     for parameter in parameters:
         if length and length + parameter.numel > limit:

@@ -221,7 +221,7 @@ class StepVolume:
         yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, self.facts.sum_bytes)
 
     def _clipping(self, pp_rank: int, step: int) -> Iterator[Volume]:
-        """The norm of the gradient, as single numbers (:mod:`instrument.pipeline.validation`)."""
+        """The norm of the gradient, as single numbers (:mod:`instrument.optim.clipping`)."""
         if not self.facts.clip_grad:
             return
         yield collective(Axis.TP, Collective.ALL_REDUCE, self._tp, _CONTROL_BYTES)

@@ -217,7 +217,7 @@ def make_step(setting: Setting, recorder: Recorder) -> Callable[[], None]:
     wiring = Wiring(torch.device("cpu"), parallel=ParallelOptions(setting.sequence_parallel))
     cut = partition(setting.layers, plan.num_stages)
     runtime = make_gpt_runtime(mesh, plan, config, cut, 2, wiring, recorder)
-    optimizer = torch.optim.AdamW(runtime.parameters(), 1e-4)
+    optimizer = torch.optim.AdamW(runtime.program.parameters(), 1e-4)
     batch = TextData(setting.microbatches, 2, setting.sequence).batch(0, 0)
 
     def step() -> None:

@@ -95,7 +95,7 @@ def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.n
     def step() -> None:
         runtime.run(batch, 0)
 
-    return step, list(runtime.parameters())
+    return step, list(runtime.program.parameters())
 
 
 def theirs(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:

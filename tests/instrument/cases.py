@@ -19,8 +19,9 @@ from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.transport import Mode, Route, make_transport
+from instrument.pipeline.transport import Mode, make_transport
 from instrument.recorder import Recorder
+from instrument.route import Route
 from instrument.session import Session
 from pptrace.marks import SpanKind
 from pptrace.schedule.lower import lower
@@ -121,12 +122,12 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
     loss, gradients = reference(case)
     errors = [
         float((parameter.grad.cpu() - gradients[name]).abs().max())
-        for stage in runtime.stages.values()
+        for stage in runtime.program.stages.values()
         for name, parameter in stage.named_parameters()
         if parameter.grad is not None
     ]
     loss_error = 0.0 if result.loss is None else float((result.loss.cpu() - loss).abs())
-    names = {name for stage in runtime.stages.values() for name, _ in stage.named_parameters()}
+    names = {name for stage in runtime.program.stages.values() for name, _ in stage.named_parameters()}
     return Outcome(
         loss_error,
         float(torch.tensor(errors).max()),
@@ -158,7 +159,7 @@ def train_profiled(case: Case, steps: int, folder: str) -> Plan:
     recorder = Recorder()
     mesh = mesh_of(case)
     runtime = runtime_of(case, mesh, recorder)
-    optimizer = torch.optim.AdamW(runtime.parameters())
+    optimizer = torch.optim.AdamW(runtime.program.parameters())
     observer = Session(recorder)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for step in observer.steps(steps):

@@ -14,10 +14,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from instrument.mesh import Mesh
 from instrument.models.gpt import GptStage, cross_entropy
-from instrument.pipeline.control import ControlChannel
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
+from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
+from instrument.optim.control_channel import ControlChannel
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.recorder import Recorder
 from tests.instrument.cases import Case, mesh_of, runtime_of
 
@@ -54,8 +54,8 @@ def train_all(trainings: Sequence[Training]) -> list[Trained]:
 def clipped_optimizer_of(
     runtime: PipelineRuntime, mesh: Mesh, sync: OptimizerSync, max_norm: float
 ) -> ClippedOptimizer:
-    recorder = runtime.recorder
-    optimizer = AdamW(runtime.parameters(), LR)
+    recorder = runtime.program.recorder
+    optimizer = AdamW(runtime.program.parameters(), LR)
     return make_clipped_optimizer(
         sync, optimizer, runtime.gradients.counted, max_norm, ControlChannel(mesh, recorder), recorder
     )
@@ -72,11 +72,11 @@ def _train(training: Training, mesh: Mesh) -> Trained:
             result = runtime.run(case.batch(mesh.dp_rank, step), step, optimizer)
         if result.loss is not None:
             losses.append(float(result.loss))
-        _overflow(runtime.stages.values(), training.overflows.get(step))
+        _overflow(runtime.program.stages.values(), training.overflows.get(step))
         optimizer.optimize(step)
     optimizer.finish(training.steps - 1)
     parameters = {
-        name: weight.detach() for stage in runtime.stages.values() for name, weight in stage.named_parameters()
+        name: weight.detach() for stage in runtime.program.stages.values() for name, weight in stage.named_parameters()
     }
     return Trained(parameters, tuple(losses), optimizer.num_rollbacks, tuple(forwards))
 
@@ -88,7 +88,7 @@ class _counting:  # noqa: N801
         def count(*_: object) -> None:
             forwards[step] += 1
 
-        self._hooks = [stage.register_forward_pre_hook(count) for stage in runtime.stages.values()]
+        self._hooks = [stage.register_forward_pre_hook(count) for stage in runtime.program.stages.values()]
 
     def __enter__(self) -> None:
         return None
@@ -184,7 +184,7 @@ def wait_for_the_next_forward(sync: OptimizerSync, patience_s: float) -> bool | 
         heard = _hears(store, patience_s)
     optimizer.optimize(0)
     if mesh.pp_rank == 0:
-        runtime.stages[0].register_forward_hook(lambda *_: store.set("forward of step 1", "has run"))
+        runtime.program.stages[0].register_forward_hook(lambda *_: store.set("forward of step 1", "has run"))
     runtime.run(case.batch(0, 1), 1, optimizer)
     optimizer.optimize(1)
     optimizer.finish(1)

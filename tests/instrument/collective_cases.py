@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from instrument.collectives import AxisGroup, Reduction
-from instrument.pipeline.transport import Route
 from instrument.recorder import Recorder
+from instrument.route import Route
 from pptrace.marks import Axis, Mark, UnknownMark, parse_mark
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from instrument.context.attention import ContextAttention, make_context_groups
 from instrument.context.kernels import CpuFlash, Exact, Gradients, Kernel
 from instrument.context.shard import ContextShape, cut, positions
 from instrument.mesh import fit_shape, make_mesh
-from instrument.pipeline.transport import Route
 from instrument.recorder import Recorder
+from instrument.route import Route
 from pptrace.errors import UsageError
 from pptrace.marks import Mark
 from tests.instrument.collective_cases import observed

@@ -15,7 +15,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.autograd.profiler import profile, record_function
 
-from instrument.pipeline.validation import OptimizerSync
+from instrument.optim.clipping import OptimizerSync
 from instrument.recorder import Recorder
 from pptrace.marks import (
     AwaitMark,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from instrument.backward_split.split import attach
 from instrument.models.gpt import GptStage, cross_entropy
 from instrument.pipeline.memory import MemoryUse, StorageWatch, measure
 from instrument.pipeline.outstanding import recomputed_cells
 from instrument.pipeline.p2p import Cell
-from instrument.pipeline.split import attach
 from pptrace.schedule.actions import Kind, iter_halves
 from tests.instrument.cases import MICROBATCH_SIZE, Case, mesh_of, runtime_of
 

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
-from instrument.data.buckets import BUCKET_BYTES
-from instrument.data.feed import make_feed
-from instrument.data.main_parameters import Zero, make_adamw
 from instrument.data.text import TextData
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
+from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
-from instrument.pipeline.control import ControlChannel
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
+from instrument.optim.buckets import BUCKET_BYTES
+from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
+from instrument.optim.control_channel import ControlChannel
+from instrument.optim.main_parameters import Zero, make_adamw
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.transport import Route
-from instrument.pipeline.validation import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.recorder import Recorder
+from instrument.route import Route
 from pptrace.analysis.gpt_facts import GptFacts
 from pptrace.analysis.volume import Volume
 from pptrace.recognise.mesh import MeshInfo
@@ -182,7 +182,7 @@ def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> lis
     """Train; the losses, on ranks that have them."""
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
     feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), CPU, (MICROBATCH_SIZE, SEQUENCE))
-    optimizer = make_adamw(runtime.parameters(), runtime.gradients.main, LEARNING_RATE)
+    optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
     for step in range(steps):
@@ -199,13 +199,13 @@ def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> lis
 
 
 def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, max_norm: float) -> ClippedOptimizer:
-    channel = ControlChannel(mesh, runtime.recorder, sharded=runtime.gradients.sharded)
+    channel = ControlChannel(mesh, runtime.program.recorder, sharded=runtime.gradients.sharded)
     counted = runtime.gradients.counted
-    return make_clipped_optimizer(mix.sync, optimizer, counted, max_norm, channel, runtime.recorder)
+    return make_clipped_optimizer(mix.sync, optimizer, counted, max_norm, channel, runtime.program.recorder)
 
 
 def parallel_of(runtime: PipelineRuntime) -> Parallel:
-    stage = next(iter(runtime.stages.values()))
+    stage = next(iter(runtime.program.stages.values()))
     assert isinstance(stage, GptStage)
     return _parallel_in(stage)
 
@@ -223,12 +223,12 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
         losses = run_steps(mix, mesh, runtime, STEPS)
     whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip)
     errors = [0.0]
-    for stage in runtime.stages.values():
+    for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
         errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(STEPS))
-    parameters = len(list(runtime.parameters()))
+    parameters = len(list(runtime.program.parameters()))
     return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
 
 

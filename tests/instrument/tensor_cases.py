@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from instrument.backward_split.split import Splittable, WeightQueue, WeightWork, attach
 from instrument.collectives import AxisGroup
-from instrument.pipeline.split import Splittable, WeightQueue, WeightWork, attach
-from instrument.pipeline.transport import Route
 from instrument.recorder import Recorder
+from instrument.route import Route
 from instrument.sequence.mappings import (
     gather_for_tensor_parallel,
     gather_from_sequence,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from instrument.backward_split.split import attach
 from instrument.context.shard import ContextShape
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.activations import (
@@ -34,7 +35,6 @@ from instrument.models.activations import (
 from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
 from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
 from instrument.pipeline.partition import partition
-from instrument.pipeline.split import attach
 from instrument.recorder import Recorder
 from pptrace.schedule.registry import build
 from tests.instrument.pool import Pool

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from instrument.data.buckets import gradient_of, make_buckets
-from instrument.pipeline.gradients import Finish, finishing_actions
+from instrument.backward_split.gradients_of import gradient_of
+from instrument.optim.buckets import make_buckets
+from instrument.optim.gradient_sync import Finish, finishing_actions
 from instrument.recorder import Recorder
 from pptrace.errors import PptraceError
 from pptrace.marks import Axis, CollectiveMark, OpMark, SpanKind, SpanMark, parse_mark

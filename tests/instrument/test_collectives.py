@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from instrument.pipeline.transport import Route
+from instrument.route import Route
 from pptrace.marks import AwaitMark, Axis, Collective, CollectiveMark, ExchangeMark, Link, Mark
 from tests.instrument.collective_cases import Event, alone, every_operation, own_value, undivided, waited_twice
 from tests.instrument.pool import Pool

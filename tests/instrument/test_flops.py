@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from instrument.backward_split.split import attach
 from instrument.examples.progress import Work
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.flops import StepFlops, count_full, step_flops
@@ -14,7 +15,6 @@ from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.models.peaks import Peak
 from instrument.pipeline.partition import partition
-from instrument.pipeline.split import attach
 from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.schedule.registry import build

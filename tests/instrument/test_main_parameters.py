@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from instrument.collectives import AxisGroup
-from instrument.data.buckets import Bucket
-from instrument.data.main_parameters import Copies, MainAdamW, Shards, accumulate_in, main_parameters, make_adamw
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
+from instrument.optim.buckets import Bucket
+from instrument.optim.main_parameters import Copies, MainAdamW, Shards, accumulate_in, main_parameters, make_adamw
 from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
@@ -109,7 +109,7 @@ def _train(mix: Mix) -> _Held:
     losses = run_steps(mix, mesh, runtime, 3)
     main = runtime.gradients.main
     assert main is not None
-    model = list(runtime.parameters())
+    model = list(runtime.program.parameters())
     dtypes = {str(p.dtype) for p in main.parameters} | {str(p.dtype) for p in model}
     return _Held(
         sum(p.numel() for p in main.parameters), sum(p.numel() for p in model), tuple(losses), tuple(sorted(dtypes))

@@ -15,7 +15,7 @@ import pytest
 
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
-from instrument.pipeline.validation import OptimizerSync
+from instrument.optim.clipping import OptimizerSync
 from pptrace.analysis.step_volume import StepVolume
 from pptrace.analysis.volume import total
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark

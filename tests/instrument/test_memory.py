@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from instrument.backward_split.split import Linear, attach
 from instrument.models.activations import RankForm, stage_activations
 from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.pipeline.memory import MemoryLedger, StorageWatch
 from instrument.pipeline.p2p import Cell
-from instrument.pipeline.split import Linear, attach
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulate.simulation import peak_inflight
 from tests.instrument.cases import MICROBATCH_SIZE, Case

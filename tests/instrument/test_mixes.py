@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from instrument.models.gpt import Recompute
-from instrument.pipeline.validation import OptimizerSync
+from instrument.optim.clipping import OptimizerSync
 from pptrace.analysis.step_volume import StepVolume
 from tests.instrument.mix_cases import SIZES, STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
 from tests.instrument.pool import Pool

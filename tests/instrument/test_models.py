@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from instrument.backward_split.split import attach
 from instrument.data.text import TextData
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.partition import Layout, partition
-from instrument.pipeline.split import attach
 from pptrace.errors import UsageError
 
 CONFIG = GptConfig(layers=4, hidden=8, heads=2, sequence=6, dtype=torch.float64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
 from pptrace.errors import PptraceError, UsageError
 
 SHAPES = ((3, 4), (5,), (2, 1, 3))

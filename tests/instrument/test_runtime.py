@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from instrument.backward_split.split import Linear
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
 from instrument.pipeline.ledger import Ledger
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
-from instrument.pipeline.split import Linear
+from instrument.pipeline.step import RankProgram
 from instrument.recorder import Recorder
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Kind, parse_action
@@ -25,7 +26,8 @@ ANYTHING: Any = None  # a part of the runtime that a refused plan never reaches
 
 
 def runtime(plan: Plan, stages: dict[int, nn.Module], handlers: Any = None) -> PipelineRuntime:
-    return PipelineRuntime(plan, 0, stages, ANYTHING, ANYTHING, ANYTHING, Recorder(), handlers=handlers)
+    program = RankProgram(plan, 0, stages, ANYTHING, ANYTHING, Recorder())
+    return PipelineRuntime(program, ANYTHING, handlers=handlers)
 
 
 def plan_of(*rows: str) -> Plan:
@@ -46,7 +48,7 @@ def test_a_kind_without_a_handler_is_refused_before_anything_runs() -> None:
     whole = {kind: HANDLERS[kind] for kind in (Kind.F, Kind.B, Kind.SEND_F)}
     with pytest.raises(ScheduleError, match=r"rank 0 has 0I0 and this runtime cannot execute I; it runs F, B, SEND_F"):
         runtime(plan, {0: nn.Identity()}, whole)
-    assert runtime(plan, {0: nn.Identity()}).plan is plan
+    assert runtime(plan, {0: nn.Identity()}).program.plan is plan
 
 
 def test_a_plan_that_was_not_lowered_is_refused() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from instrument.backward_split.split import Linear, WeightQueue, WeightWork, attach
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
-from instrument.pipeline.split import Linear, WeightQueue, WeightWork, attach
 from pptrace.errors import PptraceError
 
 CONFIG = GptConfig(layers=2, hidden=8, heads=2, sequence=6, dtype=torch.float64)

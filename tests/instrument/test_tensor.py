@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from instrument.pipeline.transport import Route
+from instrument.route import Route
 from instrument.tensor.heads import HeadShare, share_heads
 from pptrace.errors import UsageError
 from pptrace.marks import Collective, CollectiveMark, ExchangeMark, Mark

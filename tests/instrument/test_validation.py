@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from instrument.optim.clipping import OptimizerSync, clip_factor, require_norm
 from instrument.pipeline.transport import Mode
-from instrument.pipeline.validation import OptimizerSync, clip_factor, require_norm
 from pptrace.errors import UsageError
 from tests.instrument.cases import Case
 from tests.instrument.clipping import (

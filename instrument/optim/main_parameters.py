@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
+from instrument.backward_split.gradients_of import gradient_dtype, local
 from instrument.collectives import AxisGroup, Pending
-from instrument.data.buckets import Bucket, gradient_dtype, local
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
+from instrument.optim.buckets import Bucket
 
 if TYPE_CHECKING:
-    from instrument.data.fully_sharded import FullySharded
+    from instrument.optim.fully_sharded import FullySharded
 
 
 class Zero(IntEnum):
@@ -98,7 +99,7 @@ class Locals:
 class Shards:
     """This replica's part of every bucket, in the dtype of the gradients: equal parts, in the order of the ranks.
 
-    It is a :class:`instrument.data.buckets.Mean` as well: gradients are averaged straight into the parts.
+    It is a :class:`instrument.optim.buckets.Mean` as well: gradients are averaged straight into the parts.
 
     Args:
         buckets: whose lengths the number of replicas divides.

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from instrument.backward_split.gradients_of import gradient_of
+from instrument.backward_split.split import Splittable
 from instrument.collectives import AxisGroup
-from instrument.data.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean, WholeMean, gradient_of, make_buckets
-from instrument.data.main_parameters import Shards, Zero, main_parameters
 from instrument.mesh import Mesh
-from instrument.pipeline.split import Splittable
-from instrument.pipeline.transport import Route
+from instrument.optim.buckets import BUCKET_BYTES, Bucket, Mean, OverlappedMean, WholeMean, make_buckets
+from instrument.optim.main_parameters import Shards, Zero, main_parameters
+from instrument.route import Route
 from instrument.sequence.partial import partial_gradients, sum_partial_gradients
 from instrument.tensor.shards import Share, counted_shares
 from pptrace.marks import Axis, SpanKind
 from pptrace.schedule.actions import Action, Kind
 
 if TYPE_CHECKING:
-    from instrument.data.fully_sharded import FullySharded
+    from instrument.optim.fully_sharded import FullySharded
 
 
 @dataclass(frozen=True, slots=True)

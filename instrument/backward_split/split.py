@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from instrument.data.buckets import gradient_dtype
+from instrument.backward_split.gradients_of import gradient_dtype
 from pptrace.errors import PptraceError
 
 

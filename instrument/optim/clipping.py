@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from instrument.pipeline.control import ControlChannel
-from instrument.pipeline.optimizer import AdamW
+from instrument.optim.adamw import AdamW
+from instrument.optim.control_channel import ControlChannel
 from instrument.recorder import Recorder
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind
@@ -65,7 +65,7 @@ class _Clipping:
     Args:
         optimizer: of this rank's parameters.
         counted: gives the gradients that this rank adds to the norm, which counts every parameter of the model once
-            (:meth:`instrument.pipeline.gradients.GradientSync.counted`).
+            (:meth:`instrument.optim.gradient_sync.GradientSync.counted`).
         max_norm: gradients are scaled down to it.
     """
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from instrument.backward_split.gradients_of import gradient_dtype, gradient_of
 from instrument.collectives import AxisGroup, Pending
-from pptrace.errors import PptraceError
 
 BUCKET_BYTES = 25 * 2**20  # as DDP
 
@@ -145,29 +145,3 @@ def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int, multiple
         size += num_bytes
     if members:
         yield Bucket(members, multiple)
-
-
-def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """Of what ``.grad`` accumulates: the parameter's own, unless it was given another (``grad_dtype``)."""
-    given = parameter.grad_dtype
-    return parameter.dtype if given is None else given
-
-
-def gradient_of(parameter: Tensor) -> Tensor:
-    """The gradient; of a sharded one this rank's part.
-
-    Raises:
-        PptraceError: there is none.
-    """
-    if parameter.grad is None:
-        raise PptraceError(
-            f"a parameter of shape {tuple(parameter.shape)} has no gradient after the step; every parameter of a stage "
-            "must take part in its forward"
-        )
-    return local(parameter.grad)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, or a tensor itself."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part

@@ -1,0 +1,34 @@
+"""The gradient of a parameter: its dtype, and this rank's part of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pptrace.errors import PptraceError
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """Of what ``.grad`` accumulates: the parameter's own, unless it was given another (``grad_dtype``)."""
+    given = parameter.grad_dtype
+    return parameter.dtype if given is None else given
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """The gradient; of a sharded one this rank's part.
+
+    Raises:
+        PptraceError: there is none.
+    """
+    if parameter.grad is None:
+        raise PptraceError(
+            f"a parameter of shape {tuple(parameter.shape)} has no gradient after the step; every parameter of a stage "
+            "must take part in its forward"
+        )
+    return local(parameter.grad)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or a tensor itself."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

@@ -1,0 +1,89 @@
+"""What one rank of a pipeline runs in every step, and one step under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from instrument.backward_split.split import WeightQueue, attach
+from instrument.data.text import Batch
+from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.p2p import Arrival, Cell, Communicator
+from instrument.recorder import Recorder
+from instrument.sequence.dropout import Moment
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(output of the last stage, targets) of one microbatch → scalar."""
+
+Instruction = tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """One pipeline rank's part of a plan, with all that its handlers need to run it.
+
+    Args:
+        plan: lowered; validated by the caller where it does not come from a builder.
+        pp_rank: this rank's index in the pipeline.
+        stages: stage → module, for every stage that the plan puts on this rank.
+        loss_function: of the last stage.
+        communicator: sends and receives for this rank.
+        recomputed: microbatches whose forward keeps its input alone (``stage(x, recompute=True)``).
+        pass_step_key: every forward gets its step and microbatch (``stage(x, moment=…)``).
+    """
+
+    plan: Plan
+    pp_rank: int
+    stages: Mapping[int, nn.Module]
+    loss_function: LossFunction
+    communicator: Communicator
+    recorder: Recorder
+    recomputed: frozenset[Cell] = frozenset()
+    pass_step_key: bool = False
+
+    @cached_property
+    def queues(self) -> Mapping[int, WeightQueue]:
+        """Stage → where its weight gradients wait for W; none where the plan never splits the backward.
+
+        Layers without a queue are torch's own, so that the other plans keep the fused backward.
+        """
+        return {stage: attach(module) for stage, module in self.stages.items()} if self.plan.splits_backward else {}
+
+    def forward_kwargs(self, step: int, cell: Cell) -> dict[str, object]:
+        """What a stage's forward is given with its input."""
+        kwargs: dict[str, object] = {"recompute": True} if cell in self.recomputed else {}
+        if self.pass_step_key:
+            kwargs["moment"] = Moment(step, cell.microbatch)
+        return kwargs
+
+    def is_local(self, stage: int | None) -> bool:
+        """Whether this rank runs a stage, so that its neighbours on this rank hand over without a message."""
+        return stage in self.stages
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Every parameter of this rank's stages once."""
+        return nn.ModuleList(self.stages.values()).parameters()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRun:
+    """One step under way: what handlers work with.
+
+    ``losses`` grows by one scalar per microbatch of the last stage. ``arrivals`` are receives that have been posted and
+    that nobody has waited for.
+    """
+
+    program: RankProgram
+    step: int
+    batch: Batch
+    ledger: Ledger
+    losses: list[Tensor] = field(default_factory=list)
+    arrivals: dict[tuple[Kind, Cell], Arrival] = field(default_factory=dict)
+
+
+Handler = Callable[[StepRun, Instruction], None]
