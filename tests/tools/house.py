@@ -1,0 +1,107 @@
+"""Measures how easily the code can be read: rooms, imports, circles, lengths of functions, words outside the glossary.
+
+    python tests/tools/house.py [CHECKOUT]
+
+A room is a folder with Python files; of a folder that has rooms in it, each file is one. An arrow goes from a room to another
+that it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = ("pptrace", "instrument", "dashboards")
+DIALECT = re.compile(
+    r"told|beside|mine|goes_on|scraps|unseen|regrouped|numbered|anonymous|asked|effort|hear|no_more|given_up"
+)
+"""Words of identifiers for which the field has another one: see docs/glossary.md."""
+
+
+def main(root: Path) -> None:
+    files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    rooms = Counter(str(path.parent.relative_to(root)) for path in files if path.name != "__init__.py")
+    print(f"{len(files)} files in {len(rooms)} rooms; most files in a room:")
+    for room, count in rooms.most_common(8):
+        print(f"    {count:4d} {room}")
+    arrows = Counter(arrow for path in files for arrow in arrows_of(path, root))
+    print(f"{len(arrows)} arrows between rooms; circles: {describe_circles(arrows)}")
+    lengths, parameters = zip(*(shape for path in files for shape in functions_of(path)), strict=True)
+    deciles = statistics.quantiles(lengths, n=10)
+    print(
+        f"{len(lengths)} functions; lines: median {statistics.median(lengths):.0f}, p90 {deciles[8]:.0f}, "
+        f"largest {max(lengths)}; {sum(length > 45 for length in lengths)} of more than 45 lines, "
+        f"{sum(count > 6 for count in parameters)} with more than 6 parameters"
+    )
+    sizes = {str(path.relative_to(root)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    print(f"{sum(sizes.values())} lines; files of 300 or more: {sum(size >= 300 for size in sizes.values())}")
+    words = Counter(word for path in files for word in dialect_of(path))
+    print(f"{sum(words.values())} uses of identifiers of the dialect: {dict(words.most_common(8))}")
+    readme = root / "README.md"
+    print(f"README: {readme.stat().st_size:,} bytes; docs: {len(list((root / 'docs').glob('*.md')))} pages")
+
+
+def arrows_of(path: Path, root: Path) -> Iterator[tuple[str, str]]:
+    """(room, imported room) of each import of a file, within the project."""
+    room = _room_of_file(root, path)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            for name in node.names:
+                target = _room_of(root, f"{node.module}.{name.name}")
+                if target != room:
+                    yield room, target
+
+
+def _room_of(root: Path, dotted: str) -> str:
+    """Where a module, or the module of a name, lies."""
+    path = root / Path(*dotted.split("."))
+    while not path.with_suffix(".py").is_file() and not path.is_dir():
+        path = path.parent
+    return _room_of_file(root, path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+
+
+def _room_of_file(root: Path, path: Path) -> str:
+    has_rooms = any(path.parent.glob("*/*.py"))
+    return str((path.with_suffix("") if has_rooms else path.parent).relative_to(root))
+
+
+def describe_circles(arrows: Counter[tuple[str, str]]) -> str:
+    """The sets of rooms that import each other, directly or through others; a room's own sub-rooms are rooms as well."""
+    reach = {room: {room} for arrow in arrows for room in arrow}
+    changed = True
+    while changed:
+        changed = False
+        for source, target in arrows:
+            more = reach[target] - reach[source]
+            reach[source] |= more
+            changed = changed or bool(more)
+    circles = {frozenset(other for other in reach if room in reach[other] and other in reach[room]) for room in reach}
+    return "; ".join(" ↔ ".join(sorted(circle)) for circle in circles if len(circle) > 1) or "none"
+
+
+def functions_of(path: Path) -> Iterator[tuple[int, int]]:
+    """(lines with docstring, parameters) of each function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            yield node.end_lineno - node.lineno + 1, len([name for name in names if name not in ("self", "cls")])
+
+
+def dialect_of(path: Path) -> Iterator[str]:
+    """The words of the dialect in a file's identifiers, once for each use."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.NAME:
+            yield from (word for word in token.string.lower().strip("_").split("_") if DIALECT.fullmatch(word))
+            if DIALECT.fullmatch(token.string.lower()) and "_" in token.string.strip("_"):
+                yield token.string.lower()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2])

@@ -1,0 +1,165 @@
+"""Shows that a change leaves every report as it was: records the JSON of each that the tests make, compares two records.
+
+    git worktree add /tmp/before COMMIT
+    python tests/tools/same_reports.py record before.jsonl --checkout /tmp/before
+    python tests/tools/same_reports.py record after.jsonl
+    python tests/tools/same_reports.py compare before.jsonl after.jsonl
+
+A report is known by the name of its test, whatever file that is in, and its number within the test. The texts of
+warnings, findings and mismatches may change; how many there are may not. Tests that start processes measure real time,
+so that their reports differ from run to run: they are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE_VARIABLE = "PPTRACE_RECORD_REPORTS"
+TEXTS = {
+    "warnings": "a warning",
+    "mismatches": "a mismatch",
+    "title": "a title",
+    "detail": "a detail",
+    "note": "a note",
+}
+"""Members that hold prose, and what stands for each text of theirs in a record."""
+
+
+# As a plugin of pytest: ``pytest -p tests.tools.same_reports`` with FILE_VARIABLE in the environment.
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if FILE_VARIABLE in os.environ:
+        config.pluginmanager.register(Recorder(Path(os.environ[FILE_VARIABLE])), "reports-recorder")
+
+
+class Recorder:
+    """Writes every report that a test makes as one line: the test, the number within it, and the JSON."""
+
+    def __init__(self, path: Path) -> None:
+        from pptrace.analysis.result import Report
+
+        self._path = path.with_suffix(f".{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.part")
+        self._test = ""
+        self._number = 0
+        original = Report.__init__
+
+        def recorded(report: Report, *args: Any, **kwargs: Any) -> None:
+            original(report, *args, **kwargs)
+            self._write(report)
+
+        Report.__init__ = recorded  # type: ignore[method-assign]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._test, self._number = item.name, 0
+        self._folder = item.config.rootpath
+
+    def _write(self, report: Any) -> None:
+        from pptrace.report.to_json import dump, report_object
+
+        text = dump(report_object(report, with_ops=True))
+        text = re.sub(r"[^\"]*/(pytest-[^/\"]*/)+([^/\"]*/)?", "", text).replace(str(self._folder), "")
+        line = {"test": self._test, "number": self._number, "report": without_texts(json.loads(text))}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
+        self._number += 1
+
+
+def without_texts(value: Any) -> Any:
+    """A JSON value with a word in place of each text that people read."""
+    if isinstance(value, dict):
+        return {key: _word(TEXTS[key], item) if key in TEXTS else without_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_texts(item) for item in value]
+    return value
+
+
+def _word(word: str, value: Any) -> Any:
+    return [word] * len(value) if isinstance(value, list) else value and word
+
+
+def record(path: Path, checkout: Path, tests: list[str]) -> int:
+    """Run the tests of a checkout and write what they report, sorted, to one file."""
+    environ = os.environ | {FILE_VARIABLE: str(path.resolve()), "PYTHONPATH": f"{checkout}:{Path(__file__).parent}"}
+    environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(path.resolve().with_suffix(".hypothesis"))
+    selected = [
+        "-m",
+        "not processes and not browser",
+        "-p",
+        "same_reports",
+        "--hypothesis-seed=0",
+        "-n",
+        "2",
+        "-q",
+        *tests,
+    ]
+    ended = subprocess.run([sys.executable, "-m", "pytest", *selected], cwd=checkout, env=environ, check=False)
+    lines: list[str] = []
+    for part in path.parent.resolve().glob(f"{path.stem}.*.part"):
+        lines += part.read_text(encoding="utf-8").splitlines()
+        part.unlink()
+    path.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
+    print(f"{len(lines)} reports written to {path}")
+    return ended.returncode
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print what differs; 1 where anything does, or where the two have no report in common."""
+    first, second = _read(before), _read(after)
+    common = first.keys() & second.keys()
+    differing = sorted(key for key in common if first[key] != second[key])
+    for key in differing[:20]:
+        test, number = key
+        print(f"differs: {test} #{number}: {first_difference(json.loads(first[key]), json.loads(second[key]))}")
+    only = Counter({"before": len(first.keys() - common), "after": len(second.keys() - common)})
+    print(
+        f"{len(common)} reports in both, {len(differing)} differ; {only['before']} only before, {only['after']} only after"
+    )
+    return int(bool(differing) or not common)
+
+
+def _read(path: Path) -> dict[tuple[str, int], str]:
+    entries = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {(entry["test"], entry["number"]): json.dumps(entry["report"], sort_keys=True) for entry in entries}
+
+
+def first_difference(before: Any, after: Any, where: str = "$") -> str:
+    """Where two JSON values differ first, and how."""
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        pairs = [(f"{where}.{key}", before[key], after[key]) for key in before]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(f"{where}[{index}]", *pair) for index, pair in enumerate(zip(before, after, strict=True))]
+    else:
+        return f"{where}: {str(before)[:80]} → {str(after)[:80]}"
+    return next((first_difference(*pair[1:], pair[0]) for pair in pairs if pair[1] != pair[2]), "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="run the tests and write their reports to FILE")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--checkout", type=Path, default=Path(__file__).parents[2], help="whose tests and code")
+    recording.add_argument("tests", nargs="*", help="some of its tests; left out, all")
+    comparing = commands.add_parser("compare", help="compare two records")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    options = parser.parse_args()
+    if options.command == "record":
+        return record(options.file, options.checkout.resolve(), options.tests)
+    return compare(options.before, options.after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
