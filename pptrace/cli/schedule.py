@@ -33,7 +33,7 @@ def list_schedules() -> None:
     for column in ("name", "what it is", "ideal bubble ratio", "chunks in flight on rank r", "source"):
         table.add_column(column, no_wrap=column == "name")
     for entry in registry.SCHEDULES.values():
-        table.add_row(f"[bold]{entry.name}[/]", entry.summary, entry.bubble, entry.in_flight, entry.source)
+        table.add_row(f"[bold]{entry.name}[/]", entry.summary, entry.bubble_text, entry.in_flight_text, entry.source)
     Console(width=None if Console().is_terminal else 150, highlight=False).print(table)
     click.echo("\np ranks, m microbatches, v chunks per rank, N microbatch group size (default p)")
 

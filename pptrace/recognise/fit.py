@@ -45,10 +45,6 @@ def _runs(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> bool:
     return all([a.kind for a in plan.compute_actions(rank)] == list(row) for rank, row in kinds.items())
 
 
-_ALWAYS_LABELLED = ("looped-bfs",)
-"""Of torch alone, which labels it: an order of kinds that is an interleaved one's as well, with m = p, is that."""
-
-
 def _chunk_counts(total: int, received: int | None) -> list[int]:
     """Into how many chunks so many forwards of a rank may be cut."""
     if received is not None and 0 <= received < total and total % (total - received) == 0:
@@ -68,15 +64,16 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
     for chunks, group, lean in (*variants, *((c, size, False) for size, c in grouped)):
         if lean and chunks == 1:
             continue
-        for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.name in _ALWAYS_LABELLED):
-            if entry.searches or (group is not None and "interleaved" not in entry.name):
+        # The order of one that is always labelled, where there are no labels, is that of another one.
+        for entry in sorted(registry.SCHEDULES.values(), key=lambda entry: entry.always_labelled):
+            if entry.searches or (group is not None and not entry.takes_group_size):
                 continue
             try:
                 plan = registry.build(entry.name, pp, total // chunks, chunks, group, lean)
             except ScheduleError:
                 continue
             yield plan
-            if entry.name == "interleaved-1f1b" and plan.num_microbatches == pp and not lean:
+            if entry.all_forwards_first_if_m_is_p and plan.num_microbatches == pp and not lean:
                 yield forwards_first(plan)
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from pptrace.recognise.fit import fit
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.step_rows import kinds_by_place
+from pptrace.schedule.registry import SCHEDULES
 
 
 def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
@@ -76,9 +77,6 @@ class _Reading:
         return [rank for rank in range(num_ranks) if self.place(rank, num_ranks) == place]
 
 
-_SAME_ON_ALL_RANKS = ("gpipe", "looped-bfs")
-
-
 def _readings(kinds: Mapping[int, list[str]], num_ranks: int, is_partial: bool) -> Iterator[_Reading]:
     """The readings that the kinds of ops of these ranks allow, longest pipelines first."""
     for pp in (size for size in range(num_ranks if is_partial else num_ranks // 2, 1, -1) if num_ranks % size == 0):
@@ -88,5 +86,5 @@ def _readings(kinds: Mapping[int, list[str]], num_ranks: int, is_partial: bool) 
             if any(row != by_stage[reading.place(rank, num_ranks)] for rank, row in kinds.items()):
                 continue
             plan = fit(pp, by_stage)
-            if plan is not None and not (is_partial and plan.name in _SAME_ON_ALL_RANKS):
+            if plan is not None and not (is_partial and SCHEDULES[plan.name].same_order_on_every_rank):
                 yield replace(reading, chunks=plan.num_chunks)

@@ -26,20 +26,40 @@ from pptrace.schedule.shape import OpCosts, Shape
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A catalogue entry. ``bubble`` is the closed form of the ideal bubble ratio, for people.
+    """A catalogue entry.
 
-    f, b, i and w are the costs of one chunk's F, B, I and W, with b = i + w. ``searches`` says that the builder reads costs
-    and a memory limit.
+    ``bubble`` is the closed form of the ideal bubble ratio and ``in_flight`` that of the most activations (of one chunk and
+    one microbatch) that rank r holds, where W frees what a split backward keeps; p ranks, m microbatches, v chunks, N the
+    microbatch group size, f, b, i and w the costs of one chunk's F, B, I and W with b = i + w, F&B that of an overlapped pair.
+    They hold for m ≥ 2p; ``condition`` says what else they need. None where a search decides.
+
+    ``searches``: the builder reads costs and a memory limit. ``always_labelled``: no runtime runs it whose traces lack
+    labels. ``all_forwards_first_if_m_is_p``: Megatron-LM ran it so for years.
     """
 
     name: str
     summary: str
-    bubble: str
-    in_flight: str
+    bubble: str | None
+    in_flight: str | None
     source: str
     build: Callable[[Shape], Plan]
+    condition: str = ""
     default_chunks: int = 1
     searches: bool = False
+    takes_group_size: bool = False
+    same_order_on_every_rank: bool = False
+    always_labelled: bool = False
+    all_forwards_first_if_m_is_p: bool = False
+
+    @property
+    def bubble_text(self) -> str:
+        """The closed form of the bubble for people, with its condition."""
+        return "reported with its lower bound" if self.bubble is None else f"{self.bubble} {self.condition}".rstrip()
+
+    @property
+    def in_flight_text(self) -> str:
+        """The closed form of the activations held for people."""
+        return "the memory limit" if self.in_flight is None else self.in_flight
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -52,6 +72,7 @@ SCHEDULES: dict[str, Schedule] = {
             "m",
             "GPipe, arXiv 1811.06965",
             gpipe.build,
+            same_order_on_every_rank=True,
         ),
         Schedule(
             one_f_one_b.NAME,
@@ -69,6 +90,8 @@ SCHEDULES: dict[str, Schedule] = {
             "Megatron-LM, arXiv 2104.04473",
             interleaved.build,
             default_chunks=2,
+            takes_group_size=True,
+            all_forwards_first_if_m_is_p=True,
         ),
         Schedule(
             looped_bfs.NAME,
@@ -78,6 +101,8 @@ SCHEDULES: dict[str, Schedule] = {
             "arXiv 2211.05953, torch ScheduleLoopedBFS",
             looped_bfs.build,
             default_chunks=2,
+            same_order_on_every_rank=True,
+            always_labelled=True,
         ),
         Schedule(
             eager.NAME,
@@ -98,16 +123,17 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(
             zero_bubble.H2,
             "more warmup, W in every gap; ranks end staggered",
-            "(p−1)(f+i−2w)/(m(f+b)) within a rank",
+            "(p−1)(f+i−2w)/(m(f+b))",
             "min(2p−1, m)",
             "zero bubble, arXiv 2401.10241",
             zero_bubble.build_h2,
+            "within a rank",
         ),
         Schedule(
             zb_auto.NAME,
             "searched for given costs and memory limit",
-            "reported with its lower bound",
-            "the memory limit",
+            None,
+            None,
             "zero bubble, arXiv 2401.10241",
             zb_auto.build,
             searches=True,
@@ -120,32 +146,36 @@ SCHEDULES: dict[str, Schedule] = {
             "torch ScheduleInterleavedZeroBubble",
             interleaved_zb.build,
             default_chunks=2,
+            takes_group_size=True,
         ),
         Schedule(
             zbv.NAME,
             "two chunks on a V, backward split; ranks end staggered",
-            "0 within a rank if f = i = w",
+            "0",
             "min(2p, 2m)",
             "arXiv 2401.10241, torch ScheduleZBVZeroBubble",
             zbv.build,
+            "within a rank if f = i = w",
             default_chunks=2,
         ),
         Schedule(
             controllable.HALF,
             "a V in about half the memory of 1F1B, for f = i = w",
-            "half of 1F1B's if f = i = w",
+            "≤ (p−1)/(2m)",
             "2(⌊p/2⌋+1)",
             "controllable memory, arXiv 2405.15362",
             controllable.build_half,
+            "if f = i = w",
             default_chunks=2,
         ),
         Schedule(
             controllable.MIN,
             "a V in about a third of the memory of 1F1B, for f = i = w",
-            "two thirds of 1F1B's if f = i = w",
+            "≤ 2(p−1)/(3m)",
             "2(⌊(p+1)/3⌋+1)",
             "controllable memory, arXiv 2405.15362",
             controllable.build_min,
+            "if f = i = w",
             default_chunks=2,
         ),
         Schedule(
@@ -155,6 +185,7 @@ SCHEDULES: dict[str, Schedule] = {
             "2p+1",
             "DeepSeek, torch ScheduleDualPipeV",
             dualpipe_v.build,
+            "if f = i",
             default_chunks=2,
         ),
         Schedule(
@@ -164,6 +195,7 @@ SCHEDULES: dict[str, Schedule] = {
             "p+1",
             "DeepSeek-V3, arXiv 2412.19437",
             dualpipe.build,
+            "if f = i",
             default_chunks=2,
         ),
     )
