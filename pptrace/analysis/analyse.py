@@ -25,6 +25,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.step_volume import volume_of_run
 from pptrace.analysis.steps import Ideal, ideal_of, marked_steps, report_step
+from pptrace.analysis.verdict import with_verdict
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.clock.together import match_together
 from pptrace.errors import UsageError
@@ -106,7 +107,7 @@ def analyse_ranks(
         findings=find(steps, summary),
         warnings=(*warnings, *found.warnings, *together, *anonymous(data.comms), *notes(found, clock, steps)),
     )
-    return Analysis(report, data, found.schedule, found.mesh, windows)
+    return Analysis(with_verdict(report), data, found.schedule, found.mesh, windows)
 
 
 def _causal(found: Recognised) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -270,6 +270,8 @@ class Report:
     device: tuple[RankDevice, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+    verdict: str = ""
+    """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
     """Who is to blame for a run that hung, as :func:`pptrace.hang.words.as_json` writes it."""
 

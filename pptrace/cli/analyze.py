@@ -23,6 +23,7 @@ from pptrace.report.load import load
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML report.")
 @click.option("--csv", "csv_dir", type=click.Path(path_type=Path), help="Write the tables as CSV into a directory.")
 @click.option("--perfetto", "perfetto_file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
+@click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
@@ -41,6 +42,7 @@ def command(
     html_file: Path | None,
     csv_dir: Path | None,
     perfetto_file: Path | None,
+    show_all: bool,
     schedule: str | None,
     step: int | None,
     jobs: int | None,
@@ -63,7 +65,7 @@ def command(
         _write(outputs, analysis, with_ops)
     finally:
         if not outputs.take_stdout:  # after the files: who reads stdout may end the program, as `| head` does
-            _print(analysis.report)
+            _print(analysis.report, show_all)
 
 
 def analyze_and_print(paths: Sequence[Path]) -> None:
@@ -75,13 +77,15 @@ def analyze_and_print(paths: Sequence[Path]) -> None:
     _print(load(paths, jobs=None, progress=_progress()).report)
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, show_all: bool = False) -> None:
     """The text report. Tables keep their width when the output is no terminal, so that a file or a pipe gets whole lines."""
     from rich.console import Console
 
+    from pptrace.report.tables import Amount
     from pptrace.report.text import print_report
 
-    print_report(report, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    print_report(report, console, Amount.WHOLE if show_all else Amount.BRIEF)
 
 
 def _progress() -> Progress | None:

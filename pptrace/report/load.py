@@ -9,6 +9,7 @@ from typing import Any
 
 from pptrace.analysis.analyse import Analysis, analyse_ranks
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
+from pptrace.analysis.verdict import with_verdict
 from pptrace.hang.words import as_json
 from pptrace.ingest import Progress, open_inputs, read_each
 from pptrace.ingest.flight import DUMP_PRODUCER, NO_CALLS
@@ -53,7 +54,7 @@ def load(
         num_ranks=world_size if isinstance(world_size, int) else None,
         warnings=(*result.warnings, *lost, *told, *_run_warnings(run)),
     )
-    return analysis if hang is None else replace(analysis, report=replace(analysis.report, hang=hang))
+    return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
 
 
 def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:

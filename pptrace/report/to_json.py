@@ -35,6 +35,7 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
         ],
         "stragglers": None,
         "findings": [asdict(finding) for finding in report.findings],
+        "verdict": report.verdict,
         "hang": report.hang,
         "warnings": list(report.warnings),
     }

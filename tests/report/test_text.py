@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -10,6 +11,8 @@ from rich.console import Console
 
 from pptrace.analysis.analyse import analyse
 from pptrace.analysis.result import Report
+from pptrace.analysis.verdict import with_verdict
+from pptrace.report.tables import Amount
 from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from tests.synthetic import record, without
@@ -19,10 +22,76 @@ WHOLE = analyse(TRACES).report
 LACKING = "parts of the run are missing or damaged: see the warnings at the end"
 
 
-def told(report: Report) -> str:
+def told(report: Report, amount: Amount = Amount.BRIEF) -> str:
     out = StringIO()
-    print_report(report, Console(file=out, width=200))
+    print_report(report, Console(file=out, width=200), amount)
     return out.getvalue()
+
+
+def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
+    """A report of many steps and ranks, made of copies of a small one's; the last step is five times as long, rank 5 slow."""
+    (step,) = WHOLE.steps
+    assert step.span_ns is not None
+    ranks = tuple(
+        replace(step.ranks[0], rank=rank, stage=rank % num_stages, compute_ns=100 if rank != 5 else 150, window_ns=1000)
+        for rank in range(num_ranks)
+    )
+    spans = [*(step.span_ns + number % 7 for number in range(num_steps - 1)), 5 * step.span_ns]
+    steps = tuple(replace(step, step=number, span_ns=span, ranks=ranks) for number, span in enumerate(spans))
+    return replace(WHOLE, steps=steps, warnings=tuple(f"warning {number}" for number in range(20)))
+
+
+@pytest.mark.parametrize(("num_steps", "num_ranks", "num_stages"), [(43, 64, 8), (1000, 1000, 16), (20, 1024, 1024)])
+def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
+    report = many(num_steps, num_ranks, num_stages)
+    text = told(report)
+    assert len(text.splitlines()) <= 70
+    whole = told(report, Amount.WHOLE)
+    assert len(whole.splitlines()) > num_steps + 2 * num_ranks
+    assert "--all" in text
+    assert "--all" not in whole
+
+
+def test_many_steps_are_a_distribution_with_the_outlier_named() -> None:
+    lines = told(many(43, 4, 2)).splitlines()
+    (outlier,) = [line for line in lines if "slowest, outlier" in line]
+    assert outlier.split()[0] == "42"
+    assert any("typical, shown below" in line for line in lines)
+    assert any(line.startswith("43 steps: ") and "1 outlier" in line for line in lines)
+
+
+def test_many_ranks_are_grouped_by_stage_with_the_slowest_named() -> None:
+    lines = told(many(1, 64, 4)).splitlines()
+    (stage,) = [line for line in lines if "rank 5:" in line]
+    assert stage.split()[:2] == ["1", "16"]
+    rows = [line.split()[:2] for line in lines if line.split()[1:2] == ["16"]]
+    assert rows == [[str(stage), "16"] for stage in range(4)]
+
+
+def test_the_verdict_comes_first_and_the_findings_before_the_tables() -> None:
+    text = told(WHOLE)
+    assert text.startswith(WHOLE.verdict[:60])
+    assert text.index("Findings") < text.index("Steps") < text.index("Ranks")
+
+
+def test_the_verdict_names_what_costs_most() -> None:
+    slow = record(build("1f1b", 2, 8, 1), cost=lambda action: 3000 if action.stage else 1000).traces()
+    verdict = analyse(slow).report.verdict
+    assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", verdict), verdict
+    assert verdict.endswith("a step of stages of unequal cost.")
+
+
+def test_the_verdict_of_a_hang_is_the_hang() -> None:
+    hung = with_verdict(
+        replace(WHOLE, hang={"detail": "rank 2 is gone.", "verdict": "missing", "ranks": [2], "edges": []})
+    )
+    assert hung.verdict == "The run hung: rank 2 is gone."
+
+
+def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
+    assert (
+        with_verdict(replace(WHOLE, steps=(), device=())).verdict == "No training step was recognised in these traces."
+    )
 
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:
