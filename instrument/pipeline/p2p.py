@@ -1,7 +1,7 @@
-"""Point-to-point communication between the stages of a pipeline, with the operations of Megatron-LM.
+"""Point-to-point communication between the stages of a pipeline.
 
-Every operation is one call of :meth:`Communicator.exchange`, which posts its transfers together and returns when all
-are complete. :meth:`Communicator.post` only posts. Source of the operations: Megatron-LM
+:meth:`Communicator.exchange` posts the transfers of one call together, such as those of Megatron-LM's
+``send_forward_recv_backward``, and returns when all are complete; :meth:`Communicator.post` only posts. Source: Megatron-LM
 ``core/pipeline_parallel/p2p_communication.py``.
 """
 
@@ -196,74 +196,6 @@ class Communicator:
         for index in sorted(range(len(messages)), key=turn):
             (answers[index],) = self.exchange([messages[index]], step)
         return [answers[index] for index in range(len(messages))]
-
-    def recv_forward(self, cell: Cell, step: int) -> Tensor | None:
-        return self._call([self._receive(Kind.RECV_F, cell)], step)[0]
-
-    def recv_backward(self, cell: Cell, step: int) -> Tensor | None:
-        return self._call([self._receive(Kind.RECV_B, cell)], step)[0]
-
-    def send_forward(self, output: Tensor | None, cell: Cell, step: int) -> None:
-        self._call([self._send(Kind.SEND_F, cell, output)], step)
-
-    def send_backward(self, gradient: Tensor | None, cell: Cell, step: int) -> None:
-        self._call([self._send(Kind.SEND_B, cell, gradient)], step)
-
-    def send_forward_recv_backward(self, output: Tensor | None, sent: Cell, received: Cell, step: int) -> Tensor | None:
-        return self._call([self._send(Kind.SEND_F, sent, output), self._receive(Kind.RECV_B, received)], step)[1]
-
-    def send_backward_recv_forward(
-        self, gradient: Tensor | None, sent: Cell, received: Cell, step: int
-    ) -> Tensor | None:
-        return self._call([self._send(Kind.SEND_B, sent, gradient), self._receive(Kind.RECV_F, received)], step)[1]
-
-    def send_forward_recv_forward(self, output: Tensor | None, sent: Cell, received: Cell, step: int) -> Tensor | None:
-        return self._call([self._send(Kind.SEND_F, sent, output), self._receive(Kind.RECV_F, received)], step)[1]
-
-    def send_backward_recv_backward(
-        self, gradient: Tensor | None, sent: Cell, received: Cell, step: int
-    ) -> Tensor | None:
-        return self._call([self._send(Kind.SEND_B, sent, gradient), self._receive(Kind.RECV_B, received)], step)[1]
-
-    def send_forward_backward_recv_forward_backward(
-        self,
-        output: tuple[Tensor | None, Cell],
-        gradient: tuple[Tensor | None, Cell],
-        received_forward: Cell,
-        received_backward: Cell,
-        step: int,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """All four directions at once.
-
-        Returns:
-            (the input from the previous stage, the output's gradient from the next stage).
-        """
-        answers = self._call(
-            [
-                self._send(Kind.SEND_F, output[1], output[0]),
-                self._send(Kind.SEND_B, gradient[1], gradient[0]),
-                self._receive(Kind.RECV_F, received_forward),
-                self._receive(Kind.RECV_B, received_backward),
-            ],
-            step,
-        )
-        return answers[2], answers[3]
-
-    def _call(self, messages: Sequence[Message | None], step: int) -> list[Tensor | None]:
-        """Exchange those messages that exist; the answers stand in the places of all."""
-        answers = iter(self.exchange([message for message in messages if message is not None], step))
-        return [None if message is None else next(answers) for message in messages]
-
-    def _send(self, kind: Kind, cell: Cell, tensor: Tensor | None) -> Message | None:
-        if tensor is None or not self._has_peer(kind, cell):
-            return None
-        return Message(Action(kind, cell.stage, cell.microbatch), tensor)
-
-    def _receive(self, kind: Kind, cell: Cell) -> Message | None:
-        return Message(Action(kind, cell.stage, cell.microbatch)) if self._has_peer(kind, cell) else None
-
-    def _has_peer(self, kind: Kind, cell: Cell) -> bool:
-        return self._other_stage(kind, cell.stage) is not None
 
     def _other_stage(self, kind: Kind, stage: int) -> int | None:
         to_next = kind is Kind.SEND_F or kind is Kind.RECV_B

@@ -15,16 +15,14 @@ from pptrace.schedule.actions import Action, Key, Kind
 class Costs:
     """Nanoseconds per action: ``ops`` (kind, stage, microbatch) wins over ``stages`` (kind, stage), that over ``kinds``.
 
-    A message costs ``p2p_latency_ns`` plus ``p2p_bytes`` over ``p2p_bytes_per_second``; ``transfers`` gives it per producing
-    action, (F | B | I, stage, microbatch). An overlapped pair without a cost of its own costs the sum of its halves.
+    A message costs ``p2p_latency_ns``; ``transfers`` gives it per producing action, (F | B | I, stage, microbatch). An
+    overlapped pair without a cost of its own costs the sum of its halves.
     """
 
     kinds: Mapping[Kind, int] = field(default_factory=dict)
     stages: Mapping[tuple[Kind, int], int] = field(default_factory=dict)
     ops: Mapping[Key, int] = field(default_factory=dict)
     p2p_latency_ns: int = 0
-    p2p_bytes: int = 0
-    p2p_bytes_per_second: float | None = None
     transfers: Mapping[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -32,12 +30,8 @@ class Costs:
         for what, value in chain(*(table.items() for table in tables)):
             if value < 0:
                 raise UsageError(f"{_words(what)} costs {value} ns; expected at least 0")
-        if self.p2p_latency_ns < 0 or self.p2p_bytes < 0:
-            raise UsageError(
-                f"a message has {self.p2p_bytes} bytes and a latency of {self.p2p_latency_ns} ns; expected at least 0"
-            )
-        if self.p2p_bytes_per_second is not None and not self.p2p_bytes_per_second > 0:
-            raise UsageError(f"the bandwidth is {self.p2p_bytes_per_second} bytes per second; expected more than 0")
+        if self.p2p_latency_ns < 0:
+            raise UsageError(f"a message has a latency of {self.p2p_latency_ns} ns; expected at least 0")
 
     def duration(self, _rank: int, action: Action) -> int:
         """The cost of an action, ns.
@@ -59,11 +53,7 @@ class Costs:
     def latency(self, producer: Action, _source: int, _target: int) -> int:
         """From the end of ``producer`` until its output has arrived on another rank, ns."""
         measured = self.transfers.get(producer.key)
-        if measured is not None:
-            return measured
-        if self.p2p_bytes_per_second is None:
-            return self.p2p_latency_ns
-        return self.p2p_latency_ns + round(self.p2p_bytes / self.p2p_bytes_per_second * 1e9)
+        return self.p2p_latency_ns if measured is None else measured
 
 
 def _words(what: object) -> str:

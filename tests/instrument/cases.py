@@ -16,7 +16,7 @@ from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
-from instrument.pipeline.p2p import Cell, Communicator, TensorSpec
+from instrument.pipeline.p2p import Communicator, Message, TensorSpec
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.transport import Mode, make_transport
@@ -24,6 +24,7 @@ from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.session import Session
 from pptrace.marks import SpanKind
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -194,8 +195,8 @@ def outputs_alive(case: Case) -> tuple[list[int], int]:
     return alive, sum(not output.expired() for output in outputs)
 
 
-def megatron_operations(mode: Mode, negotiated: bool) -> dict[str, float | None]:
-    """Every named operation once, on a pipeline of all ranks; each value is what this rank received."""
+def exchanges(mode: Mode, negotiated: bool) -> list[dict[str, float]]:
+    """The combinations of transfers that Megatron-LM names, on a pipeline of all ranks; what this rank received in each."""
     world = dist.get_world_size()
     mesh = make_mesh(fit_shape(world), "cpu", "gloo")
     plan = lower(build("1f1b", world, 1, 1))
@@ -204,31 +205,25 @@ def megatron_operations(mode: Mode, negotiated: bool) -> dict[str, float | None]
     p2p = Communicator(mesh, plan, spec, make_transport(mesh, mode, Route.DIRECT), Recorder())
     stage = mesh.pp_rank
 
-    def value(number: int) -> Tensor:
-        return torch.full(shape, float(10 * number + stage), dtype=torch.float64)
+    def call(number: int, *kinds: str) -> dict[str, float]:
+        """One exchange of those kinds that have a peer; sends carry 10 · number + stage."""
+        actions = [Action(Kind(kind), stage, number) for kind in kinds]
+        actions = [action for action in actions if _leads_to_a_stage(plan, action)]
+        sent = torch.full(shape, float(10 * number + stage), dtype=torch.float64)
+        answers = p2p.exchange([Message(action, sent if action.kind.is_send else None) for action in actions], 0)
+        pairs = zip(actions, answers, strict=True)
+        return {str(action.kind): float(tensor.mean()) for action, tensor in pairs if tensor is not None}
 
-    def read(tensor: Tensor | None) -> float | None:
-        return None if tensor is None else float(tensor.mean())
+    seen = [call(0, "RECV_F"), call(0, "SEND_F"), call(1, "RECV_B"), call(1, "SEND_B")]
+    seen += [call(2, "SEND_F", "RECV_F"), call(3, "SEND_B", "RECV_B"), call(4, "SEND_F", "SEND_B", "RECV_F", "RECV_B")]
+    # The pair that 1F1B's steady phase is made of: one side's call is the other's counterpart.
+    pair = [("SEND_F", "RECV_B"), ("SEND_B", "RECV_F")]
+    return seen + [call(number, *kinds) for number, kinds in enumerate(pair if stage % 2 == 0 else pair[::-1], 5)]
 
-    seen: dict[str, float | None] = {}
-    cells = [Cell(stage, microbatch) for microbatch in range(10)]
-    seen["recv_forward"] = read(p2p.recv_forward(cells[0], 0))
-    p2p.send_forward(value(0), cells[0], 0)
-    seen["recv_backward"] = read(p2p.recv_backward(cells[0], 0))
-    p2p.send_backward(value(1), cells[0], 0)
-    seen["send_forward_recv_forward"] = read(p2p.send_forward_recv_forward(value(2), cells[1], cells[1], 0))
-    seen["send_backward_recv_backward"] = read(p2p.send_backward_recv_backward(value(3), cells[1], cells[1], 0))
-    forward, backward = p2p.send_forward_backward_recv_forward_backward(
-        (value(4), cells[2]), (value(5), cells[2]), cells[2], cells[2], 0
-    )
-    seen["all four: forward"], seen["all four: backward"] = read(forward), read(backward)
-    if stage % 2 == 0:  # the pair that 1F1B's steady phase is made of: one side's call is the other's counterpart
-        seen["send_forward_recv_backward"] = read(p2p.send_forward_recv_backward(value(6), cells[3], cells[3], 0))
-        seen["send_backward_recv_forward"] = read(p2p.send_backward_recv_forward(value(7), cells[4], cells[4], 0))
-    else:
-        seen["send_backward_recv_forward"] = read(p2p.send_backward_recv_forward(value(7), cells[3], cells[3], 0))
-        seen["send_forward_recv_backward"] = read(p2p.send_forward_recv_backward(value(6), cells[4], cells[4], 0))
-    return seen
+
+def _leads_to_a_stage(plan: Plan, action: Action) -> bool:
+    to_next = action.kind in (Kind.SEND_F, Kind.RECV_B)
+    return (plan.next_stage(action.stage) if to_next else plan.previous_stage(action.stage)) is not None
 
 
 def mesh_facts() -> dict[str, object]:

@@ -45,12 +45,10 @@ def test_an_overlapped_pair_costs_the_sum_of_its_halves_unless_it_has_a_cost_of_
     assert Costs(kinds={Kind.F: 3, Kind.B: 5, Kind.OVERLAP_F_B: 6}).duration(0, pair) == 6
 
 
-def test_a_message_costs_its_latency_and_its_bytes_over_the_bandwidth() -> None:
+def test_a_message_costs_what_was_measured_of_it_else_the_latency() -> None:
     producer = Action(Kind.F, 0, 0)
     assert Costs().latency(producer, 0, 1) == 0
     assert Costs(p2p_latency_ns=7).latency(producer, 0, 1) == 7
-    assert Costs(p2p_latency_ns=7, p2p_bytes=5_000, p2p_bytes_per_second=1e9).latency(producer, 0, 1) == 5_007
-    assert Costs(p2p_bytes=3, p2p_bytes_per_second=25e9).latency(producer, 0, 1) == 0
     measured = Costs(p2p_latency_ns=7, transfers={producer.key: 40})
     assert measured.latency(producer, 0, 1) == 40
     assert measured.latency(Action(Kind.F, 0, 1), 0, 1) == 7
@@ -86,9 +84,6 @@ def test_impossible_uniform_costs_are_refused(arguments: dict[str, int], words: 
         ({"ops": {(Kind.F, 3, 0): -2}}, "F 3 0 costs -2 ns"),
         ({"transfers": {(Kind.F, 3, 0): -2}}, "costs -2 ns"),
         ({"p2p_latency_ns": -1}, "a latency of -1 ns"),
-        ({"p2p_bytes": -1}, "a message has -1 bytes"),
-        ({"p2p_bytes_per_second": 0.0}, "the bandwidth is 0.0 bytes per second; expected more than 0"),
-        ({"p2p_bytes_per_second": float("nan")}, "expected more than 0"),
     ],
 )
 def test_impossible_costs_are_refused(arguments: dict[str, object], words: str) -> None:

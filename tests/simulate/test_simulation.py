@@ -255,14 +255,6 @@ def test_messages_between_stages_of_one_rank_are_free() -> None:
     assert simulate(build("interleaved-1f1b", 1, 2, 2), uniform(1, 2, p2p_ns=1000)).makespan_ns == 12
 
 
-def test_the_bandwidth_slows_the_pipeline_as_an_equal_latency_does() -> None:
-    plan = build("1f1b", 4, 8)
-    kinds = {Kind.F: 1000, Kind.B: 2000}
-    by_bytes = simulate(plan, Costs(kinds, p2p_latency_ns=100, p2p_bytes=4096, p2p_bytes_per_second=8.192e9))
-    by_latency = simulate(plan, Costs(kinds, p2p_latency_ns=600))
-    assert by_bytes.ops().equals(by_latency.ops())
-
-
 def test_an_overlapped_pair_serves_the_readers_of_both_halves() -> None:
     """stage 1: F0 5-10, the pair (F1, B0) from 10 on for 8; stage 0 reads B0 at 18; B1 follows on stage 1 at 18."""
     plan = from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]], "overlapped")
