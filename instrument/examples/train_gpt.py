@@ -42,6 +42,7 @@ from instrument.optim.adamw import AdamW
 from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
 from instrument.optim.control_channel import ControlChannel
 from instrument.optim.main_parameters import Zero, make_adamw
+from instrument.pipeline.handlers import skipped_kinds
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
 from pptrace.errors import PptraceError
@@ -97,6 +98,11 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     progress = Progress(work)
     if reports:
         print(work.heading(), flush=True)
+        if skipped := skipped_kinds(settings.plan):
+            print(
+                f"{', '.join(skipped)} of the plan are passed over: sharding and gradient sums need no actions here",
+                flush=True,
+            )
     for step in observer.steps(options.steps):
         progress.begin(settings.wiring.device)
         batch = _load(feed, observer, step)

@@ -13,6 +13,7 @@ from instrument.pipeline.p2p import Cell, Message
 from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
 
 
 def forward(run: StepRun, instruction: Instruction) -> None:
@@ -87,7 +88,17 @@ def post(run: StepRun, instruction: Instruction) -> None:
 
 
 def skip(run: StepRun, instruction: Instruction) -> None:
-    """UNSHARD, RESHARD, REDUCE_GRAD: parameters are not sharded here, and gradients are summed after the last microbatch."""
+    """UNSHARD, RESHARD, REDUCE_GRAD: nothing to do (:func:`skipped_kinds` says so)."""
+
+
+def skipped_kinds(plan: Plan) -> tuple[Kind, ...]:
+    """The kinds of a plan's actions that the runtime passes over, to be said before it runs.
+
+    Parameters are whole on every rank, or ``fully_shard`` gathers and frees them by itself; gradients are summed during and
+    after the backward of the last microbatch, wherever a plan has its REDUCE_GRAD.
+    """
+    kinds = {action.kind for row in plan.ranks for action in row}
+    return tuple(kind for kind, handler in HANDLERS.items() if handler is skip and kind in kinds)
 
 
 _ON_THIS_RANK: Mapping[Kind, Handler] = {

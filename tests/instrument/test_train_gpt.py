@@ -93,12 +93,14 @@ def test_two_ranks_train_a_plan_from_a_file(
 ) -> None:
     plan = build("zbv", 2, 4)
     path = tmp_path / "mine.csv"
-    path.write_text(to_csv(lower(plan) if is_lowered else plan))
+    text = to_csv(lower(plan) if is_lowered else plan)
+    path.write_text(f"0UNSHARD,{text}" if is_lowered else text)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["instrument/examples/train_gpt.py", *SMALL[:-2], "--schedule", str(path), "--steps", "2", "--tied"]
     command += ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    assert ("UNSHARD of the plan are passed over" in done.stdout) == is_lowered
     assert main([*SMALL, "--steps", "2", "--tied"]) == 0
     assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
 
