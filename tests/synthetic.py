@@ -28,6 +28,7 @@ from pptrace.marks import (
 )
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table
 
@@ -190,7 +191,7 @@ def host_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0
     """The marked host ranges of a pipeline rank's step that begins at ``at``; nothing is known of any device."""
     events = [marked(OpMark(done.action, step), at + done.start, at + done.end) for done in run.computes(rank)]
     for group in _groups(run.transfers(rank)):
-        transfers = [Transfer(done.action, pipeline[run.plan.peer_of(done.action)], BYTES) for done in group]
+        transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
         start, end = group[0].start, max(done.end for done in group)
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start, at + end))
         seen = start
@@ -225,7 +226,7 @@ def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int =
         launch("gemm_f16", begin + 3, done.start, half, thread, COMPUTE_STREAM)
         launch("layer_norm", begin + 8, half + 3, done.end, thread, COMPUTE_STREAM)
     for group in _groups(run.transfers(rank)):
-        transfers = [Transfer(done.action, pipeline[run.plan.peer_of(done.action)], BYTES) for done in group]
+        transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
         start, end = group[0].start, max(done.end for done in group)
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start - LEAD, at + start - LEAD + 20))
         launch("ncclDevKernel_SendRecv", start - LEAD + 5, start, end, MAIN_THREAD, NCCL_STREAM)

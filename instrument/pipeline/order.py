@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pptrace.errors import ScheduleError, UsageError
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action
+from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.plan import Plan
 
 Instruction = tuple[Action, ...]
@@ -111,9 +112,10 @@ def require_total_order(plan: Plan) -> None:
         rank = ready.pop()
         if position[rank] == len(rows[rank]):
             continue
-        mine = rows[rank][position[rank]]
-        peer = plan.peer_of(mine)
-        if position[peer] < len(rows[peer]) and _are_ends(plan, mine, rows[peer][position[peer]]):
+        action = rows[rank][position[rank]]
+        peer, message = peer_of(plan, action), message_of(plan, action)
+        other = rows[peer][position[peer]] if position[peer] < len(rows[peer]) else None
+        if other is not None and other.key == message.other_end(action):
             position[rank] += 1
             position[peer] += 1
             ready += [rank, peer]
@@ -123,14 +125,3 @@ def require_total_order(plan: Plan) -> None:
                 f"{plan.name}: deadlock with one blocking call at a time: rank {rank} stays in {row[position[rank]]}; "
                 "use another P2P mode, or lower the plan's compute actions anew"
             )
-
-
-def _are_ends(plan: Plan, one: Action, other: Action) -> bool:
-    """Whether two actions are the send and the receive of one message."""
-    send, receive = (one, other) if one.kind.is_send else (other, one)
-    if not send.kind.is_send:
-        return False
-    forward = send.kind is Kind.SEND_F
-    reader = plan.next_stage(send.stage) if forward else plan.previous_stage(send.stage)
-    wanted = Kind.RECV_F if forward else Kind.RECV_B
-    return (receive.kind, receive.stage, receive.microbatch) == (wanted, reader, send.microbatch)

@@ -22,6 +22,7 @@ from instrument.recorder import Recorder
 from pptrace.errors import PptraceError, UsageError
 from pptrace.marks import Axis, Transfer
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.messages import Direction, message_of, peer_of
 from pptrace.schedule.plan import Plan
 
 _HEADER_DIMS = 3  # Megatron's three int64: the dims of an activation
@@ -197,13 +198,9 @@ class Communicator:
             (answers[index],) = self.exchange([messages[index]], step)
         return [answers[index] for index in range(len(messages))]
 
-    def _other_stage(self, kind: Kind, stage: int) -> int | None:
-        to_next = kind is Kind.SEND_F or kind is Kind.RECV_B
-        return self._plan.next_stage(stage) if to_next else self._plan.previous_stage(stage)
-
     def _route(self, message: Message) -> _Routed:
         action = message.action
-        pp_rank = self._plan.peer_of(action)
+        pp_rank = peer_of(self._plan, action)
         if action.kind.is_send:
             if message.tensor is None:
                 raise PptraceError(f"{action} on pipeline rank {self._mesh.pp_rank} has no tensor to send")
@@ -214,9 +211,9 @@ class Communicator:
 
     def _tag(self, action: Action) -> int:
         """The same number at both ends, another for every message: it counts by the stage that sends."""
-        sender = action.stage if action.kind.is_send else self._other_stage(action.kind, action.stage)
-        forward = action.kind is Kind.SEND_F or action.kind is Kind.RECV_F
-        return ((action.microbatch or 0) * self._plan.num_stages + (sender or 0)) * 2 + forward
+        message = message_of(self._plan, action)
+        forward = message.direction is Direction.FORWARD
+        return ((message.microbatch or 0) * self._plan.num_stages + message.source_stage) * 2 + forward
 
     def _buffer(self, shape: tuple[int, ...] | None) -> Tensor | None:
         return None if shape is None else torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)

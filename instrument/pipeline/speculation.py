@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from instrument.pipeline.order import Instruction
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.messages import Message, message_of, peer_of
 from pptrace.schedule.plan import Plan
 
 _REPEATABLE = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.UNSHARD})
 """What leaves nothing behind when its results are dropped."""
-
-Message = tuple[bool, int, int | None]
-"""(forward, stage that sends, microbatch)."""
 
 
 def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) -> tuple[int, ...]:
@@ -43,15 +41,6 @@ def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) ->
         lengths = closed
 
 
-def message_of(plan: Plan, action: Action) -> Message:
-    """What a send and its receive have in common."""
-    forward = action.kind is Kind.SEND_F or action.kind is Kind.RECV_F
-    if action.kind.is_send:
-        return forward, action.stage, action.microbatch
-    sender = plan.previous_stage(action.stage) if forward else plan.next_stage(action.stage)
-    return forward, action.stage if sender is None else sender, action.microbatch
-
-
 def _repeatable(row: Sequence[Instruction]) -> int:
     """Instructions before the first that cannot be run again."""
     for index, group in enumerate(row):
@@ -64,6 +53,6 @@ def _closed(plan: Plan, prefix: Sequence[Instruction], ends: Sequence[set[Messag
     """Instructions before the first with a message whose other end is in no prefix."""
     for index, group in enumerate(prefix):
         for action in group:
-            if action.kind.is_p2p and message_of(plan, action) not in ends[plan.peer_of(action)]:
+            if action.kind.is_p2p and message_of(plan, action) not in ends[peer_of(plan, action)]:
                 return index
     return len(prefix)

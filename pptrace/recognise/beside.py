@@ -13,27 +13,21 @@ import numpy as np
 import pandas as pd
 
 from pptrace.recognise.mesh import MeshInfo
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Action
+from pptrace.schedule.messages import Direction, messages_of_rank
 from pptrace.schedule.plan import Plan
 from pptrace.slices import Slice, slices
 
 PlanOf = Callable[[int], Plan]
 """The plan of a step."""
 
-PRODUCERS = {"F": (Kind.F,), "B": (Kind.B, Kind.I)}
+PRODUCERS = {str(direction): direction.producers for direction in Direction}
 """By direction: the kinds of ops whose output moves that way."""
 
 
 def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
     """The ops of a rank whose output goes to another rank, or whose input comes from one."""
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            if half.kind not in PRODUCERS[direction]:
-                continue
-            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
-            other = away(half.stage)
-            if other is not None and plan.placement[other] != rank:
-                yield half
+    return (op for op, message in messages_of_rank(plan, rank, sends) if message.direction == direction)
 
 
 def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame | None:
@@ -88,13 +82,9 @@ class Planned:
 
 def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
     """The messages of a rank in the order of their ops."""
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            direction = next((name for name, kinds in PRODUCERS.items() if half.kind in kinds), "")
-            away = plan.next_stage if (direction == "F") == sends else plan.previous_stage
-            other = away(half.stage) if direction else None
-            if other is not None and plan.placement[other] != rank:
-                yield Planned(half, direction, plan.placement[other])
+    for op, message in messages_of_rank(plan, rank, sends):
+        other = message.target_stage if sends else message.source_stage
+        yield Planned(op, message.direction, plan.placement[other])
 
 
 def by_plan(

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.messages import Message, crosses_ranks, output_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Replay, Timed, replay
-
-_OUTPUT = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B), Kind.I: (Kind.SEND_B, Kind.RECV_B)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +75,25 @@ def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
         following = [*(timed.start for timed in row), timeline.makespan][1:]
         for timed, next_start in zip(row, following, strict=True):
             for half in timed.action.halves:
-                if half.kind not in _OUTPUT:
+                message = output_of(plan, half)
+                if message is None or not crosses_ranks(plan, message):
                     continue
-                stage = plan.next_stage(half.stage) if half.kind is Kind.F else plan.previous_stage(half.stage)
-                if stage is None or plan.placement[stage] == rank:
-                    continue
-                reader = _reader_of(plan, half, stage)
-                send, recv = _OUTPUT[half.kind]
+                reader = _reader_of(plan, half, message)
                 yield _Transfer(
                     tick=min(next_start, start_of[reader.key]),
                     source=rank,
-                    target=plan.placement[stage],
-                    send=replace(half, kind=send),
-                    recv=Action(recv, stage, half.microbatch, reader.chunk, reader.phase),
+                    target=plan.placement[message.target_stage],
+                    send=replace(half, kind=message.send[0]),
+                    recv=Action(*message.recv, reader.chunk, reader.phase),
                 )
 
 
-def _reader_of(plan: Plan, producer: Action, stage: int) -> Action:
-    """The action on ``stage`` that reads what ``producer`` sends."""
-    kinds = (Kind.F,) if producer.kind is Kind.F else (Kind.B, Kind.I)
-    for kind in kinds:
-        if found := plan.by_key.get((kind, stage, producer.microbatch)):
-            return found[1]
+def _reader_of(plan: Plan, producer: Action, message: Message) -> Action:
+    """The action that reads what ``producer`` sends."""
+    stage = message.target_stage
+    for kind in message.direction.producers:
+        if reader := plan.by_key.get((kind, stage, producer.microbatch)):
+            return reader[1]
     raise ScheduleError(f"{plan.name}: nobody reads the output of {producer}: stage {stage} has no such microbatch")
 
 

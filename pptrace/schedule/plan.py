@@ -88,18 +88,6 @@ class Plan:
         """The stage that reads this one's output; None for the last of a chain."""
         return stage + 1 if (stage + 1) % self.chain_length > 0 else None
 
-    def peer_of(self, action: Action) -> int:
-        """The pipeline rank at the other end of a send or receive.
-
-        Raises:
-            ScheduleError: the action is no P2P action, or leads out of the pipeline.
-        """
-        forward_out = action.kind is Kind.SEND_F or action.kind is Kind.RECV_B
-        stage = self.next_stage(action.stage) if forward_out else self.previous_stage(action.stage)
-        if not action.kind.is_p2p or stage is None:
-            raise ScheduleError(f"{self.name}: {action} has no peer in a pipeline of {self.num_stages} stages")
-        return self.placement[stage]
-
     def compute_actions(self, rank: int) -> tuple[Action, ...]:
         return tuple(action for action in self.ranks[rank] if action.kind.is_compute)
 

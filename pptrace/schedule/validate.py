@@ -9,16 +9,10 @@ from dataclasses import dataclass
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.schedule.lower import lower
+from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Blocked, needs_of, replay
 from pptrace.schedule.text import draw
-
-_COUNTERPART = {
-    Kind.SEND_F: Kind.RECV_F,
-    Kind.RECV_F: Kind.SEND_F,
-    Kind.SEND_B: Kind.RECV_B,
-    Kind.RECV_B: Kind.SEND_B,
-}
 
 
 def validate(plan: Plan) -> None:
@@ -129,9 +123,9 @@ def _require_pairs(plan: Plan) -> None:
     present = {action.key for row in plan.ranks for action in row if action.kind.is_p2p}
     for rank, row in enumerate(plan.ranks):
         for index, action in enumerate(row):
-            if action.kind.is_p2p and (other := _counterpart(plan, action)) not in present:
+            if action.kind.is_p2p and (other := message_of(plan, action).other_end(action)) not in present:
                 verb, missing = ("sends", "receives") if action.kind.is_send else ("waits for", "sends")
-                peer = plan.peer_of(action)
+                peer = peer_of(plan, action)
                 message = (
                     f"rank {rank} {verb} {action}, but rank {peer} never {missing} it ({_key_text(other)} is missing)"
                 )
@@ -145,9 +139,11 @@ def _require_message_order(plan: Plan) -> None:
     for rank, row in enumerate(plan.ranks):
         for action in row:
             if action.kind.is_send:
-                sent.setdefault((rank, plan.peer_of(action)), []).append(action.key)
+                sent.setdefault((rank, peer_of(plan, action)), []).append(action.key)
             elif action.kind.is_recv:
-                received.setdefault((plan.peer_of(action), rank), []).append(_counterpart(plan, action))
+                received.setdefault((peer_of(plan, action), rank), []).append(
+                    message_of(plan, action).other_end(action)
+                )
     for (source, target), keys in sent.items():
         for first, second in zip(keys, received[source, target], strict=True):
             if first != second:
@@ -156,15 +152,6 @@ def _require_message_order(plan: Plan) -> None:
                     "messages between two ranks must be received in the order in which they are sent"
                 )
                 raise _error(plan, message, [(source, [a.key for a in plan.ranks[source]].index(first))])
-
-
-def _counterpart(plan: Plan, action: Action) -> Key:
-    """The key of the other end of a send or receive."""
-    forward_out = action.kind in (Kind.SEND_F, Kind.RECV_B)
-    stage = plan.next_stage(action.stage) if forward_out else plan.previous_stage(action.stage)
-    if stage is None:
-        raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
-    return (_COUNTERPART[action.kind], stage, action.microbatch)
 
 
 def _require_inputs_received(plan: Plan) -> None:
@@ -226,10 +213,10 @@ def _require_no_deadlock(plan: Plan) -> None:
             if current[0].kind.is_p2p:
                 for action in current:
                     posted.add(action.key)
-                    other = _counterpart(plan, action)
+                    other = message_of(plan, action).other_end(action)
                     if other in posted and other not in met:
                         met.update((action.key, other))
-                        ready.append(plan.peer_of(action))
+                        ready.append(peer_of(plan, action))
                 if not all(action.key in met for action in current):
                     break
             cursor.step()
@@ -240,8 +227,8 @@ def _require_no_deadlock(plan: Plan) -> None:
 
 def _deadlock(plan: Plan, stuck: dict[int, _Cursor], met: set[Key]) -> ScheduleError:
     pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
-    cycle = _find_cycle({rank: plan.peer_of(action) for rank, action in pending.items()})
-    story = "; ".join(f"rank {rank} blocks in {pending[rank]} to rank {plan.peer_of(pending[rank])}" for rank in cycle)
+    cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
+    story = "; ".join(f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle)
     places = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
     return _error(plan, f"deadlock: {story}", places)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pptrace.marks import Axis, Mark, OpMark, P2PMark, SpanKind, SpanMark, Transfer, WaitMark, format_mark
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_rows
@@ -121,7 +122,7 @@ def _messages(simulation: Simulation, rank: int, step: int, origin: int) -> Iter
 
 def _transfer(plan: Plan, action: Action, kind: Kind, step: int, start: int, end: int) -> Iterator[dict[str, Any]]:
     message = Action(kind, action.stage, action.microbatch, action.chunk, action.phase)
-    transfer = Transfer(message, plan.peer_of(message), NUM_BYTES)
+    transfer = Transfer(message, peer_of(plan, message), NUM_BYTES)
     yield _event(P2PMark((transfer,), Axis.PP, step), start, end)
     yield _event(WaitMark(transfer, step), start, end)
 

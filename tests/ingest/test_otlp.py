@@ -18,6 +18,7 @@ from pptrace.ingest.formats import detect, first_bytes, read_file
 from pptrace.ingest.otlp import read_otlp
 from pptrace.report.load import load
 from pptrace.report.to_json import dump, report_object
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
 from pptrace.tables import InputFormat
 from tests.ingest.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
@@ -135,7 +136,7 @@ def test_printed_spans_are_read_between_the_lines_of_a_log(tmp_path: Path) -> No
 def both_ends(run: PaperRun) -> list[tuple[int, str, str, int, int]]:
     """The messages of a step that either side posts alone: (rank, kind, direction, microbatch, peer)."""
     alone = [
-        (rank, action.kind, action.microbatch, run.plan.peer_of(action))
+        (rank, action.kind, action.microbatch, peer_of(run.plan, action))
         for rank in range(run.plan.pp)
         for group in groups_of(run.ranks[rank])
         if len(group) == 1 and (action := group[0].action).kind.is_p2p

@@ -26,6 +26,7 @@ from pptrace.marks import (
     parse_mark,
 )
 from pptrace.schedule.actions import Action, parse_action
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from tests.instrument.cases import MICROBATCH_SIZE, SEQUENCE, Case, train_profiled
 from tests.instrument.plans import overlapped, split_1f1b, v_shaped
@@ -94,7 +95,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
                 if not instruction[0].kind.is_p2p:
                     expected.append(OpMark(instruction[0], step))
                     continue
-                transfers = tuple(Transfer(untagged(a), pp_ranks[plan.peer_of(a)], MESSAGE_BYTES) for a in instruction)
+                transfers = tuple(Transfer(untagged(a), pp_ranks[peer_of(plan, a)], MESSAGE_BYTES) for a in instruction)
                 expected.append(P2PMark(transfers, Axis.PP, step))
                 expected += [WaitMark(transfer, step) for transfer in transfers]
         collectives = {mark for mark in found if isinstance(mark, CollectiveMark | AwaitMark) or is_sync(mark)}

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrument.pipeline.order import Instruction, Posting, arrange
-from instrument.pipeline.speculation import message_of, prefix_lengths
+from instrument.pipeline.speculation import prefix_lengths
 from pptrace.errors import ShapeError, UsageError
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
+from pptrace.schedule.messages import message_of, peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 
@@ -86,7 +87,7 @@ def can_go_on(plan: Plan, instructions: list[tuple[Instruction, ...]], lengths: 
                     if action.kind not in HARMLESS:
                         return False
                     if action.kind.is_p2p:
-                        peer = plan.peer_of(action)
+                        peer = peer_of(plan, action)
                         other = place[peer, message_of(plan, action), not action.kind.is_send]
                         longer[peer] = max(longer[peer], other)
             if longer[one] > len(row):

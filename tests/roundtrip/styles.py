@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from pptrace.marks import Axis, OpMark, P2PMark, Transfer, format_mark
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.tables import Category
 from tests.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun
@@ -128,7 +129,7 @@ class Marks(Style):
         return format_mark(OpMark(action, self._number))
 
     def messages_name(self, plan: Plan, rank: int, actions: Sequence[Action]) -> str:
-        transfers = tuple(Transfer(action, plan.peer_of(action), 64) for action in actions)
+        transfers = tuple(Transfer(action, peer_of(plan, action), 64) for action in actions)
         return format_mark(P2PMark(transfers, Axis.PP, self._number))
 
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:

@@ -11,6 +11,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves
 from pptrace.schedule.lower import lower
+from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows, to_rows
@@ -155,9 +156,9 @@ def test_messages_between_two_ranks_are_received_in_the_order_of_sending() -> No
         for source in range(plan.pp):
             for target in range(plan.pp):
                 sent = [(a.kind.value[-1], a.microbatch) for a in plan.ranks[source]
-                        if a.kind.is_send and plan.peer_of(a) == target]  # fmt: skip
+                        if a.kind.is_send and peer_of(plan, a) == target]  # fmt: skip
                 received = [(a.kind.value[-1], a.microbatch) for a in plan.ranks[target]
-                            if a.kind.is_recv and plan.peer_of(a) == source]  # fmt: skip
+                            if a.kind.is_recv and peer_of(plan, a) == source]  # fmt: skip
                 assert sent == received, (shape, source, target)
 
 
@@ -207,7 +208,7 @@ def test_output_that_nobody_reads_is_an_error() -> None:
 
 def test_the_peers_of_the_ends_of_the_pipeline_do_not_exist() -> None:
     plan = build("1f1b", 2, 2)
-    assert plan.peer_of(Action(Kind.SEND_F, 0, 0, phase=Phase.WARMUP)) == 1
+    assert peer_of(plan, Action(Kind.SEND_F, 0, 0, phase=Phase.WARMUP)) == 1
     for action in (
         Action(Kind.SEND_F, 1, 0),
         Action(Kind.RECV_F, 0, 0),
@@ -215,7 +216,7 @@ def test_the_peers_of_the_ends_of_the_pipeline_do_not_exist() -> None:
         Action(Kind.F, 0, 0),
     ):
         with pytest.raises(ScheduleError, match="has no peer in a pipeline of 2 stages"):
-            plan.peer_of(action)
+            peer_of(plan, action)
 
 
 def test_a_rank_without_actions_has_no_messages() -> None:
