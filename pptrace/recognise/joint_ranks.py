@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.recognise.chains import chains_by_peers, match_pipeline
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.groups import Groups
 from pptrace.recognise.host_order import What
-from pptrace.recognise.joint_match import PipelineMatch, RankMatch, chains_by_peers, match_pipeline, numbers_of
+from pptrace.recognise.pipeline_match import PipelineMatch, RankMatch, numbers_of
 from pptrace.recognise.rank import RankFound
 from pptrace.recognise.rank_order import Evidence, Messages, MismatchError, evidence_of
 from pptrace.recognise.rank_tables import Owner
