@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.recognise.identify import identify
-from pptrace.recognise.pipeline_match import PipelineMatch, RankMatch
+from pptrace.recognise.pipeline_match import PipelineMatch, RankMatch, Way
 from pptrace.recognise.rank_order import Evidence, Grouped, MismatchError, check_only_forwards, forwards_behind
 from pptrace.recognise.units import Op, Unit, units_of
 from pptrace.schedule import registry
@@ -31,11 +31,11 @@ def checked(
         MismatchError
     """
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
-    rows = [_in_order(match, behind) for match in ranks]
+    rows = [in_order(match, behind) for match in ranks]
     units = units_of(sizes, rows, [own.optimizers for own in evidence])
     by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
     for row, match in zip(rows, ranks, strict=True):
-        _check_between_units(row, match, units)
+        check_between_units(row, match, units)
     if not by_nodes:
         if not are_whole:
             raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
@@ -51,8 +51,15 @@ def checked(
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
 
 
-def _check_between_units(row: Sequence[Op], match: RankMatch, units: Sequence[Unit]) -> None:
+def check_between_units(
+    row: Sequence[Op],
+    match: RankMatch,
+    units: Sequence[Unit],
+    ways: Sequence[Way] = (("B", "send"), ("B", "recv")),
+) -> None:
     """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+
+    ``ways`` are those of the messages that have to.
 
     Raises:
         MismatchError: it comes within one, whose own gradient may be lost.
@@ -61,8 +68,8 @@ def _check_between_units(row: Sequence[Op], match: RankMatch, units: Sequence[Un
     first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
     for way, messages in match.others.items():
         at = messages.ready_ns if way[1] == "recv" else messages.post_ns
-        if way[0] == "B" and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
-            raise MismatchError(f"autograd's engine runs nothing beside a gradient of rank {match.rank} within a step")
+        if way in ways and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+            raise MismatchError(f"autograd's engine runs nothing beside a message of rank {match.rank} within a step")
 
 
 def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
@@ -80,7 +87,7 @@ def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
         raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
 
 
-def _in_order(match: RankMatch, behind: Int64) -> list[Op]:
+def in_order(match: RankMatch, behind: Int64) -> list[Op]:
     """The ops of a rank in time order."""
     forwards = [("F", place, start) for place, start in enumerate(match.forwards.start_ns.tolist())]
     backwards = [

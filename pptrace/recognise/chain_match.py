@@ -54,7 +54,7 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
     for by_total in (True, False):
         try:
             outputs = [
-                _outputs(own, sending.to_next, gradients.backwards[place], by_total)
+                outputs_of(own, sending.to_next, gradients.backwards[place], by_total)
                 for place, (own, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
             ]
             ranks = _rank_matches(evidence, channels, gradients, outputs)
@@ -116,7 +116,7 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
 
 
 @dataclass(frozen=True, slots=True)
-class _Outputs:
+class Outputs:
     """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
 
     found: Trained
@@ -126,8 +126,13 @@ class _Outputs:
         group = np.arange(len(self.found.messages), dtype=np.int64) // self.num_tensors
         return grouped(messages.where(self.found.messages), group)
 
+    def is_other(self, messages: Messages) -> Bools:
+        """Which of the messages between the ranks are of none."""
+        other: Bools = ~np.isin(np.arange(len(messages)), self.found.messages)
+        return other
 
-def _outputs(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool) -> _Outputs:
+
+def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool) -> Outputs:
     """The outputs that a rank sends on.
 
     Args:
@@ -147,7 +152,7 @@ def _outputs(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool)
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
-    outputs = _Outputs(trained(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    outputs = Outputs(trained(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
     _check_close(evidence, outputs.of(sent))
     return outputs
 
@@ -174,7 +179,7 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
 
 
 def _rank_matches(
-    evidence: Sequence[Evidence], channels: Sequence[Channels], gradients: _Gradients, outputs: Sequence[_Outputs]
+    evidence: Sequence[Evidence], channels: Sequence[Channels], gradients: _Gradients, outputs: Sequence[Outputs]
 ) -> list[RankMatch]:
     """The ops and messages of each rank.
 
@@ -193,11 +198,11 @@ def _rank_matches(
             forward, backward = (getattr(own_channels, name) for name in ways.values())
             output, gradient = ways
             groups[output] = outputs[edge].of(forward)
-            others[output] = forward.where(~np.isin(np.arange(len(forward)), outputs[edge].found.messages))
+            others[output] = forward.where(outputs[edge].is_other(forward))
             kept = gradients.kept[gradients.group[edge]]
             groups[gradient] = grouped(backward.where(kept), _renumbered(gradients.group[edge][kept]))
             others[gradient] = backward.where(~kept)
-        forwards = _forwards(own, own_channels, groups)
+        forwards = forwards_between(own, own_channels, groups)
         found.append(RankMatch(own.rank, forwards, gradients.backwards[place], groups, others))
     return found
 
@@ -212,7 +217,7 @@ def _renumbered(group: Int64) -> Int64:
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
-def _forwards(evidence: Evidence, channels: Channels, groups: Mapping[Way, Grouped]) -> Ops:
+def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[Way, Grouped]) -> Ops:
     """The forwards of a rank, without what only some of them have."""
     received, sent = groups.get(("F", "recv")), groups.get(("F", "send"))
     posts = channels.to_next.post_ns

@@ -22,7 +22,8 @@ from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.host_order import shows_operators
-from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
+from pptrace.recognise.joint_ranks import match_ranks, without_inferred
+from pptrace.recognise.lone_ranks import Joint
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -87,7 +88,7 @@ def recognise_ranks(
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
     ranks, renumbered = with_common_steps(ranks)
     joint = match_ranks(ranks, _groups(ranks)[1])
-    located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
+    located = _locate(joint.ranks, joint, num_ranks, spanned)
     if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
@@ -99,7 +100,7 @@ def recognise_ranks(
         *_of_ranks(ranks),
         *cut,
         *renumbered,
-        *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *located.warnings,
         *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
         *placed.notes,
@@ -167,7 +168,8 @@ def _locate(
     if not spanned and not any(own.get("plan") for own in metadata):  # spans tell sizes of their own
         is_told = any("pp_ranks" in own for own in metadata)
         framework, _ = _framework(ranks, groups)
-        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told)
+        paired = {found.number for found in ranks if found.is_paired}
+        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told, paired)
     placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)

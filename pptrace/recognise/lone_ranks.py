@@ -1,0 +1,95 @@
+"""Some ranks of a pipeline whose others have no trace, without labels → what each of them proves alone, or why nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pptrace.recognise.host_order import What
+from pptrace.recognise.lone_match import LoneMatch, has_numbers, match_alone
+from pptrace.recognise.match_tables import Course, steps_of_units, with_match
+from pptrace.recognise.pipeline_match import RankMatch
+from pptrace.recognise.rank import RankFound
+from pptrace.recognise.rank_order import Evidence, MismatchError
+from pptrace.recognise.whole_steps import matched_within
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """The ranks, those that form pipelines with their ops and messages; the pipelines; lines that say so, or why not.
+
+    ``refused`` are ranks with messages between operators that no pipeline explains.
+    """
+
+    ranks: tuple[RankFound, ...]
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    refused: frozenset[int] = frozenset()
+
+
+def match_some(ranks: Sequence[RankFound], evidence: Mapping[int, Evidence]) -> Joint:
+    """Match each of the ranks alone; what they prove has to agree.
+
+    A trace without autograd's sequence numbers proves nothing, and is left to its own order.
+    """
+    if not all(map(has_numbers, evidence.values())):
+        return Joint(tuple(ranks))
+    by_rank = {own.number: own for own in ranks}
+    ending = {rank: _with_step_ends(own, by_rank[rank]) for rank, own in evidence.items()}
+    try:
+        matches, cut = matched_within(ending, _agreeing)
+    except MismatchError as err:
+        who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
+        line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {err}"
+        return Joint(tuple(ranks), notes=(line,), refused=frozenset(evidence))
+    steps = steps_of_units(matches[0].units, [(by_rank[own.rank.rank], own.rank) for own in matches])
+    for own in matches:
+        course = Course(own.units, steps, own.behind, -1, own.peers)
+        by_rank[own.rank.rank] = with_match(by_rank[own.rank.rank], own.rank, course)
+    return Joint(tuple(by_rank.values()), notes=(*_notes(matches, by_rank), *cut))
+
+
+def _with_step_ends(evidence: Evidence, found: RankFound) -> Evidence:
+    """The evidence in which numbered ranges of steps part steps as optimizers do."""
+    host = found.host
+    starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
+    return replace(evidence, optimizers=np.sort(np.concatenate((evidence.optimizers, starts))))
+
+
+def _agreeing(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
+    """What each rank alone proves.
+
+    Raises:
+        MismatchError: one proves nothing, or they do not run the same steps.
+    """
+    matches = [match_alone(own) for own in evidence.values()]
+    first = matches[0]
+    for other in matches[1:]:
+        if other.units != first.units or not np.array_equal(other.behind, first.behind):
+            raise MismatchError(
+                f"ranks {first.rank.rank} and {other.rank.rank} do not run the same microbatches in the same steps"
+            )
+    return matches
+
+
+def _notes(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> Iterator[str]:
+    for own in matches:
+        counts = sorted({unit.count for unit in own.units})
+        microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        yield (
+            f"rank {own.rank.rank}: {counted(len(own.units), 'step')} with {microbatches} microbatches explain all its messages "
+            f"and all that autograd's engine ran; {counted(num_left(by_rank[own.rank.rank], own.rank), 'operator')} of its "
+            "thread are of no op"
+        )
+
+
+def num_left(found: RankFound, match: RankMatch) -> int:
+    """The operators of a rank's thread that are of no forward."""
+    total = int((found.host["what"] == What.OPERATOR.value).sum())
+    return total - int((match.forwards.high - match.forwards.low).sum())
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
