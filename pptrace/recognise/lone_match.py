@@ -67,11 +67,16 @@ def has_numbers(evidence: Evidence) -> bool:
     return bool((evidence.postings.number >= 0).any() and (evidence.engine.number >= 0).any())
 
 
-def match_alone(evidence: Evidence) -> LoneMatch:
+class OpenStepsError(MismatchError):
+    """Why nothing on a rank tells where its steps end, although it is one of a pipeline."""
+
+
+def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
     """The rank as one of a pipeline with one stage on each.
 
     Args:
         evidence: of the rank; ``optimizers`` are the times of everything that ends a step.
+        sizes: the microbatches of each step, where another rank tells them.
 
     Raises:
         MismatchError: it is none, or may be at several places.
@@ -79,18 +84,21 @@ def match_alone(evidence: Evidence) -> LoneMatch:
     if not len(evidence.engine.start_ns):
         raise MismatchError(f"autograd's engine runs nothing on rank {evidence.rank}: no backward")
     matches: list[tuple[_Neighbours, LoneMatch]] = []
+    open_steps: list[OpenStepsError] = []
     problems: dict[str, None] = {}
     for around in _neighbours(evidence):
         try:
-            matches.append((around, _match_between(evidence, around)))
+            matches.append((around, _match_between(evidence, around, sizes)))
+        except OpenStepsError as err:
+            open_steps.append(err)
         except MismatchError as err:
             problems.setdefault(f"not as {around.words} ({err})")
-    if len(matches) == 1:
+    if len(matches) == 1 and not open_steps:
         return matches[0][1]
-    if matches:
-        raise MismatchError(
-            f"rank {evidence.rank} may be {' or '.join(dict.fromkeys(around.words for around, _ in matches))}"
-        )
+    if len(open_steps) == 1 and not matches:
+        raise open_steps[0]
+    if matches or open_steps:
+        raise MismatchError(f"rank {evidence.rank} may be at several places of a pipeline")
     raise MismatchError("; ".join(problems))
 
 
@@ -115,7 +123,7 @@ def _neighbours(evidence: Evidence) -> list[_Neighbours]:
     return [_Neighbours(*known), _Neighbours(*known[::-1])]
 
 
-def _match_between(evidence: Evidence, around: _Neighbours) -> LoneMatch:
+def _match_between(evidence: Evidence, around: _Neighbours, sizes: tuple[int, ...]) -> LoneMatch:
     """The rank between these neighbours; of an output are as many tensors as make forwards and backwards equally many, else as
     are sent most often without an operator between them.
 
@@ -129,12 +137,12 @@ def _match_between(evidence: Evidence, around: _Neighbours) -> LoneMatch:
             raise MismatchError(f"messages with the {name} rank go one way only")
     gradients = _gradients(evidence, channels)
     if around.following is None:
-        return _checked(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around)
+        return _checked(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around, sizes)
     problem: MismatchError | None = None
     for by_total in (True, False):
         try:
             forwards = _forwards_with_outputs(evidence, channels, gradients.ops, by_total)
-            return _checked(evidence, gradients, forwards, around)
+            return _checked(evidence, gradients, forwards, around, sizes)
         except MismatchError as err:
             problem = problem or err
     assert problem is not None
@@ -256,7 +264,9 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
     return behind
 
 
-def _checked(evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours) -> LoneMatch:
+def _checked(
+    evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours, told: tuple[int, ...]
+) -> LoneMatch:
     """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
 
     Raises:
@@ -272,11 +282,14 @@ def _checked(evidence: Evidence, gradients: _Side, forwards: _Side, around: _Nei
         )
     row = in_order(match, behind)
     sizes = tuple(_sizes([kind for kind, _, _ in row]))
-    units = units_of(sizes, [row], [evidence.optimizers])
-    if around.previous is not None and set(sizes) == {1} and not len(evidence.optimizers):
-        raise MismatchError(
-            f"nothing tells where the steps of rank {evidence.rank} end: no range of an optimizer or a step"
+    is_open = around.previous is not None and set(sizes) == {1} and not len(evidence.optimizers)
+    if is_open and sum(told) == len(sizes):
+        sizes = told
+    elif is_open:
+        raise OpenStepsError(
+            f"nothing tells where the steps of rank {evidence.rank} end: no range of an optimizer or of a step"
         )
+    units = units_of(sizes, [row], [evidence.optimizers])
     check_between_units(row, match, units, ways=tuple(others))
     for way, group in groups.items():
         _check_no_bound(evidence, match.forwards if way[0] == "F" else match.backwards, way, group)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.recognise.host_order import What
-from pptrace.recognise.lone_match import LoneMatch, has_numbers, match_alone
+from pptrace.recognise.lone_match import LoneMatch, OpenStepsError, has_numbers, match_alone
 from pptrace.recognise.match_tables import Course, steps_of_units, with_match
 from pptrace.recognise.pipeline_match import RankMatch
 from pptrace.recognise.rank import RankFound
@@ -64,7 +64,17 @@ def _agreeing(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
     Raises:
         MismatchError: one proves nothing, or they do not run the same steps.
     """
-    matches = [match_alone(own) for own in evidence.values()]
+    certain: dict[int, LoneMatch] = {}
+    open_steps: dict[int, OpenStepsError] = {}
+    for rank, own in evidence.items():
+        try:
+            certain[rank] = match_alone(own)
+        except OpenStepsError as err:
+            open_steps[rank] = err
+    if not certain:
+        raise next(iter(open_steps.values()))
+    sizes = tuple(unit.count for unit in next(iter(certain.values())).units)
+    matches = [certain[rank] if rank in certain else match_alone(own, sizes) for rank, own in evidence.items()]
     first = matches[0]
     for other in matches[1:]:
         if other.units != first.units or not np.array_equal(other.behind, first.behind):

@@ -78,7 +78,7 @@ def read_partial(
     is_open = shown[0].detail is not Detail.STAGES
     if len(shown) > 1 and ((is_open and chosen is None) or (known.pipelines and not found)):
         return None
-    if not found and is_open and _is_inferred(ops):
+    if not found and is_open and _is_inferred(ops) and not paired:
         return None
     if not is_told:
         mesh = _mesh(shown, found if complete else (), known, mesh, groups)

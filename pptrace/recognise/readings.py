@@ -179,6 +179,8 @@ def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
         return
     most = total if entry.name.startswith(("interleaved", "looped")) else 2
     for chunks in range(2, most + 1):
+        if own.pairs is not None and total == chunks:
+            continue  # a pipeline by hand that runs its backwards from the last forward to the first is no such schedule
         if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
             yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 

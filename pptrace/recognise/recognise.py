@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
-from pptrace.recognise.balanced_spans import with_balanced_spans
-from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.common_steps import with_common_steps
 from pptrace.recognise.communicators import Members, with_members
@@ -40,6 +38,7 @@ from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
 from pptrace.recognise.rank_layout import with_layout
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
+from pptrace.recognise.steps_by_balance import with_balanced_spans, with_balanced_steps
 from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"

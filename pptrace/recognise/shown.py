@@ -40,8 +40,7 @@ class Messages:
 
     def allow(self, plan: Plan, place: int) -> bool:
         """Whether a pipeline rank of a plan may have these messages: some each way that it has any, and no other."""
-        needed = {("send", way) for way in PRODUCERS if _moves(plan, place, way, sends=True)}
-        needed |= {("recv", way) for way in PRODUCERS if _moves(plan, place, way, sends=False)}
+        needed = ways_of(plan, place)
         if self.is_any and not needed:
             return False
         if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, place)):
@@ -49,6 +48,13 @@ class Messages:
         if not self.ways:
             return True
         return self.ways == needed if self.is_exact else self.ways >= needed
+
+
+def ways_of(plan: Plan, place: int) -> frozenset[tuple[str, str]]:
+    """The (kind, direction) of the messages that a pipeline rank has."""
+    return frozenset(
+        (kind, way) for kind in ("send", "recv") for way in PRODUCERS if _moves(plan, place, way, sends=kind == "send")
+    )
 
 
 def _moves(plan: Plan, place: int, way: str, sends: bool) -> bool:
