@@ -63,8 +63,8 @@ class _Neighbours:
 
 
 def has_numbers(evidence: Evidence) -> bool:
-    """Whether messages and autograd's nodes bear sequence numbers."""
-    return bool((evidence.postings.number >= 0).any() and (evidence.engine.number >= 0).any())
+    """Whether autograd's nodes bear sequence numbers."""
+    return bool((evidence.engine.number >= 0).any())
 
 
 class OpenStepsError(MismatchError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,7 +48,7 @@ def match_some(ranks: Sequence[RankFound], evidence: Mapping[int, Evidence]) -> 
     for own in matches:
         course = Course(own.units, steps, own.behind, -1, own.peers)
         by_rank[own.rank.rank] = with_match(by_rank[own.rank.rank], own.rank, course)
-    return Joint(tuple(by_rank.values()), notes=(*_notes(matches, by_rank), *cut))
+    return Joint(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
 
 
 def _with_step_ends(evidence: Evidence, found: RankFound) -> Evidence:
@@ -84,15 +84,20 @@ def _agreeing(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
     return matches
 
 
-def _notes(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> Iterator[str]:
-    for own in matches:
-        counts = sorted({unit.count for unit in own.units})
-        microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        yield (
-            f"rank {own.rank.rank}: {counted(len(own.units), 'step')} with {microbatches} microbatches explain all its messages "
-            f"and all that autograd's engine ran; {counted(num_left(by_rank[own.rank.rank], own.rank), 'operator')} of its "
-            "thread are of no op"
-        )
+def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> str:
+    """What was found; all ranks run the same steps."""
+    units = matches[0].units
+    sizes = sorted({unit.count for unit in units})
+    lefts = sorted(num_left(by_rank[own.rank.rank], own.rank) for own in matches)
+    of_rank = "" if len(matches) == 1 else "on each rank "
+    return (
+        f"no labels of ops: {of_rank}messages and autograd's sequence numbers tell forwards and backwards, "
+        f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; {_from_to(lefts)} operators of the thread are of no op"
+    )
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
 def num_left(found: RankFound, match: RankMatch) -> int:

@@ -76,9 +76,10 @@ def read_partial(
     found, complete = readings(shown, known)
     chosen = agreed(found) if complete else None
     is_open = shown[0].detail is not Detail.STAGES
-    if len(shown) > 1 and ((is_open and chosen is None) or (known.pipelines and not found)):
+    is_proved = bool(paired)
+    if len(shown) > 1 and not is_proved and ((is_open and chosen is None) or (known.pipelines and not found)):
         return None
-    if not found and is_open and _is_inferred(ops) and not paired:
+    if not found and is_open and _is_inferred(ops) and not is_proved:
         return None
     if not is_told:
         mesh = _mesh(shown, found if complete else (), known, mesh, groups)

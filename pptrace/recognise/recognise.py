@@ -101,7 +101,9 @@ def recognise_ranks(
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *located.warnings,
-        *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
+        *_inferences(
+            located.ops, placed, located.mesh, order, any(found.by_gaps or found.is_paired for found in ranks)
+        ),
         *placed.notes,
     ]
     ops, mesh = placed.ops, placed.mesh
@@ -274,19 +276,19 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     return "the ranks in their order are"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, is_by_gaps: bool) -> list[str]:
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, has_own_lines: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
         order: what was taken for the stages; "" where they are told.
-        is_by_gaps: whether ops are what lies between labelled messages, of which the ranks have lines of their own.
+        has_own_lines: whether lines of the ranks say how their ops were inferred.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred and not is_by_gaps:
+    if is_inferred and not has_own_lines:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"
