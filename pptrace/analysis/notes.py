@@ -102,8 +102,8 @@ def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]
         return
     whose = f"rank {_listed(shown)}"
     yield (
-        f"the windows of steps are those of {whose} alone, from its first op to its last, and the pipeline's may be longer; in them "
-        "not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
+        f"the windows of steps are those of {whose} alone, from its first op to its last, and the pipeline's may be longer; in "
+        "them not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
     )
     for rank in shown[:_SHOWN]:
         if peers := _peers(found, rank):

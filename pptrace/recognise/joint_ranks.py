@@ -17,18 +17,22 @@ from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.recognise.whole_steps import matched_within
 
 
-def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
-    """Match the ranks whose host threads show messages between operators that no label names."""
+def match_ranks(ranks: Sequence[RankFound], groups: Groups, num_ranks: int | None = None) -> Joint:
+    """Match the ranks whose host threads show messages between operators that no label names.
+
+    ``num_ranks`` are those of the run, where known.
+    """
     evidence = {own.number: _evidence(own, groups) for own in ranks if len(own.host)}
     if not evidence or any(len(own.ops) and not len(own.host) for own in ranks):
         return Joint(tuple(ranks))
+    world = num_ranks or groups.world_size or max(len(ranks), *(own.number + 1 for own in ranks))
     if len(evidence) == len(ranks) == 1:
         return match_some(ranks, evidence)
     try:
-        matches, cut = _whole_steps(evidence, groups, len(ranks))
+        matches, cut = _whole_steps(evidence, groups, world)
     except MismatchError as err:
         problem = f"not one stage of a pipeline on each rank: {err}"
-        some = match_some(ranks, evidence) if len(ranks) != groups.world_size else Joint(())
+        some = match_some(ranks, evidence) if world > len(ranks) or not groups.world_size else Joint(())
         return some if some.notes and not some.refused else Joint(tuple(ranks), (), (problem,), frozenset(evidence))
     by_rank = {own.number: own for own in ranks}
     for match in matches:

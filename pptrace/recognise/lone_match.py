@@ -293,6 +293,7 @@ def _checked(
     check_between_units(row, match, units, ways=tuple(others))
     for way, group in groups.items():
         _check_no_bound(evidence, match.forwards if way[0] == "F" else match.backwards, way, group)
+    _check_at_once(evidence, match)
     peers = {way: _peer(way, around) for way in groups}
     return LoneMatch(match, units, behind, peers)
 
@@ -324,6 +325,25 @@ def _check_no_bound(evidence: Evidence, ops: Ops, way: Way, group: Grouped) -> N
     first, last = (ops.start_ns, group.post_ns) if way[1] == "send" else (group.post_ns, ops.start_ns)
     if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():
         raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
+
+
+def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+    """A backward runs nothing that was made between its gradient and itself, as where ranks exchange messages within a forward.
+
+    Raises:
+        MismatchError
+    """
+    received, backwards, operators = match.groups.get(("B", "recv")), match.backwards, evidence.operators.start_ns
+    if received is None:
+        return
+    computes = np.searchsorted(operators, backwards.start_ns) > np.searchsorted(operators, received.ready_ns)
+    posts = evidence.postings.where(evidence.postings.number >= 0)
+    ahead = np.append(posts.number, -1)[np.searchsorted(posts.start_ns, backwards.start_ns) - 1]
+    highest = np.maximum.reduceat(evidence.engine.number, backwards.low)
+    if (computes & (highest >= ahead)).any():
+        raise MismatchError(
+            f"rank {evidence.rank} makes nodes between what it receives and the backward that runs them"
+        )
 
 
 def _peer(way: Way, around: _Neighbours) -> int:

@@ -92,7 +92,8 @@ def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> str
     of_rank = "" if len(matches) == 1 else "on each rank "
     return (
         f"no labels of ops: {of_rank}messages and autograd's sequence numbers tell forwards and backwards, "
-        f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; {_from_to(lefts)} operators of the thread are of no op"
+        f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; "
+        f"{_from_to(lefts)} operators of the thread are of no op"
     )
 
 

@@ -85,6 +85,8 @@ def strides(pp: int, world: int) -> list[int]:
 
 def readings(shown: Sequence[Shown], known: Known) -> tuple[tuple[Reading, ...], bool]:
     """Every reading of what these ranks show, and whether all that there may be were tried."""
+    if any(own.is_last_first for own in shown):
+        return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
     found: list[Reading] = []
     complete = True
     for plan in _plans(shown, known):
@@ -179,8 +181,6 @@ def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
         return
     most = total if entry.name.startswith(("interleaved", "looped")) else 2
     for chunks in range(2, most + 1):
-        if own.pairs is not None and total == chunks:
-            continue  # a pipeline by hand that runs its backwards from the last forward to the first is no such schedule
         if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
             yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 

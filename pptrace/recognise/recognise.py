@@ -86,7 +86,7 @@ def recognise_ranks(
     spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
     ranks, renumbered = with_common_steps(ranks)
-    joint = match_ranks(ranks, _groups(ranks)[1])
+    joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
     located = _locate(joint.ranks, joint, num_ranks, spanned)
     if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]

@@ -98,6 +98,12 @@ class Shown:
         """The forwards before any other op."""
         return next((index for index, kind in enumerate(self.kinds) if kind != "F"), len(self.kinds))
 
+    @property
+    def is_last_first(self) -> bool:
+        """Whether all forwards come first, and then their backwards from the last one to the first."""
+        count = len(self.pairs or ())
+        return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
+
     def follows(self, plan: Plan, place: int) -> bool:
         """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
         actions = plan.compute_actions(place)
