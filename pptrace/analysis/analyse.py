@@ -105,9 +105,15 @@ def analyse_ranks(
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
         device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *together, *anonymous(data.comms), *notes(found, clock, steps)),
+        warnings=(*warnings, *found.warnings, *together, *_anonymous(data, steps), *notes(found, clock, steps)),
     )
     return Analysis(with_verdict(report), data, found.schedule, found.mesh, windows)
+
+
+def _anonymous(data: Aligned, steps: Sequence[StepReport]) -> tuple[str, ...]:
+    """What communication of no known group counts as, where it counts: not where its ranks' bubbles are null."""
+    counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
+    return anonymous(data.comms[data.comms["rank"].isin(counted)]) if steps else anonymous(data.comms)
 
 
 def _causal(found: Recognised) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -22,7 +22,7 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
     """The lines, those about clocks and missing data first."""
     return (
         *_clocks(found, clock, steps),
-        *_absent_ranks(found),
+        *_absent_ranks(found, steps),
         *_lone_ranks(found, steps),
         *_ranks_outside_steps(found, steps),
         *_unknown_bubbles(found, steps),
@@ -70,18 +70,22 @@ def is_plan_of_all(found: Recognised) -> bool:
     return plan is not None and plan.pp >= (found.mesh.pp or 1)
 
 
-def _absent_ranks(found: Recognised) -> Iterator[str]:
+def _absent_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     present = set(found.facts)
     absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
     num_absent = len(absent)
     if not absent and found.mesh.num_ranks > len(present):  # counted: a file may claim any number of ranks
         num_absent = found.mesh.num_ranks - sum(0 <= rank < found.mesh.num_ranks for rank in present)
         absent = list(islice((rank for rank in range(found.mesh.num_ranks) if rank not in present), _SHOWN))
-    if absent:
-        yield (
-            f"no trace of rank {_listed(absent, num_absent)} (of {found.mesh.num_ranks}): windows and waits are without it, "
-            "and bubbles that depend on it are null"
-        )
+    if not absent:
+        return
+    line = f"no trace of rank {_listed(absent, num_absent)} (of {found.mesh.num_ranks})"
+    if not steps:
+        yield line
+    elif len(present) == 1:
+        yield f"{line}: windows of steps, waits and bubbles cannot take in what those ranks did"
+    else:
+        yield f"{line}: windows and waits are without it, and bubbles that depend on it are null"
 
 
 def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -98,8 +102,8 @@ def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]
         return
     whose = f"rank {_listed(shown)}"
     yield (
-        f"the windows of steps are those of {whose} alone, from its first op to its last: the pipeline's may be longer; in them "
-        "not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
+        f"the windows of steps are those of {whose} alone, from its first op to its last, and the pipeline's may be longer; in "
+        "them not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
     )
     for rank in shown[:_SHOWN]:
         if peers := _peers(found, rank):
@@ -149,10 +153,14 @@ def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iter
         yield f"{what} of step {_listed(numbers)}: the numbers of that step are without them"
 
 
-def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
-    ranks = sorted(
+def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
+    return sorted(
         {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is None and step.span_ns is not None}
     )
+
+
+def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+    ranks = _ranks_without_bubble(steps)
     if not ranks:
         return
     why = "the other side of their messages is not in the traces"
@@ -160,7 +168,21 @@ def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator
     groups_told = any(getattr(found.mesh, axis, None) is not None for axis in lacking["axis"].unique())
     if found.framework == OP_TABLE and not groups_told and not lacking["kind"].isin(("send", "recv")).any():
         why = "nothing tells which ranks join in a collective (add a column match, or dp_rank, tp_rank, … to the table)"
-    yield f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be told from transfer"
+    waits = (
+        f"; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(lone)}"
+        if (lone := _lone(steps))
+        else ""
+    )
+    yield (
+        f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be told from transfer"
+        f"{waits}"
+    )
+
+
+def _lone(steps: Sequence[StepReport]) -> list[str]:
+    """Axis and kind of the communication whose waiting is not known."""
+    comms = (comm for step in steps for rank in step.ranks for comm in rank.comms)
+    return sorted({f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None})
 
 
 def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
@@ -236,22 +258,22 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     elif plan is not None and (other := [step.step for step in steps if step.bubble.ideal_ratio is None]):
         yield f"ideal_ratio and ideal_share of step {_listed(other)} are null: the step has other ops than the plan"
     if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
-        yield "waterfall_ns is null where a step lacks ops of the plan, or where there is no plan"
+        ideal = "ideal_ratio, ideal_share and " if plan is None else ""
+        what = "there is no plan" if plan is None else "a step lacks ops of the plan"
+        yield f"{ideal}waterfall_ns {'are' if ideal else 'is'} null where {what}"
     yield f"null in this report: {', '.join(_null_fields(found, steps))}"
 
 
 def _null_fields(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
-    if any(step.has_pipeline for step in steps):
+    if any(step.bubble.waterfall_ns is not None for step in steps):
         yield "waterfall_ns.host (launching is not told apart)"
     if found.memory.empty:
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):
         yield "comms[].bytes and bandwidths (the calls do not tell their sizes)"
-    if lone := sorted(
-        {f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None}
-    ):
+    if (lone := _lone(steps)) and not _ranks_without_bubble(steps):
         yield (
             f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(lone)} (other members of the calls have no "
             "trace, or which they are is not told)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ def read_partial(
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
     is_told: bool = False,
+    paired: Collection[int] = (),
 ) -> Partial | None:
     """What ranks with a trace show where others of their pipeline have none; None where none lacks, or nothing can be said.
 
@@ -61,11 +62,12 @@ def read_partial(
         calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
         framework: whose labels the ops have.
         is_told: whether the facts of the run tell the mesh.
+        paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
     is_told = is_told and bool(mesh.pipelines)
     if not _lacks_ranks(ops, comms, mesh, calls, groups, is_told, is_exact=framework in _EXACT):
         return None
-    shown = shown_ranks(ops, comms, calls, exact=framework in _EXACT)
+    shown = shown_ranks(ops, comms, calls, exact=framework in _EXACT, paired=paired)
     if not shown or len({own.detail for own in shown}) > 1:
         return None
     if is_told and not {own.rank for own in shown} <= {rank for pipeline in mesh.pipelines for rank in pipeline}:
@@ -74,9 +76,10 @@ def read_partial(
     found, complete = readings(shown, known)
     chosen = agreed(found) if complete else None
     is_open = shown[0].detail is not Detail.STAGES
-    if len(shown) > 1 and ((is_open and chosen is None) or (known.pipelines and not found)):
+    is_proved = bool(paired)
+    if len(shown) > 1 and not is_proved and ((is_open and chosen is None) or (known.pipelines and not found)):
         return None
-    if not found and is_open and _is_inferred(ops):
+    if not found and is_open and _is_inferred(ops) and not is_proved:
         return None
     if not is_told:
         mesh = _mesh(shown, found if complete else (), known, mesh, groups)

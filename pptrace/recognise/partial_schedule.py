@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace.errors import UsageError
 from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.partial import Partial
-from pptrace.recognise.readings import Reading, agreed
+from pptrace.recognise.readings import Reading, agreed, strides
 from pptrace.recognise.schedule import (
     Candidate,
     PlanSource,
@@ -21,6 +21,7 @@ from pptrace.recognise.schedule import (
     nearest_of,
     only_forwards,
 )
+from pptrace.recognise.shown import ways_of
 from pptrace.recognise.step_plans import MeasuredStep
 from pptrace.schedule import registry
 
@@ -49,16 +50,42 @@ def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
     if len(names) == 1:
         line = (
             f"the ranks with a trace run {names[0]}, of {_listed(_shapes(found))}: what depends on that is null until "
-            "another rank's trace tells"
+            f"{_whose_trace(found, mesh)} tells"
         )
         return ScheduleInfo(
             None, names[0], PlanSource.RECOGNISED, warnings=(line,), candidates=candidates, has_phases=False
         )
     line = (
         f"the order of ops of the ranks with a trace is that of {_listed(names)}: the schedule, and what depends on it, is null "
-        "until another rank's trace tells"
+        f"until {_whose_trace(found, mesh)} tells"
     )
     return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,), candidates=candidates, has_phases=False)
+
+
+_TRIED = 8
+"""So many ranks without a trace, and so many readings for each of those, are tried for what they would tell."""
+
+
+def _whose_trace(found: Sequence[Reading], mesh: MeshInfo) -> str:
+    """In words, whose trace would tell which of the readings it was: a rank of which each reading expects something else."""
+    absent = [] if mesh.is_guess else [rank for rank in range(mesh.num_ranks) if rank not in found[0].places]
+    for rank in (*absent[:_TRIED], *absent[-_TRIED:]) if len(found) <= _TRIED * _TRIED else ():
+        expected = [_expected(reading, rank, mesh.num_ranks) for reading in found]
+        if all(expected) and len(set().union(*expected)) == sum(map(len, expected)):
+            return f"the trace of rank {rank}"
+    return "another rank's trace"
+
+
+def _expected(reading: Reading, rank: int, world: int) -> set[tuple[object, ...]]:
+    """What a rank without a trace may have run: for each mesh in which the others have their places, its kinds of ops and its
+    messages."""
+    plan = reading.plan
+    places = {
+        rank // stride % plan.pp
+        for stride in strides(plan.pp, world)
+        if all(other // stride % plan.pp == place for other, place in reading.places.items())
+    }
+    return {(tuple(action.kind for action in plan.compute_actions(place)), ways_of(plan, place)) for place in places}
 
 
 def _candidate(reading: Reading) -> Candidate:

@@ -30,7 +30,8 @@ class RankFound:
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
     :data:`~pptrace.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
-    (schema :data:`~pptrace.recognise.host_order.HOST_ORDER`). ``warnings`` are lines about this rank that do not name it.
+    (schema :data:`~pptrace.recognise.host_order.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which forward each
+    backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
     ``host_work`` is when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as
     in :class:`~pptrace.recognise.rank_tables.RankTables`.
     """
@@ -46,6 +47,7 @@ class RankFound:
     host_work: HostWork = field(default_factory=HostWork)
     by_gaps: bool = False
     host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
+    is_paired: bool = False
 
     @property
     def number(self) -> int:

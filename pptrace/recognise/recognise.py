@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
-from pptrace.recognise.balanced_spans import with_balanced_spans
-from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
 from pptrace.recognise.common_steps import with_common_steps
 from pptrace.recognise.communicators import Members, with_members
@@ -22,7 +20,8 @@ from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.host_order import shows_operators
-from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
+from pptrace.recognise.joint_ranks import match_ranks, without_inferred
+from pptrace.recognise.lone_ranks import Joint
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -39,6 +38,7 @@ from pptrace.recognise.placement import Placed, place
 from pptrace.recognise.rank import RankFound, agreeing, recognise_rank
 from pptrace.recognise.rank_layout import with_layout
 from pptrace.recognise.schedule import COMPUTE_KINDS, ScheduleInfo, recognise_schedule
+from pptrace.recognise.steps_by_balance import with_balanced_spans, with_balanced_steps
 from pptrace.tables import COMMS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
 
 UNLABELLED = "unlabelled"
@@ -86,8 +86,8 @@ def recognise_ranks(
     spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
     ranks, renumbered = with_common_steps(ranks)
-    joint = match_ranks(ranks, _groups(ranks)[1])
-    located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
+    joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
+    located = _locate(joint.ranks, joint, num_ranks, spanned)
     if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
@@ -99,9 +99,11 @@ def recognise_ranks(
         *_of_ranks(ranks),
         *cut,
         *renumbered,
-        *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *located.warnings,
-        *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
+        *_inferences(
+            located.ops, placed, located.mesh, order, any(found.by_gaps or found.is_paired for found in ranks)
+        ),
         *placed.notes,
     ]
     ops, mesh = placed.ops, placed.mesh
@@ -167,7 +169,8 @@ def _locate(
     if not spanned and not any(own.get("plan") for own in metadata):  # spans tell sizes of their own
         is_told = any("pp_ranks" in own for own in metadata)
         framework, _ = _framework(ranks, groups)
-        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told)
+        paired = {found.number for found in ranks if found.is_paired}
+        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told, paired)
     placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
@@ -273,19 +276,19 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     return "the ranks in their order are"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, is_by_gaps: bool) -> list[str]:
+def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, has_own_lines: bool) -> list[str]:
     """What no label says and order had to, with what it was taken from.
 
     Args:
         ops, mesh: as labels and groups tell them.
         placed: with what order told besides.
         order: what was taken for the stages; "" where they are told.
-        is_by_gaps: whether ops are what lies between labelled messages, of which the ranks have lines of their own.
+        has_own_lines: whether lines of the ranks say how their ops were inferred.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     told = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred and not is_by_gaps:
+    if is_inferred and not has_own_lines:
         told.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
             "autograd's threads and messages on each rank"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.recognise.beside import PRODUCERS, planned
 from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.schedule.actions import Action
+from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
 MESSAGE_CALLS = ("send", "recv", "send_recv")
@@ -40,8 +40,7 @@ class Messages:
 
     def allow(self, plan: Plan, place: int) -> bool:
         """Whether a pipeline rank of a plan may have these messages: some each way that it has any, and no other."""
-        needed = {("send", way) for way in PRODUCERS if _moves(plan, place, way, sends=True)}
-        needed |= {("recv", way) for way in PRODUCERS if _moves(plan, place, way, sends=False)}
+        needed = ways_of(plan, place)
         if self.is_any and not needed:
             return False
         if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, place)):
@@ -49,6 +48,13 @@ class Messages:
         if not self.ways:
             return True
         return self.ways == needed if self.is_exact else self.ways >= needed
+
+
+def ways_of(plan: Plan, place: int) -> frozenset[tuple[str, str]]:
+    """The (kind, direction) of the messages that a pipeline rank has."""
+    return frozenset(
+        (kind, way) for kind in ("send", "recv") for way in PRODUCERS if _moves(plan, place, way, sends=kind == "send")
+    )
 
 
 def _moves(plan: Plan, place: int, way: str, sends: bool) -> bool:
@@ -70,7 +76,8 @@ def peers_of(plan: Plan, place: int) -> frozenset[int]:
 class Shown:
     """One rank's fullest step: its ops in time order as text, with as much as ``detail`` says.
 
-    ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known.
+    ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
+    known, for each backward in order the index of its forward.
     """
 
     rank: int
@@ -80,6 +87,7 @@ class Shown:
     stages: tuple[int, ...]
     num_microbatches: int
     messages: Messages
+    pairs: tuple[int, ...] | None = None
 
     @property
     def num_chunks(self) -> int | None:
@@ -90,6 +98,12 @@ class Shown:
         """The forwards before any other op."""
         return next((index for index, kind in enumerate(self.kinds) if kind != "F"), len(self.kinds))
 
+    @property
+    def is_last_first(self) -> bool:
+        """Whether all forwards come first, and then their backwards from the last one to the first."""
+        count = len(self.pairs or ())
+        return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
+
     def follows(self, plan: Plan, place: int) -> bool:
         """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
         actions = plan.compute_actions(place)
@@ -97,7 +111,16 @@ class Shown:
             action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
         ):
             return False
-        return self.detail is Detail.KINDS or self.cells == tuple(texts_of(actions, self.detail))
+        if self.detail is Detail.KINDS:
+            return self.pairs is None or self.pairs == _pairs_of(actions)
+        return self.cells == tuple(texts_of(actions, self.detail))
+
+
+def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
+    """For each backward in order the index of its forward among the forwards."""
+    forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
+    index = {key: place for place, key in enumerate(forwards)}
+    return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
 
 
 def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
@@ -115,12 +138,19 @@ def _by_chunk(action: Action) -> Action:
     return replace(action, stage=-1 - action.chunk, parts=tuple(map(_by_chunk, action.parts)))
 
 
-def shown_ranks(ops: pd.DataFrame, comms: pd.DataFrame, calls: Mapping[int, pd.DataFrame], exact: bool) -> list[Shown]:
+def shown_ranks(
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    calls: Mapping[int, pd.DataFrame],
+    exact: bool,
+    paired: Collection[int] = (),
+) -> list[Shown]:
     """What each rank with training ops shows in one step, the one with most ranks and then most ops; [] without one, or where a
     rank's labels name the stages of some ops alone.
 
     Args:
         exact: whether the messages are those that moved and no others.
+        paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     training = compute.loc[compute["kind"] != "F", ["rank", "step"]].drop_duplicates()
@@ -133,13 +163,13 @@ def shown_ranks(ops: pd.DataFrame, comms: pd.DataFrame, calls: Mapping[int, pd.D
     found = []
     for rank, own in rows.groupby("rank"):
         messages = _messages(comms[(comms["rank"] == rank) & (comms["step"] == step)], calls.get(int(str(rank))), exact)
-        if (shown := _shown(int(str(rank)), own, messages)) is None:
+        if (shown := _shown(int(str(rank)), own, messages, rank in paired)) is None:
             return []
         found.append(shown)
     return found
 
 
-def _shown(rank: int, ops: pd.DataFrame, messages: Messages) -> Shown | None:
+def _shown(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> Shown | None:
     is_told = ops["stage"] >= 0
     if is_told.any() and not is_told.all():
         return None
@@ -158,6 +188,7 @@ def _shown(rank: int, ops: pd.DataFrame, messages: Messages) -> Shown | None:
         tuple(sorted(stages)),
         forwards if detail is Detail.KINDS else microbatches,
         messages,
+        tuple(ops.loc[ops["kind"] == "B", "microbatch"].tolist()) if is_paired else None,
     )
 
 

@@ -116,6 +116,11 @@ def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
         for op, (kind, microbatch, start, end) in zip(mine.itertuples(), seen[rank], strict=True):
             assert (op.kind, op.microbatch) == (kind, microbatch)
             assert min(op.end_ns, end) > max(op.start_ns, start)
+        alone = recognise([read_kineto(tmp_path / f"rank{rank}.json")]).ops
+        alone = alone[alone["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
+        for column in ("kind", "start_ns", "end_ns"):
+            assert alone[column].tolist() == mine[column].tolist()
+        assert all(one in (-1, all_) for one, all_ in zip(alone["microbatch"], mine["microbatch"], strict=True))
 
 
 def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(

@@ -1,0 +1,174 @@
+"""Some ranks of a pipeline without labels whose others have no trace: their ops are found as they ran, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pptrace.analysis.analyse import analyse
+from pptrace.recognise.recognise import Recognised, recognise
+from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import from_rows
+from pptrace.tables import Category, Trace
+from tests.recognise.test_chain_match import NODE, Program
+from tests.synthetic import MAIN_THREAD, START, Event, make_trace
+
+
+def compute_of(found: Recognised) -> pd.DataFrame:
+    return found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+
+
+def check_right_or_null(program: Program, found: Recognised, ranks: Sequence[int]) -> int:
+    """Each op that is shown ran, with the kind, step, stage and microbatch that are said of it; how many are shown."""
+    truth = {key: text for key, text in program.truth.items() if key[0] in ranks}
+    ops = compute_of(found)
+    for op in ops.itertuples():
+        (text,) = [text for (rank, at), text in truth.items() if rank == op.rank and op.start_ns <= at < op.end_ns]
+        stage, kind, microbatch = text.split()[0].partition("F" if "F" in text else "B")
+        assert op.kind == kind
+        assert op.stage in (-1, int(stage))
+        assert op.microbatch in (-1, int(microbatch))
+        assert op.step == int(text.split()[1])
+    return len(ops)
+
+
+PLANS = st.builds(
+    lambda name, pp, extra: build(name, pp, pp + extra),
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.integers(2, 4),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(PLANS, st.data(), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
+def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
+    plan: Plan, data: st.DataObject, scraps: float, optimizer: bool, peers: bool, tensors: int
+) -> None:
+    program = Program(plan, 2, data.draw(st.integers(0, 1000)), scraps, optimizer, peers, tensors)
+    place = data.draw(st.integers(0, plan.pp - 1), label="place")
+    trace = program.traces()[place]
+    found = recognise([trace], num_ranks=plan.pp)
+    count = check_right_or_null(program, found, [place])
+    is_open = place == plan.pp - 1 and plan.name == "1f1b" and not optimizer
+    assert count == (0 if is_open else sum(rank == place for rank, _ in program.truth))
+    assert found.schedule.name in (plan.name, "unknown")
+    assert found.mesh.pp in (plan.pp, None)
+    if not is_open:
+        names = {candidate.name for candidate in found.schedule.candidates}
+        assert plan.name in names
+        assert (plan.pp, {place: place}) in [(own.pp, dict(own.places)) for own in found.schedule.candidates]
+    else:
+        assert any("nothing tells where the steps of rank" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize("ranks", [*combinations(range(4), 2), *combinations(range(4), 3)])
+def test_some_ranks_show_what_all_of_them_do_and_bound_their_bubble(ranks: tuple[int, ...]) -> None:
+    program = Program(build("1f1b", 4, 6), 2, scraps=0.5, peers=False, optimizer=False)
+    traces = program.traces()
+    whole, part = analyse(traces), analyse([traces[rank] for rank in ranks], num_ranks=4)
+    columns = ["rank", "step", "kind", "stage", "microbatch", "phase"]
+    tables = []
+    for analysis in (whole, part):
+        ops = analysis.data.ops
+        ops = ops[ops["rank"].isin(ranks) & ops["kind"].isin(COMPUTE_KINDS)].sort_values(["rank", "start_ns"])
+        tables.append(ops.reset_index(drop=True))
+    assert len(tables[1]) == 24 * len(ranks)
+    pd.testing.assert_frame_equal(tables[0][columns], tables[1][columns])
+    shift = (tables[0]["start_ns"] - tables[1]["start_ns"]).groupby(tables[0]["rank"]).unique()  # of the ranks' clocks
+    assert shift.map(len).eq(1).all()
+    for window in part.windows:
+        (step,) = [step for step in part.report.steps if step.step == window.step]
+        for rank in step.ranks:
+            start, end = window.start_ns, window.end_ns
+            if rank.window_ns != end - start:  # its clock is not related to the others': the window is its own
+                own = part.data.part(rank.rank, step.step).ops
+                start, end = int(own["start_ns"].min()), int(own["end_ns"].max())
+            away = int(shift[rank.rank][0])
+            bubble = whole.data.lanes[rank.rank].bubble_ns(start + away, end + away)
+            assert bubble is not None
+            assert rank.bubble_low_ns is not None
+            assert rank.bubble_high_ns is not None
+            assert rank.bubble_low_ns <= bubble <= rank.bubble_high_ns
+            assert rank.bubble_ns in (None, bubble)
+
+
+def test_the_forward_of_each_backward_is_the_one_whose_nodes_it_runs() -> None:
+    """All forwards, then all backwards from the last one to the first: of no schedule that has a name."""
+    rows = [[f"{stage}F{m}" for m in range(4)] + [f"{stage}B{m}" for m in (3, 2, 1, 0)] for stage in range(3)]
+    program = Program(from_rows(rows, "custom"), 2, peers=False)
+    for place, trace in enumerate(program.traces()):
+        found = recognise([trace], num_ranks=3)
+        assert check_right_or_null(program, found, [place]) == 16
+        assert (found.schedule.name, found.schedule.candidates) == ("unknown", ())
+
+
+def test_the_rank_whose_trace_tells_the_rest_is_named() -> None:
+    traces = Program(build("1f1b", 4, 8), 2, peers=False).traces()
+    found = recognise([traces[3]], num_ranks=4)
+    assert {own.name for own in found.schedule.candidates} == {"1f1b", "eager-1f1b"}
+    assert any("is null until the trace of rank 0 tells" in line for line in found.warnings)
+    told = recognise([traces[0], traces[3]], num_ranks=4)
+    assert (told.schedule.name, told.mesh.pp) == ("1f1b", 4)
+
+
+def program_of(kinds: str) -> Trace:
+    """Sends (S), receives (R), operators that make nodes (C) or none (N), backwards of the nodes of the oldest such operator (B)
+    or of all of them (E) and an optimizer (O), again and again, numbered as torch does it.
+    """
+    rows: list[Event] = []
+    at, number = START, 100
+    made: list[int] = []
+    for kind in kinds * 6:
+        name = {"S": "c10d::send", "R": "c10d::recv_", "O": "Optimizer.step#SGD.step"}.get(kind, "aten::mm")
+        category = Category.ANNOTATION if kind == "O" else Category.CPU_OP
+        if kind in "BE":
+            count = len(made) if kind == "E" else 2
+            run, made = made[:count], made[count:]
+            for place, node in enumerate(run[::-1]):
+                begin = at + 10 * place
+                rows.append(Event(category, NODE.format("Mm"), begin, begin + 8, thread=MAIN_THREAD, correlation=node))
+        else:
+            own = number if kind in "SR" else -1
+            rows.append(Event(category, name, at, at + 50, thread=MAIN_THREAD, correlation=own))
+        if kind == "R":
+            rows.append(Event(Category.ANNOTATION, "gloo:recv", at + 20, at + 90, thread=MAIN_THREAD))
+        if kind == "C":
+            made += [number, number + 1]
+            number += 2
+        at += 100
+    return make_trace(rows, 0)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        "CSRCEO",  # an exchange in the forward
+        "CSRCSRCEO",  # a ring in two layers
+        "NSRCEO",  # an exchange before the forward
+        "CESRO",  # gradients exchanged before the optimizer
+        "CEOSR",  # weights exchanged behind it
+        "RCEOS",  # an actor's samples come, weights go back
+        "RCEOSRCEOS",
+        "SRCEO",
+        "RNS",  # inference in a pipeline
+    ],
+)
+def test_messages_of_what_is_no_pipeline_make_no_op_of_one_rank(kinds: str) -> None:
+    found = recognise([program_of(kinds)], num_ranks=4)
+    assert compute_of(found).empty
+    assert found.schedule.plan is None
+    assert found.schedule.candidates == ()
+
+
+def test_programs_of_pipelines_in_the_same_form_are_found() -> None:
+    """The first rank, one in the middle, and the last, of two microbatches a step."""
+    for kinds in ("CSCSRBRB", "RCSRCSRBSRBS", "RCBSRCBS"):
+        assert not compute_of(recognise([program_of(f"{kinds}O")], num_ranks=4)).empty, kinds
