@@ -15,7 +15,7 @@ import pptrace  # noqa: E402
 
 project = "pptrace"
 author = "The pptrace authors"
-copyright = author  # noqa: A001
+copyright = author
 version = release = pptrace.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
@@ -35,11 +35,19 @@ autodoc_default_options = {"members": True, "undoc-members": True, "show-inherit
 autodoc_preserve_defaults = True
 
 # In signatures and docstrings, what has no page here is named without a link: other packages, and rooms that are no API.
-_ROOMS = r"pptrace\.(recognise|ingest|clock|timeline|hang|intervals|slices|marking|simulate\.course|analysis\.(?!result)|report\.(?!load))"
+_ROOMS = "|".join(
+    (
+        *("recognise", "ingest", "clock", "timeline", "hang", "intervals", "slices", "marking"),
+        *(r"simulate\.course", r"analysis\.(?!result)", r"report\.(?!load)"),
+    )
+)
 nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|collections|pathlib|click|types|enum|contextlib)\..*"),
-    (r"py:.*", r"(Path|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Int8|Int32|Int64|COMM_ARGS|tuple\[\w+)"),
-    (r"py:.*", rf"{_ROOMS}.*"),
+    (
+        r"py:.*",
+        r"(Path|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Int8|Int32|Int64|COMM_ARGS|tuple\[\w+)",
+    ),
+    (r"py:.*", rf"pptrace\.({_ROOMS}).*"),
     (r"py:.*", r"instrument\.(?!session|recorder|mesh|pipeline\.(runtime|p2p)\.).*"),
     (r"py:.*", r"instrument\..*\._\w+"),
     (r"py:mod", r"(pptrace|instrument|dashboards)\..*"),
@@ -49,7 +57,7 @@ nitpick_ignore_regex = [
 def _prepare(_app: Sphinx, what: str, name: str, obj: object, _options: object, lines: list[str]) -> None:
     """Show what is indented below a paragraph as it is written, and read sections such as ``Args:``.
 
-    Of attributes and properties napoleon's extension would take all before a colon for a type: so it is called here, without them.
+    Of attributes and properties napoleon would take all before a colon for a type: so it is called here, without them.
     """
     for index in range(len(lines) - 3, -1, -1):
         is_text = bool(lines[index].strip()) and not lines[index].startswith(" ")

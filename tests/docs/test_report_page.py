@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,13 @@ SECTIONS = {
     "hang": "`hang`",
     "hang.edges": "`hang`",
 }
-FREE = {"clock.offsets_ns", "schedule.candidates.pp_ranks", "steps.ranks.spans", "marked_steps.spans", "findings.evidence"}
+FREE = {
+    "clock.offsets_ns",
+    "schedule.candidates.pp_ranks",
+    "steps.ranks.spans",
+    "marked_steps.spans",
+    "findings.evidence",
+}
 """Objects whose keys are names or numbers of the run."""
 HANG = {
     "verdict": "late",
@@ -81,10 +89,8 @@ def names(text: str) -> set[str]:
 
 def rows(text: str) -> Iterator[tuple[str, ...]]:
     """The rows of the tables in a text, without their heads and rules."""
-    lines = text.splitlines()
-    for above, line in zip(["", *lines], lines, strict=False):
-        is_head = lines[lines.index(line) + 1].startswith("|---") if line in lines[:-1] else False
-        if line.startswith("|") and not line.startswith("|---") and not is_head and above.startswith("|"):
+    for line, below in pairwise([*text.splitlines(), ""]):
+        if line.startswith("|") and not line.startswith("|---") and not below.startswith("|---"):
             yield tuple(cell.strip() for cell in line.strip("|").split("|"))
 
 
@@ -117,7 +123,10 @@ def without_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def reports(sample: Report, lone_rank: Report, overlapped: Report, without_pipeline: Report) -> list[dict[str, Any]]:
     candidate = ScheduleCandidate("1f1b", 4, 8, 4, 1, {"1": 1})
     several = replace(lone_rank, schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG)
-    return [report_object(report, with_ops=True) for report in (sample, several, overlapped, without_pipeline)]
+    return [
+        json.loads(dump(report_object(report, with_ops=True)))
+        for report in (sample, several, overlapped, without_pipeline)
+    ]
 
 
 def test_every_object_of_the_report_has_a_section(reports: list[dict[str, Any]]) -> None:
@@ -140,7 +149,12 @@ def test_no_table_describes_a_field_that_is_not_written(reports: list[dict[str, 
     for report in reports:
         for path, key, _ in fields(report):
             written.setdefault(SECTIONS[path], set()).add(key)
-    stale = {f"{heading}: {name}" for heading, keys in written.items() for row in rows(section(heading)) for name in names(row[0]) - keys}
+    stale = {
+        f"{heading}: {name}"
+        for heading, keys in written.items()
+        for row in rows(section(heading))
+        for name in names(row[0]) - keys
+    }
     assert not stale
 
 
@@ -153,15 +167,26 @@ def test_a_field_that_is_never_null_never_is(reports: list[dict[str, Any]]) -> N
         for name in names(row[0])
     }
     assert ("Top level", "framework") in promised
-    broken = {f"{path}.{key}" for report in reports for path, key, value in fields(report) if value is None and (SECTIONS[path], key) in promised}
+    broken = {
+        f"{path}.{key}"
+        for report in reports
+        for path, key, value in fields(report)
+        if value is None and (SECTIONS[path], key) in promised
+    }
     assert not broken
 
 
 def test_every_field_that_was_null_is_said_to_be_so_at_times(reports: list[dict[str, Any]]) -> None:
-    tables = {heading: {name for row in rows(section(heading)) for name in names(row[0])} for heading in SECTIONS.values()}
+    tables = {
+        heading: {name for row in rows(section(heading)) for name in names(row[0])} for heading in SECTIONS.values()
+    }
     null = {(path, key) for report in reports for path, key, value in fields(report) if value is None}
     assert ("steps.ranks", "bubble_ns") in null
-    unsaid = {f"{path}.{key}" for path, key in null if key not in tables[SECTIONS[path]] | tables["`device`"] | tables["`ops[]`"]}
+    unsaid = {
+        f"{path}.{key}"
+        for path, key in null
+        if key not in tables[SECTIONS[path]] | tables["`device`"] | tables["`ops[]`"]
+    }
     assert not unsaid
 
 

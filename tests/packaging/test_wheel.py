@@ -1,4 +1,4 @@
-"""What a wheel of the project holds. It is built without a network, from a copy of the sources; `make dist` installs and tries one."""
+"""What a wheel holds. It is built without a network, from a copy of the sources; `make dist` installs and tries one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,13 @@ from tests.programs import ROOT
 PACKAGES = ("dashboards", "instrument", "pptrace")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-STRANGERS = ("pptrace_runs/demo/rank0.py", "tests/test_x.py", "sample_traces/make.py", "shared/secret.py", "docs/conf.py")
+STRANGERS = (
+    "pptrace_runs/demo/rank0.py",
+    "tests/test_x.py",
+    "sample_traces/make.py",
+    "shared/secret.py",
+    "docs/conf.py",
+)
 
 
 def _has_setuptools() -> bool:
@@ -29,7 +34,9 @@ def _has_setuptools() -> bool:
     return int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
 
 
-pytestmark = pytest.mark.skipif(not _has_setuptools(), reason="needs setuptools 77 or newer (the extra dev installs it)")
+pytestmark = pytest.mark.skipif(
+    not _has_setuptools(), reason="needs setuptools 77 or newer (the extra dev installs it)"
+)
 
 
 @pytest.fixture(scope="module")

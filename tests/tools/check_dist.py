@@ -20,7 +20,7 @@ from pathlib import Path
 if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.tools.clean_environment import (  # noqa: E402
+from tests.tools.clean_environment import (
     ROOT,
     CheckError,
     Environment,
@@ -101,9 +101,13 @@ def check_sdist(sdist: Path) -> None:
     """
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    expected = package_files() | set(_IN_SDIST) | _files_under("tests") | _files_under("docs") | _files_under("sample_traces")
+    expected = (
+        package_files() | set(_IN_SDIST) | _files_under("tests") | _files_under("docs") | _files_under("sample_traces")
+    )
     require(not expected - names, f"{sdist.name} lacks {sorted(expected - names)}")
-    strange = sorted(name for name in names if name.split("/")[0] in ("pptrace_runs", "shared", "dist", "build", ".venv"))
+    strange = sorted(
+        name for name in names if name.split("/")[0] in ("pptrace_runs", "shared", "dist", "build", ".venv")
+    )
     require(not strange, f"{sdist.name} holds {strange[:5]}")
 
 

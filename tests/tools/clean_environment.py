@@ -84,7 +84,7 @@ def version() -> str:
     """The version that the sources state."""
     text = (ROOT / "pptrace" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    require(found is not None, "pptrace/__init__.py: expected a line __version__ = \"…\"")
+    require(found is not None, 'pptrace/__init__.py: expected a line __version__ = "…"')
     assert found is not None
     return found[1]
 

@@ -1,8 +1,8 @@
 """Tries the analyser on every Python that is installed here: ``python tests/tools/try_pythons.py [PYTHON …]``.
 
-In each, a clean virtual environment outside of the checkout gets the wheel of ``dist/`` (`make dist` builds it) and pytest, but no
-torch, and runs the tests that need none against the installed package. Interpreters that are not given are looked for: Python 3.11
-to 3.13 on PATH, of pyenv, and of uv (`uv python install 3.13`).
+In each, a clean virtual environment outside of the checkout gets the wheel of ``dist/`` (`make dist` builds it) and pytest, but
+no torch, and runs the tests that need none against the installed package. Interpreters that are not given are looked for: Python
+3.11 to 3.13 on PATH, of pyenv, and of uv (`uv python install 3.13`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.tools.clean_environment import ROOT, CheckError, make_environment, require, run, version  # noqa: E402
+from tests.tools.clean_environment import ROOT, CheckError, make_environment, require, run, version
 
 _VERSIONS = ("3.11", "3.12", "3.13")
 _ROOMS = ("analysis", "hang", "ingest", "recognise", "report", "roundtrip", "schedule", "simulate", "timeline")
@@ -76,7 +76,9 @@ def _answering(pythons: Iterator[str] | Sequence[str]) -> dict[str, Path]:
 
 def _built_wheel() -> Path:
     wheels = sorted((ROOT / "dist").glob(f"pptrace-{version()}-*.whl"))
-    require(len(wheels) == 1, f"{ROOT / 'dist'}: expected one wheel of pptrace {version()}, not {wheels}; run `make dist`")
+    require(
+        len(wheels) == 1, f"{ROOT / 'dist'}: expected one wheel of pptrace {version()}, not {wheels}; run `make dist`"
+    )
     return wheels[0]
 
 
@@ -110,7 +112,9 @@ def _at_the_root(checkout: Path) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="try_pythons.py", description="Try the analyser on every Python installed here.")
+    parser = argparse.ArgumentParser(
+        prog="try_pythons.py", description="Try the analyser on every Python installed here."
+    )
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters [default: those found here]")
     parser.add_argument("--wheel", type=Path, help="the wheel to install [default: the one in dist/]")
     parser.add_argument("--tests", nargs="+", default=(), help="files or folders of tests [default: the analyser's]")

@@ -19,7 +19,9 @@ def needs_training_packages(error: BaseException | None) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     call = getattr(report, "call", None)
     if report.failed and call is not None and (name := needs_training_packages(call.excinfo.value)):
