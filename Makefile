@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test check bench table samples clean
+.PHONY: demo test check bench table samples docs dist pythons clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
@@ -27,17 +27,27 @@ bench: $(STAMP)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 table: $(STAMP)
-	$(BIN)/python tests/tools/schedule_table.py --write README.md
+	$(BIN)/python tests/tools/schedule_table.py --write docs/schedules.md
 
 samples: $(STAMP)
 	$(BIN)/python sample_traces/make.py
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -b html -n -W --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+dist: $(STAMP)
+	$(BIN)/python tests/tools/check_dist.py
+
+pythons: dist
+	$(BIN)/python tests/tools/try_pythons.py
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev,docs]'
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) pptrace_runs
+	rm -rf $(VENV) pptrace_runs docs/_build dist build

@@ -2,7 +2,9 @@
 
 simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …] }, …], … }
 report     = { "schema": "pptrace.report/1", "steps": [{ "step", "ranks": [{ "rank", "ops": [op, …] }, …] }, …], … }
-op         = { "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns" }
+op         = { "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"[, "parts": [op, op]] }
+
+The ``parts`` of an op are the halves of an overlapped pair.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ def _rows(document: Any) -> Iterator[dict[str, Any]]:
         for rank in _objects(step.get("ranks")):
             for op in _objects(rank.get("ops")):
                 shared = {"rank": rank.get("rank"), "step": 0 if is_simulation else step.get("step")}
-                yield {**shared, **op, "source": "simulated" if is_simulation else "label"}
+                yield {**shared, **op, "pair": _pair(op), "source": "simulated" if is_simulation else "label"}
+
+
+def _pair(op: dict[str, Any]) -> str:
+    """An overlapped pair as text, from its halves; "" for a simple op."""
+    halves = [f"{half.get('stage')}{half.get('kind')}{half.get('microbatch')}" for half in _objects(op.get("parts"))]
+    return f"({';'.join(halves)})OVERLAP_F_B" if halves else ""
 
 
 def _objects(value: object) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Measures every schedule of the catalogue and writes the table of the README.
+"""Measures every schedule of the catalogue and writes the table of docs/schedules.md.
 
-    python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--bubble-ms 1200] [--prefetch 2] [--write README.md]
+    python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--bubble-ms 1200] [--prefetch 2] [--write docs/schedules.md]
 
 Each plan runs on four processes whose ops sleep, and is read back from its traces. They sleep so long that the ideal
 bubble is the same number of milliseconds in every plan: what the runtime itself needs between two ops then weighs the

@@ -1,0 +1,207 @@
+"""docs/report.md describes every field of the JSON, and no other, and says of each whether it may be null."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pptrace.analysis.result import Report, ScheduleCandidate
+from pptrace.report.hang import FoundHang, hang_object
+from pptrace.report.load import load
+from pptrace.report.to_json import dump, report_object, simulation_object
+from pptrace.schedule import registry
+from pptrace.simulate import IDEAL, simulate
+from tests.programs import ROOT, SAMPLES
+
+PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+SECTIONS = {
+    "": "Top level",
+    "inputs": "`inputs[]`",
+    "mesh": "`mesh`",
+    "schedule": "`schedule`",
+    "schedule.candidates": "`schedule`",
+    "clock": "`clock`",
+    "steps": "`steps[]`",
+    "steps.bubble": "`steps[].bubble`",
+    "steps.bubble.waterfall_ns": "`steps[].bubble`",
+    "steps.ranks": "`steps[].ranks[]`",
+    "steps.ranks.phases": "`phases`: `warmup`, `steady`, `cooldown`",
+    "steps.ranks.phases.warmup": "`phases`: `warmup`, `steady`, `cooldown`",
+    "steps.ranks.phases.steady": "`phases`: `warmup`, `steady`, `cooldown`",
+    "steps.ranks.phases.cooldown": "`phases`: `warmup`, `steady`, `cooldown`",
+    "steps.ranks.ideal": "`ideal`",
+    "steps.ranks.comms": "`comms[]`",
+    "steps.ranks.ops": "`ops[]`",
+    "steps.ranks.ops.parts": "`ops[]`",
+    "steps.ranks.device": "`device`",
+    "marked_steps": "`marked_steps[]`",
+    "device": "`device[]`",
+    "device.comms": "`device[]`",
+    "findings": "`findings[]`",
+    "hang": "`hang`",
+    "hang.edges": "`hang`",
+}
+FREE = {
+    "clock.offsets_ns",
+    "schedule.candidates.pp_ranks",
+    "steps.ranks.spans",
+    "marked_steps.spans",
+    "findings.evidence",
+}
+"""Objects whose keys are names or numbers of the run."""
+HANG = {
+    "verdict": "late",
+    "ranks": [3],
+    "detail": "late: rank 3",
+    "edges": [{"rank": 0, "waits_for": [3], "call": "all_reduce", "group": "default_pg", "seq": 3}],
+}
+Found = tuple[str, str, object]
+"""The path of an object in the JSON, one of its keys, and the value."""
+
+
+def fields(value: object, path: str = "") -> Iterator[Found]:
+    """Every field of a JSON object; lists count as their members."""
+    if isinstance(value, list):
+        for member in value:
+            yield from fields(member, path)
+    elif isinstance(value, Mapping) and path not in FREE:
+        for key, inner in value.items():
+            yield path, key, inner
+            yield from fields(inner, f"{path}.{key}".removeprefix("."))
+
+
+def section(heading: str) -> str:
+    """The text below a heading, up to the next one."""
+    (found,) = re.finditer(rf"^#+ {re.escape(heading)}$", PAGE, re.MULTILINE)
+    return re.split(r"^#+ ", PAGE[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def rows(text: str) -> Iterator[tuple[str, ...]]:
+    """The rows of the tables in a text, without their heads and rules."""
+    for line, below in pairwise([*text.splitlines(), ""]):
+        if line.startswith("|") and not line.startswith("|---") and not below.startswith("|---"):
+            yield tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+def described(heading: str) -> set[str]:
+    """The names in a heading and its text; of tables, those in the columns that describe a field."""
+    text = section(heading)
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    return names("\n".join([heading, *prose, *(" ".join(row[:2]) for row in rows(text))]))
+
+
+@pytest.fixture(scope="module")
+def sample() -> Report:
+    return load([SAMPLES / "1f1b_p4"]).report
+
+
+@pytest.fixture(scope="module")
+def lone_rank() -> Report:
+    return load([SAMPLES / "1f1b_p4" / "rank1.json.gz"]).report
+
+
+@pytest.fixture(scope="module")
+def overlapped(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a simulated run with overlapped pairs."""
+    file = tmp_path_factory.mktemp("dualpipe") / "simulation.json"
+    file.write_text(dump(simulation_object(simulate(registry.build("dualpipe-v", 2, 6, 2), IDEAL), with_ops=True)))
+    return load([file]).report
+
+
+@pytest.fixture(scope="module")
+def without_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    file: Path = tmp_path_factory.mktemp("plain") / "ops.csv"
+    file.write_text("rank,step,kind,start_us,end_us\n0,0,STEP,0,900\n1,0,STEP,0,800\n0,0,all_reduce,100,300\n")
+    return load([file]).report
+
+
+@pytest.fixture(scope="module")
+def reports(sample: Report, lone_rank: Report, overlapped: Report, without_pipeline: Report) -> list[dict[str, Any]]:
+    candidate = ScheduleCandidate("1f1b", 4, 8, 4, 1, {"1": 1})
+    several = replace(lone_rank, schedule=replace(lone_rank.schedule, candidates=(candidate,)), hang=HANG)
+    return [
+        json.loads(dump(report_object(report, with_ops=True)))
+        for report in (sample, several, overlapped, without_pipeline)
+    ]
+
+
+def test_every_object_of_the_report_has_a_section(reports: list[dict[str, Any]]) -> None:
+    assert {path for report in reports for path, _, _ in fields(report)} == set(SECTIONS)
+
+
+def test_every_field_is_described_in_the_section_of_its_object(reports: list[dict[str, Any]]) -> None:
+    missing = {
+        f"{path}.{key}"
+        for report in reports
+        for path, key, _ in fields(report)
+        if key not in described(SECTIONS[path]) and not (path == "device" and key in described("`device`"))
+    }
+    assert not missing
+
+
+def test_no_table_describes_a_field_that_is_not_written(reports: list[dict[str, Any]]) -> None:
+    written: dict[str, set[str]] = {}
+    for report in reports:
+        for path, key, _ in fields(report):
+            written.setdefault(SECTIONS[path], set()).add(key)
+    stale = {
+        f"{heading}: {name}"
+        for heading, keys in written.items()
+        for row in rows(section(heading))
+        for name in names(row[0]) - keys
+    }
+    assert not stale
+
+
+def test_a_field_that_is_never_null_never_is(reports: list[dict[str, Any]]) -> None:
+    promised = {
+        (heading, name)
+        for heading in SECTIONS.values()
+        for row in rows(section(heading))
+        if row[-1] == "never"
+        for name in names(row[0])
+    }
+    assert ("Top level", "framework") in promised
+    broken = {
+        f"{path}.{key}"
+        for report in reports
+        for path, key, value in fields(report)
+        if value is None and (SECTIONS[path], key) in promised
+    }
+    assert not broken
+
+
+def test_every_field_that_was_null_is_said_to_be_so_at_times(reports: list[dict[str, Any]]) -> None:
+    tables = {
+        heading: {name for row in rows(section(heading)) for name in names(row[0])} for heading in SECTIONS.values()
+    }
+    null = {(path, key) for report in reports for path, key, value in fields(report) if value is None}
+    assert ("steps.ranks", "bubble_ns") in null
+    unsaid = {
+        f"{path}.{key}"
+        for path, key in null
+        if key not in tables[SECTIONS[path]] | tables["`device`"] | tables["`ops[]`"]
+    }
+    assert not unsaid
+
+
+def test_the_fields_of_a_simulation_are_described() -> None:
+    written = simulation_object(simulate(registry.build("1f1b", 2, 4, 1), IDEAL), with_ops=True)
+    keys = set(written) | set(written["ranks"][0])
+    assert keys <= names(section("`pptrace.simulation/1`")) | {"ops"}
+
+
+def test_the_fields_of_a_verdict_are_described() -> None:
+    found = hang_object(FoundHang(HANG, "", (0, 3)))
+    assert set(found) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}  # type: ignore[arg-type]
