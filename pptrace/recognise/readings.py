@@ -134,7 +134,7 @@ def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
 def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequence[Shown]) -> Iterator[Plan]:
     """The plan of a schedule with this shape, and those of its variants."""
     variants: list[tuple[int | None, bool]] = [(None, False)]
-    if entry.name.startswith("interleaved"):
+    if entry.takes_group_size:
         variants += [(None, True), *((size, False) for size in _group_sizes(shown[0], pp, microbatches, chunks))]
     for group_size, lean in variants:
         try:
@@ -142,7 +142,7 @@ def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequ
         except ScheduleError:
             continue
         yield plan
-        if entry.name == "interleaved-1f1b" and microbatches == pp and not lean and group_size is None:
+        if entry.all_forwards_first_if_m_is_p and microbatches == pp and not lean and group_size is None:
             yield forwards_first(plan)
 
 
@@ -173,13 +173,13 @@ def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
         yield own.num_chunks, own.num_microbatches
         return
     total = own.num_microbatches
-    if entry.name == "dualpipe":
+    if entry.bidirectional:
         yield 2, total
         return
     if entry.default_chunks == 1:
         yield 1, total
         return
-    most = total if entry.name.startswith(("interleaved", "looped")) else 2
+    most = total if entry.takes_any_chunks else entry.default_chunks
     for chunks in range(2, most + 1):
         if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
             yield chunks, total // chunks  # all chunks but the last run forward before the first backward

@@ -33,7 +33,8 @@ class Schedule:
     microbatch group size, f, b, i and w the costs of one chunk's F, B, I and W with b = i + w, F&B that of an overlapped pair.
     They hold for m ≥ 2p; ``condition`` says what else they need. None where a search decides.
 
-    ``searches``: the builder reads costs and a memory limit. ``always_labelled``: no runtime runs it whose traces lack
+    ``searches``: the builder reads costs and a memory limit. ``takes_any_chunks``: any v from 2, not its default alone.
+    ``bidirectional``: half of the microbatches enter at each end. ``always_labelled``: no runtime runs it whose traces lack
     labels. ``all_forwards_first_if_m_is_p``: Megatron-LM ran it so for years.
     """
 
@@ -46,7 +47,9 @@ class Schedule:
     condition: str = ""
     default_chunks: int = 1
     searches: bool = False
+    takes_any_chunks: bool = False
     takes_group_size: bool = False
+    bidirectional: bool = False
     same_order_on_every_rank: bool = False
     always_labelled: bool = False
     all_forwards_first_if_m_is_p: bool = False
@@ -90,6 +93,7 @@ SCHEDULES: dict[str, Schedule] = {
             "Megatron-LM, arXiv 2104.04473",
             interleaved.build,
             default_chunks=2,
+            takes_any_chunks=True,
             takes_group_size=True,
             all_forwards_first_if_m_is_p=True,
         ),
@@ -101,6 +105,7 @@ SCHEDULES: dict[str, Schedule] = {
             "arXiv 2211.05953, torch ScheduleLoopedBFS",
             looped_bfs.build,
             default_chunks=2,
+            takes_any_chunks=True,
             same_order_on_every_rank=True,
             always_labelled=True,
         ),
@@ -146,6 +151,7 @@ SCHEDULES: dict[str, Schedule] = {
             "torch ScheduleInterleavedZeroBubble",
             interleaved_zb.build,
             default_chunks=2,
+            takes_any_chunks=True,
             takes_group_size=True,
         ),
         Schedule(
@@ -197,6 +203,7 @@ SCHEDULES: dict[str, Schedule] = {
             dualpipe.build,
             "if f = i",
             default_chunks=2,
+            bidirectional=True,
         ),
     )
 }
