@@ -1,14 +1,14 @@
 """Hooks of ``torch.distributed``'s functions: every collective and message that Python code calls, and its ``Work`` handle.
 
-Calls that C++ makes by itself (DDP's reducer, functional collectives of compiled or DTensor code) do not pass here; the
-profiler's own events tell them.
+Calls that C++ makes by itself (DDP's reducer) do not pass here; the profiler's own events tell them. Operators that communicate
+(functional collectives) are watched by :mod:`instrument.adapters.torch_functional_collectives`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from instrument.adapters.calls import Call, CallGroup, CallObserver
 from instrument.adapters.hooks import Hook, Hooks
-from instrument.adapters.works import Works, is_work
+from instrument.adapters.works import Awaited, Works, is_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +182,15 @@ class DistributedCalls:
 
     def begin(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call that a function is about to make; None inside another call, and for a rank that is no member."""
+        return self.enter(lambda: self._call(function, args, kwargs))
+
+    def enter(self, make: Callable[[], Call | None]) -> Call | None:
+        """The same for whatever ``make`` makes of it; :meth:`leave` or :meth:`abort` follows."""
         local = self._local
         if local.depth:
             local.depth += 1
             return None
-        call = self._call(function, args, kwargs) if dist.is_initialized() else None
+        call = make() if dist.is_initialized() else None
         local.depth = 1
         if call is not None:
             self._return_late()
@@ -199,44 +203,57 @@ class DistributedCalls:
             group = c10d._get_default_group()
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             return None
-        known, sequences = self._group(group)
-        peer = self._peer(function, args, kwargs, known)
+        peer = self._peer(function, args, kwargs, self._group(group)[0])
         is_async = function.is_async == _ALWAYS or bool(
             function.is_async is not None and _argument(args, kwargs, function.is_async, "async_op")
         )
-        size = max((_num_bytes(_argument(args, kwargs, *tensor)) for tensor in function.tensors), default=0)
+        size = max((num_bytes(_argument(args, kwargs, *tensor)) for tensor in function.tensors), default=0)
+        return self.new_call(function.kind, group, peer, size, is_async=is_async, tag=_tag(function, args, kwargs))
+
+    def new_call(self, kind: str, group: Any, peer: int, size: int, *, is_async: bool, tag: int = 0) -> Call:
+        """A call of a process group that is about to be made; ``peer`` and ``size`` as in :class:`Call`."""
+        known, sequences = self._group(group)
         batch = self._local.batch
         return Call(
             next(self._numbers),
-            function.kind,
+            kind,
             known,
             peer,
             size,
-            sequences.next(function.kind, peer),
+            sequences.next(kind, peer),
             -1 if batch is None else self._local.batch_number,
             is_async or (batch is not None and not self._local.waits_at_exit),
-            _tag(function, args, kwargs),
+            tag,
         )
 
     def end(self, call: Call | None, result: Any) -> None:
         """The function has returned."""
+        if not self.leave(call):
+            return
+        assert call is not None
+        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
+            call.peer = result
+        if call.is_async and is_work(result):
+            self._works.watch(result, (self.awaited(call),))
+        else:
+            self.complete(call)
+
+    def leave(self, call: Call | None) -> bool:
+        """The call has returned. Whether its end is still to be seen to: nobody else, such as a batch, does."""
         self._local.depth -= 1
         if call is None:
-            return
+            return False
         if self._local.batch is not None:
             self._local.batch.append(call)
             if self._local.posts_at_exit:
                 self._local.late = call
-                return
+                return False
         self._tell("returned", call)
-        if self._local.batch is not None:
-            return
-        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
-            call.peer = result
-        if call.is_async and is_work(result):
-            self._works.watch(result, (_CallWait(self, call),))
-        else:
-            self._tell("completed", call)
+        return self._local.batch is None
+
+    def awaited(self, call: Call) -> Awaited:
+        """A call as its handle knows it."""
+        return _CallWait(self, call)
 
     def abort(self, call: Call | None) -> None:
         """The function raised."""
@@ -344,8 +361,8 @@ def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return tag if isinstance(tag, int) else 0
 
 
-def _num_bytes(value: Any) -> int:
+def num_bytes(value: Any) -> int:
     """The bytes of a tensor, or of all tensors of a list or of lists."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
-    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(num_bytes, value)) if isinstance(value, list | tuple) else 0
