@@ -74,6 +74,7 @@ class Adapters:
                     "ranks": list(group.ranks),
                     "axis": "" if name in described else axes.get(name, group.axis),
                     "description": described.get(name, group.description),
+                    **({"reducer": True} if self.calls is not None and name in self.calls.reducers else {}),
                 }
                 for name, group in groups.items()
             },

@@ -43,6 +43,7 @@ _FUNCTIONS = {
     "all_reduce": _Function("all_reduce", ((0, "tensor"),), 2, 3),
     "all_reduce_coalesced": _Function("all_reduce", ((0, "tensors"),), 2, 3),
     "broadcast": _Function("broadcast", ((0, "tensor"),), 2, 3, (1, "src", "group_src")),
+    "_broadcast_coalesced": _Function("broadcast", ((1, "tensors"),), 0),
     "reduce": _Function("reduce", ((0, "tensor"),), 3, 4, (1, "dst", "group_dst")),
     "all_gather": _Function("all_gather", ((0, "tensor_list"), (1, "tensor")), 2, 3),
     "all_gather_coalesced": _Function("all_gather", ((0, "output_tensor_lists"), (1, "input_tensor_list")), 2, 3),
@@ -113,17 +114,20 @@ class DistributedCalls:
         """By group's name the axis that an adapter knows."""
         self.descriptions: dict[str, str] = {}
         """By group's name what an adapter says of it, instead of its own description."""
+        self.reducers: set[str] = set()
+        """Names of the groups in which C++ reduces gradients."""
         self.groups: dict[str, CallGroup] = {}
         """By name every group that was used, also those that are gone."""
         for name, function in _FUNCTIONS.items():
-            if hasattr(c10d, name):
+            if hasattr(c10d, name) or hasattr(dist, name):
                 self._wrap(name, _CallHook(self, function))
         self._wrap("batch_isend_irecv", _BatchHook(self))
         self._wrap_coalescing_manager()
 
     def _wrap(self, name: str, hook: Hook) -> None:
-        original = getattr(c10d, name)
-        wrapper = self._hooks.wrap(c10d, name, hook)
+        owner = c10d if hasattr(c10d, name) else dist
+        original = getattr(owner, name)
+        wrapper = self._hooks.wrap(owner, name, hook)
         self._hooks.replace_everywhere(name, original, wrapper, "torch")
 
     def _wrap_coalescing_manager(self) -> None:
@@ -268,6 +272,10 @@ class DistributedCalls:
     def describe(self, group: Any, description: str) -> None:
         """Say what a process group is, in the words that its maker would use."""
         self.descriptions[self._group(group)[0].name] = description
+
+    def note_reducer(self, group: Any) -> None:
+        """Say that C++ reduces gradients in a process group: calls that do not pass here."""
+        self.reducers.add(self._group(group)[0].name)
 
     def _group(self, group: Any) -> tuple[CallGroup, _Sequences]:
         known = self._groups.get(group)
