@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverloadPacket
-from torch.distributed import distributed_c10d as c10d
+from torch._C import _distributed_c10d as c10d
 from torch.jit import _builtins
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -41,7 +40,7 @@ _KINDS = {
     "isend": "send",
     "irecv": "recv",
 }
-"""By operator, without the ``_`` or ``_out`` of its variants, the kind. As torch 2.6 to 2.13 have them; a version may lack some."""
+"""By operator, without the ``_`` or ``_out`` of its variants, the kind: of torch 2.6 to 2.13; a version may lack some."""
 _FIRST_LIMIT = 256
 
 Arguments = Mapping[str, Any]
@@ -68,15 +67,16 @@ class FunctionalCalls:
     def _hook_of(self, kind: str, *, is_async: bool = True) -> Callable[[Sequence[str]], Hook]:
         return lambda names: _Collective(names, kind, is_async, self._calls, self._results)
 
-    def _wrap(self, packet: OpOverloadPacket, hook_of: Callable[[Sequence[str]], Hook]) -> None:
+    def _wrap(self, packet: Any, hook_of: Callable[[Sequence[str]], Hook]) -> None:
         """Watch an operator, whether it is called as such or by its only overload's name."""
         names = [argument.name for argument in packet.default._schema.arguments]
         hook = hook_of(names)
         for owner in (packet, packet.default):
-            watched = _Operator(owner._op, self._hooks.watched(owner._op, hook))
+            original = owner._op
+            watched = _Operator(original, self._hooks.watched(original, hook))
             self._hooks.replace(owner, "_op", watched)
-        if name := _builtins._find_builtin(packet._op.original):
-            _builtins._register_builtin(packet._op, name)  # for TorchScript
+            if name := _builtins._find_builtin(original):  # type: ignore[no-untyped-call]
+                _builtins._register_builtin(watched, name)  # TorchScript knows it by id
 
 
 class _Operator:
@@ -124,14 +124,15 @@ class _Results:
     def add(self, tensors: Sequence[torch.Tensor], awaited: Awaited) -> None:
         pending = _Pending(awaited)
         for tensor in tensors:
-            reference = StorageWeakRef(tensor.untyped_storage())  # keeps the address from being another's
+            # While it is kept, no other storage gets the address.
+            reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             earlier = self._pending.pop(reference.cdata, None)
             if earlier is not None:
                 earlier[1].complete()
             self._pending[reference.cdata] = (reference, pending)
         if len(self._pending) > self._limit:
             for key, (reference, gone) in list(self._pending.items()):
-                if reference.expired():
+                if reference.expired():  # type: ignore[no-untyped-call]
                     del self._pending[key]
                     gone.complete()
             self._limit = max(_FIRST_LIMIT, 2 * len(self._pending))
@@ -193,7 +194,7 @@ class _Collective(Hook):
     def _call(self, values: Arguments) -> Call | None:
         group = values["group_name"]
         if isinstance(group, str):
-            group = c10d._resolve_process_group(group)
+            group = c10d._resolve_process_group(group)  # type: ignore[arg-type]
         peer = next((int(values[name]) for name in ("src", "dst") if name in values), -1)
         if self._kind == "broadcast":
             peer = torch.distributed.get_global_rank(group, peer)
@@ -235,7 +236,7 @@ _TRACING = tuple(
 
 
 def _are_real(tensors: Sequence[Any]) -> bool:
-    """Whether an operator that gets these tensors communicates: none is fake, wraps another or is on its way through a transform."""
+    """Whether an operator that gets these tensors communicates: none is fake, wraps another or is of a transform."""
     return bool(tensors) and all(map(_is_real, tensors)) and not any(map(torch._C._get_dispatch_mode, _TRACING))
 
 
@@ -253,9 +254,10 @@ def _is_real(tensor: Any) -> bool:
 def _message_bytes(kind: str, values: Arguments) -> int:
     """The larger of input and output."""
     given = next(values[name] for name in ("input", "inputs", "tensor") if name in values)
-    size = num_bytes(given)
+    size: int = num_bytes(given)
     if kind == "all_gather":
         return size * int(values["group_size"])
     if (splits := values.get("output_split_sizes")) and given.ndim:
-        return max(size, sum(map(int, splits)) * math.prod(given.shape[1:]) * given.element_size())
+        out: int = sum(map(int, splits)) * math.prod(given.shape[1:]) * given.element_size()
+        return max(size, out)
     return size

@@ -42,8 +42,10 @@ _EQUAL = ("gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo
 """Works whose output is as large as their input."""
 SHAPED = frozenset({*_OPERATORS, *_EQUAL})
 _SIZES_BY_BYTES = {
-    1: ("bool", "char", "signed char", "unsigned char", "c10::float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e8m0fnu")
-    + ("c10::float8_e5m2fnuz", "c10::float8_e4m3fnuz", "c10::float4_e2m1fn_x2"),
+    1: (
+        *("bool", "char", "signed char", "unsigned char", "c10::float8_e5m2", "c10::float8_e4m3fn"),
+        *("c10::float8_e8m0fnu", "c10::float8_e5m2fnuz", "c10::float8_e4m3fnuz", "c10::float4_e2m1fn_x2"),
+    ),
     2: ("short", "short int", "unsigned short", "short unsigned int", "c10::half", "c10::bfloat16"),
     4: ("int", "unsigned int", "float", "c10::complex<c10::half>"),
     8: ("long", "long int", "long long", "unsigned long", "long unsigned int", "double", "c10::complex<float>"),

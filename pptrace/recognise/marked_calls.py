@@ -64,7 +64,7 @@ def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
     known = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
     names = known.groupby("worker")["group_id"].agg(["first", "nunique"])
     sure = names[names["nunique"] == 1]["first"]
-    return {int(worker): str(name) for worker, name in sure.items()}
+    return dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
 
 
 def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
