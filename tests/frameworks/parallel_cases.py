@@ -45,9 +45,10 @@ def _buckets() -> nn.Module:
 def train_parallel(how: str, folder: str, with_hooks: bool) -> list[str]:
     """Train a few steps and average the loss over the world; the losses, to the bit. ``rank<r>.json`` holds the last steps."""
     warnings.simplefilter("ignore")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     rank = dist.get_rank()
     with hooks() if with_hooks else nullcontext((None, None)) as (session, adapters):
+        tp = 1 if how == "buckets" else 2
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)
         model = _buckets() if how == "buckets" else _tensor_parallel(mesh, how)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
