@@ -188,6 +188,7 @@ COMM_ARGS: Schema = {
     "src": "int64",
     "dst": "int64",
     "seq": "int64",
+    "in_elements": "int64",  # of a call or a work without a collective's name, whose shapes were recorded
 }
 
 OPS: Schema = {
@@ -246,6 +247,8 @@ CALLS: Schema = {
     "clock": "str",  # as in COMMS
     "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
     "hint": "str",  # axis that the library is made for: ep for DeepEP, tp for user buffers; "" for the others
+    "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
+    "worker": "int64",  # the thread that did its work, one of its process group's alone (gloo)
 }
 """Communication of one rank whose axis is not known yet, one row per call."""
 

@@ -64,10 +64,8 @@ class Hooks:
         Raises:
             AttributeError: the owner has no such function: another version than the ones that are known.
         """
-        original = getattr(owner, name)
-        wrapper = self.watched(original, hook)
-        setattr(owner, name, wrapper)
-        self._undo.append(lambda: setattr(owner, name, original))
+        wrapper = self.watched(getattr(owner, name), hook)
+        self.replace(owner, name, wrapper)
         return wrapper
 
     def watched(self, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
@@ -103,6 +101,12 @@ class Hooks:
             return result
 
         return observed
+
+    def replace(self, owner: Any, name: str, replacement: object) -> None:
+        """Put a replacement for an attribute."""
+        original = getattr(owner, name)
+        setattr(owner, name, replacement)
+        self._undo.append(lambda: setattr(owner, name, original))
 
     def replace_item(self, table: dict[Any, Any], key: Any, replacement: object) -> None:
         """Put a replacement into a table of functions."""

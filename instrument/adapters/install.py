@@ -18,6 +18,8 @@ from instrument.adapters.hooks import Hooks
 from instrument.adapters.imports import ImportHooks
 from instrument.adapters.torch_data_parallel import DataParallelHooks
 from instrument.adapters.torch_distributed import DistributedCalls
+from instrument.adapters.torch_functional_collectives import MODULE as FUNCTIONAL
+from instrument.adapters.torch_functional_collectives import FunctionalCalls
 from instrument.adapters.torch_pipelining import PipeliningHooks
 from instrument.adapters.watched_pass import PassListener
 from instrument.adapters.works import Works
@@ -44,6 +46,7 @@ class Adapters:
             return
         self._watch("torch.distributed.pipelining", "torch.distributed.pipelining.schedules", self._watch_pipelining)
         groups = DataParallelHooks(self.hooks, self.calls, self._name_framework)
+        self._watch("functional collectives", FUNCTIONAL, self._watch_functional)
         self._watch("DeviceMesh", "torch.distributed.device_mesh", groups.mesh)
         self._watch("DDP", "torch.nn.parallel.distributed", groups.ddp)
         self._watch("FSDP", "torch.distributed.fsdp.fully_sharded_data_parallel", groups.fsdp1)
@@ -71,6 +74,7 @@ class Adapters:
                     "ranks": list(group.ranks),
                     "axis": "" if name in described else axes.get(name, group.axis),
                     "description": described.get(name, group.description),
+                    **({"reducer": True} if self.calls is not None and name in self.calls.reducers else {}),
                 }
                 for name, group in groups.items()
             },
@@ -84,6 +88,10 @@ class Adapters:
 
     def _watch_pipelining(self, module: ModuleType) -> None:
         PipeliningHooks(module, self.hooks, self._works, self._session)
+
+    def _watch_functional(self, module: ModuleType) -> None:
+        assert self.calls is not None
+        FunctionalCalls(self.hooks, self.calls)
 
     def _watch(self, name: str, module: str, install: Callable[[ModuleType], None]) -> None:
         """Install the hooks of a part of torch when the script imports it."""

@@ -61,6 +61,7 @@ class DataParallelHooks:
     def _read_ddp(self, model: Any) -> None:
         self._name(DDP)
         self._is_data_parallel(model.process_group)
+        self._calls.note_reducer(model.process_group)
 
     def _read_fsdp1(self, model: Any) -> None:
         self._name(FSDP)

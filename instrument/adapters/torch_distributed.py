@@ -1,14 +1,14 @@
 """Hooks of ``torch.distributed``'s functions: every collective and message that Python code calls, and its ``Work`` handle.
 
-Calls that C++ makes by itself (DDP's reducer, functional collectives of compiled or DTensor code) do not pass here; the
-profiler's own events tell them.
+Calls that C++ makes by itself (DDP's reducer) do not pass here; the profiler's own events tell them. Operators that communicate
+(functional collectives) are watched by :mod:`instrument.adapters.torch_functional_collectives`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from instrument.adapters.calls import Call, CallGroup, CallObserver
 from instrument.adapters.hooks import Hook, Hooks
-from instrument.adapters.works import Works, is_work
+from instrument.adapters.works import Awaited, Works, is_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ _FUNCTIONS = {
     "all_reduce": _Function("all_reduce", ((0, "tensor"),), 2, 3),
     "all_reduce_coalesced": _Function("all_reduce", ((0, "tensors"),), 2, 3),
     "broadcast": _Function("broadcast", ((0, "tensor"),), 2, 3, (1, "src", "group_src")),
+    "_broadcast_coalesced": _Function("broadcast", ((1, "tensors"),), 0),
     "reduce": _Function("reduce", ((0, "tensor"),), 3, 4, (1, "dst", "group_dst")),
     "all_gather": _Function("all_gather", ((0, "tensor_list"), (1, "tensor")), 2, 3),
     "all_gather_coalesced": _Function("all_gather", ((0, "output_tensor_lists"), (1, "input_tensor_list")), 2, 3),
@@ -113,17 +114,20 @@ class DistributedCalls:
         """By group's name the axis that an adapter knows."""
         self.descriptions: dict[str, str] = {}
         """By group's name what an adapter says of it, instead of its own description."""
+        self.reducers: set[str] = set()
+        """Names of the groups in which C++ reduces gradients."""
         self.groups: dict[str, CallGroup] = {}
         """By name every group that was used, also those that are gone."""
         for name, function in _FUNCTIONS.items():
-            if hasattr(c10d, name):
+            if hasattr(c10d, name) or hasattr(dist, name):
                 self._wrap(name, _CallHook(self, function))
         self._wrap("batch_isend_irecv", _BatchHook(self))
         self._wrap_coalescing_manager()
 
     def _wrap(self, name: str, hook: Hook) -> None:
-        original = getattr(c10d, name)
-        wrapper = self._hooks.wrap(c10d, name, hook)
+        owner = c10d if hasattr(c10d, name) else dist
+        original = getattr(owner, name)
+        wrapper = self._hooks.wrap(owner, name, hook)
         self._hooks.replace_everywhere(name, original, wrapper, "torch")
 
     def _wrap_coalescing_manager(self) -> None:
@@ -182,11 +186,15 @@ class DistributedCalls:
 
     def begin(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call that a function is about to make; None inside another call, and for a rank that is no member."""
+        return self.enter(lambda: self._call(function, args, kwargs))
+
+    def enter(self, make: Callable[[], Call | None]) -> Call | None:
+        """The same for whatever ``make`` makes of it; :meth:`leave` or :meth:`abort` follows."""
         local = self._local
         if local.depth:
             local.depth += 1
             return None
-        call = self._call(function, args, kwargs) if dist.is_initialized() else None
+        call = make() if dist.is_initialized() else None
         local.depth = 1
         if call is not None:
             self._return_late()
@@ -199,44 +207,57 @@ class DistributedCalls:
             group = c10d._get_default_group()
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             return None
-        known, sequences = self._group(group)
-        peer = self._peer(function, args, kwargs, known)
+        peer = self._peer(function, args, kwargs, self._group(group)[0])
         is_async = function.is_async == _ALWAYS or bool(
             function.is_async is not None and _argument(args, kwargs, function.is_async, "async_op")
         )
-        size = max((_num_bytes(_argument(args, kwargs, *tensor)) for tensor in function.tensors), default=0)
+        size = max((num_bytes(_argument(args, kwargs, *tensor)) for tensor in function.tensors), default=0)
+        return self.new_call(function.kind, group, peer, size, is_async=is_async, tag=_tag(function, args, kwargs))
+
+    def new_call(self, kind: str, group: Any, peer: int, size: int, *, is_async: bool, tag: int = 0) -> Call:
+        """A call of a process group that is about to be made; ``peer`` and ``size`` as in :class:`Call`."""
+        known, sequences = self._group(group)
         batch = self._local.batch
         return Call(
             next(self._numbers),
-            function.kind,
+            kind,
             known,
             peer,
             size,
-            sequences.next(function.kind, peer),
+            sequences.next(kind, peer),
             -1 if batch is None else self._local.batch_number,
             is_async or (batch is not None and not self._local.waits_at_exit),
-            _tag(function, args, kwargs),
+            tag,
         )
 
     def end(self, call: Call | None, result: Any) -> None:
         """The function has returned."""
+        if not self.leave(call):
+            return
+        assert call is not None
+        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
+            call.peer = result
+        if call.is_async and is_work(result):
+            self._works.watch(result, (self.awaited(call),))
+        else:
+            self.complete(call)
+
+    def leave(self, call: Call | None) -> bool:
+        """The call has returned. Whether its end is still to be seen to: nobody else, such as a batch, does."""
         self._local.depth -= 1
         if call is None:
-            return
+            return False
         if self._local.batch is not None:
             self._local.batch.append(call)
             if self._local.posts_at_exit:
                 self._local.late = call
-                return
+                return False
         self._tell("returned", call)
-        if self._local.batch is not None:
-            return
-        if call.kind == "recv" and call.peer < 0 and isinstance(result, int):
-            call.peer = result
-        if call.is_async and is_work(result):
-            self._works.watch(result, (_CallWait(self, call),))
-        else:
-            self._tell("completed", call)
+        return self._local.batch is None
+
+    def awaited(self, call: Call) -> Awaited:
+        """A call as its handle knows it."""
+        return _CallWait(self, call)
 
     def abort(self, call: Call | None) -> None:
         """The function raised."""
@@ -251,6 +272,10 @@ class DistributedCalls:
     def describe(self, group: Any, description: str) -> None:
         """Say what a process group is, in the words that its maker would use."""
         self.descriptions[self._group(group)[0].name] = description
+
+    def note_reducer(self, group: Any) -> None:
+        """Say that C++ reduces gradients in a process group: calls that do not pass here."""
+        self.reducers.add(self._group(group)[0].name)
 
     def _group(self, group: Any) -> tuple[CallGroup, _Sequences]:
         known = self._groups.get(group)
@@ -344,8 +369,8 @@ def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return tag if isinstance(tag, int) else 0
 
 
-def _num_bytes(value: Any) -> int:
+def num_bytes(value: Any) -> int:
     """The bytes of a tensor, or of all tensors of a list or of lists."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
-    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(num_bytes, value)) if isinstance(value, list | tuple) else 0

@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
 from msgspec.structs import astuple
+from msgspec.structs import replace as structs_replace
 
 from pptrace.ingest.categories import CategoryCodes
 from pptrace.ingest.exact import Integers, nanoseconds
 from pptrace.ingest.repair import args_of
+from pptrace.ingest.shaped import SHAPED
 from pptrace.ingest.shapes import (
+    ABSENT,
     DECODE_ERRORS,
     DEVICE_ARGS_DECODER,
     NO_DEVICE_ARGS,
@@ -40,13 +43,14 @@ _NODE = "autograd::engine::evaluate_function: "
 
 
 class _NameCodes(dict[str | None, int]):
-    """Code by name, in order of first appearance; ``p2p`` collects the codes of c10d's sends and receives, ``nodes`` those of
-    autograd's nodes.
+    """Code by name, in order of first appearance; ``p2p`` collects the codes of c10d's sends and receives, ``shaped`` those of
+    communication whose shapes tell its size, ``nodes`` those of autograd's nodes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.p2p: list[int] = []
+        self.shaped: list[int] = []
         self.nodes: list[int] = []
 
     def __missing__(self, name: str | None) -> int:
@@ -54,6 +58,8 @@ class _NameCodes(dict[str | None, int]):
         self[name] = code
         if name in _P2P_OPS:
             self.p2p.append(code)
+        elif name in SHAPED:
+            self.shaped.append(code)
         elif name is not None and name.startswith(_NODE):
             self.nodes.append(code)
         return code
@@ -180,11 +186,14 @@ class Columns:
 
     def _note_comms(self, names: Sequence[str | None], name_id: Int32, args: Sequence[Raw]) -> None:
         rows = _rows_with(_COMM_KEY, args)
-        if self._names.p2p:
-            rows |= set(np.flatnonzero(np.isin(name_id, self._names.p2p)).tolist())
+        if self._names.p2p or self._names.shaped:
+            rows |= set(np.flatnonzero(np.isin(name_id, self._names.p2p + self._names.shaped)).tolist())
         for row in sorted(rows):
-            found = self._detached(args_of(Args, bytes(args[row])))
-            if found.collective or found.group_id or names[row] in _P2P_OPS:
+            decoded = args_of(Args, bytes(args[row]))
+            if names[row] not in SHAPED:
+                decoded = structs_replace(decoded, dims=ABSENT, types=ABSENT)
+            found = self._detached(decoded)
+            if found.collective or found.group_id or names[row] in _P2P_OPS or (found.dims and found.types):
                 self.comm_rows.append(CommRow(self.num_rows + row, names[row] or "", found))
 
     def _detached(self, args: Args) -> Args:

@@ -10,7 +10,7 @@ Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch'
     torch 2.13  Comms Id
 
 Peers of ``c10d::send`` and ``c10d::recv_`` stand in their ``Concrete Inputs`` (with record_shapes): these are ranks *within the
-group*, and the group is not named; such rows have an empty ``group_id``.
+group*, and the group is not named; such rows have an empty ``group_id``. Sizes that shapes tell: :mod:`pptrace.ingest.shaped`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.ingest.columns import CommRow
+from pptrace.ingest.shaped import SHAPED, sizes_of
 from pptrace.ingest.shapes import Args, int_of, text_of, value_of
 from pptrace.tables import COMM_ARGS, Int64, make_table
 
@@ -51,7 +52,7 @@ def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, 
     return make_table(COMM_ARGS, dict(zip(COMM_ARGS, columns, strict=True)))
 
 
-_Record = tuple[int, str, int, int, str, str, str, int, int, int, int]
+_Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int]
 
 
 class _RankTexts:
@@ -80,7 +81,10 @@ def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
         kind, place = _P2P_PEER[row.name]
         peer = _concrete_int(args, place)
         src, dst = (-1, peer) if kind == "send" else (peer, -1)
-        return event, kind, -1, -1, "", "", "", -1, src, dst, -1
+        return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1
+    if row.name in SHAPED and not args.collective:
+        sizes = sizes_of(row.name, args)
+        return event, "", sizes.in_bytes, sizes.out_bytes, "", "", "", -1, -1, -1, -1, sizes.in_elements
     item_bytes = DTYPE_BYTES.get(text_of(args.dtype).lower(), -1)
     group_id = text_of(args.group_id)
     size = int_of(args.group_size)
@@ -97,6 +101,7 @@ def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
         int_of(args.src),
         int_of(args.dst),
         int_of(args.seq),
+        -1,
     )
 
 

@@ -286,7 +286,7 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
         "end_ns": calls["end_ns"],
         "clock": calls["clock"],
     }
-    none = {"group_ranks": "", "hint": "", "peer": -1, "stream": -1, "backward": -1}
+    none = {"group_ranks": "", "hint": "", "peer": -1, "stream": -1, "backward": -1, "worker": -1, "functional": 0}
     size = len(calls)
     columns = {name: ordered[name].to_numpy() if name in ordered else [none[name]] * size for name in CALLS}
     return make_table(CALLS, columns)

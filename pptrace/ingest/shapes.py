@@ -50,6 +50,8 @@ class Args(Struct, frozen=True, gc=False):
     dst: Raw = field(default=ABSENT, name="Dst Rank")
     seq: Raw = field(default=ABSENT, name="Seq")
     inputs: Raw = field(default=ABSENT, name="Concrete Inputs")
+    dims: Raw = field(default=ABSENT, name="Input Dims")
+    types: Raw = field(default=ABSENT, name="Input type")
 
 
 class NodeArgs(Struct, frozen=True, gc=False):

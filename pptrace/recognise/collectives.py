@@ -22,7 +22,7 @@ import pandas as pd
 from pptrace.recognise.call_threads import Backward, Busy
 from pptrace.recognise.comm_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.devices import communication_rows, launch_calls
-from pptrace.recognise.host_calls import HostCall, host_calls, with_works
+from pptrace.recognise.host_calls import HostCall, host_calls, message_bytes, with_works
 from pptrace.tables import CALLS, Category, Events, make_table
 
 
@@ -147,11 +147,13 @@ def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict
         "group_size": size,
         "peer": peer,
         "local_peer": call.local_peer,
-        "bytes": _num_bytes(args),
+        "bytes": size if (size := message_bytes(args)) >= 0 else call.num_bytes,
         "seq": int(args.get("seq", -1)),
         "host_ns": call.start_ns,
         "backward": backward.tells(call.thread, call.start_ns),
         "hint": call.hint,
+        "functional": int(call.is_functional),
+        "worker": call.worker,
     }
     if call.kernels:
         start = min(int(events.start_ns[kernel]) for kernel in call.kernels)
@@ -169,7 +171,3 @@ def _host_times(call: HostCall, busy: Busy) -> dict[str, int]:
     if end <= until:  # it was not posted ahead
         return {"start_ns": start, "posted_ns": start, "asked_ns": start, "end_ns": max(start, end)}
     return {"start_ns": start, "posted_ns": until, "asked_ns": busy.until(call.thread, until, end), "end_ns": end}
-
-
-def _num_bytes(args: Mapping[str, Any]) -> int:
-    return max(int(args.get("in_bytes", -1)), int(args.get("out_bytes", -1)))

@@ -281,6 +281,7 @@ class _Messages:
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
         self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
         args = events.comm_args[events.category[events.comm_args["event"].to_numpy()] < Category.HOST_LIMIT]
+        args = args[(args["collective"] != "") | gloo[events.name_id[args["event"].to_numpy()]]]
         sized = args[args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
         self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]
         self._bytes = sized[["in_bytes", "out_bytes"]].max(axis=1).to_numpy(dtype=np.int64)

@@ -11,7 +11,7 @@ barrier, which waits inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -24,7 +24,7 @@ from pptrace.tables import Category, Events
 _WORK = re.compile(
     r"(?P<backend>nccl|gloo|hccl|ucc|xccl|mpi|rccl):(?P<what>\S+)(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?", re.ASCII
 )
-_OPERATOR = re.compile(r"_?c10d(?:_functional)?::(?P<what>\w+)", re.ASCII)
+_OPERATOR = re.compile(r"_?c10d(?P<functional>_functional)?::(?P<what>\w+)", re.ASCII)
 _LIBRARY = re.compile(r"p?nccl(?P<what>[A-Z]\w+)", re.ASCII)
 _P2P = frozenset({"send", "recv"})
 _LASTING = frozenset({"gloo", "mpi"})
@@ -51,6 +51,7 @@ class _Name:
     local_peer: int = -1
     lasts: bool = False  # the range ends when the communication is done, not when the call returns
     in_parts: bool = False
+    is_functional: bool = False
 
 
 _OTHER_NAME = _Name(_Role.NONE)
@@ -61,8 +62,9 @@ class HostCall:
     """A communication while its events are being gathered.
 
     ``until_ns`` is where its host call returned, ``end_ns`` where it was done, -1 where no event of the host's shows that.
+    ``elements`` are those of its input and ``num_bytes`` its message, as recorded shapes tell them, else -1.
     ``on_worker`` is the range of a work without the call that posted it; ``worker`` the thread that ran a call's work, -1 where
-    none is known. What ``is_enqueued`` a device does later: no worker thread runs it.
+    none is known for sure. What ``is_enqueued`` a device does later: no worker thread runs it.
     """
 
     kind: str
@@ -79,6 +81,10 @@ class HostCall:
     worker: int = -1
     is_enqueued: bool = False
     in_parts: bool = False  # several works may do it
+    is_functional: bool = False
+    is_unsure: bool = False  # another's work may be taken for this call's: groups begin theirs in any order
+    elements: int = -1
+    num_bytes: int = -1
 
 
 def host_calls(events: Events, args: Mapping[int, Mapping[str, Any]]) -> list[HostCall]:
@@ -104,7 +110,8 @@ def _read_name(name: str) -> _Name:
         kind = kind_of(match["what"])
         blocks = match["what"].replace("_", "") == _BLOCKING
         in_parts = kind == "reduce_scatter" and not _WHOLE.search(match["what"])
-        return _Name(_Role.OPERATOR, kind, lasts=blocks, in_parts=in_parts) if kind else _OTHER_NAME
+        functional = match["functional"] is not None
+        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _OTHER_NAME
     if match := _WORK.fullmatch(name):
         kind = kind_of(match["what"])
         peer = int(match["peer"] or -1)
@@ -131,7 +138,7 @@ class _Gatherer:
         elif name.role is _Role.RECORD:
             self._add_record(start_ns, end_ns, args)
         else:
-            self._add_range(name, start_ns, end_ns)
+            self._add_range(name, start_ns, end_ns, args)
 
     def done(self) -> list[HostCall]:
         self._close_operator()
@@ -142,11 +149,15 @@ class _Gatherer:
 
     def _add_operator(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
         if self._inside(self._operator, start_ns) or self._inside(self._record, start_ns):
+            if self._operator is not None and self._operator.kind == name.kind:
+                _give_sizes(self._operator, args)  # a functional one's, whose own may be less
             return  # a barrier's all-reduce is the barrier
         self._close_operator()
         peer = max(args.get("src", -1), args.get("dst", -1))
         done_ns = end_ns if name.lasts else -1
         self._operator = HostCall(name.kind, self._thread, start_ns, end_ns, done_ns, peer, in_parts=name.in_parts)
+        self._operator.is_functional = name.is_functional
+        _give_sizes(self._operator, args)
         self._used = False
 
     def _close_operator(self) -> None:
@@ -169,7 +180,7 @@ class _Gatherer:
         self._calls.append(call)
         self._record = call
 
-    def _add_range(self, name: _Name, start_ns: int, end_ns: int) -> None:
+    def _add_range(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
         call = self._record if self._inside(self._record, start_ns) else None
         if call is not None and {call.kind, name.kind} == _P2P:
             call = None  # posted in the same instant
@@ -184,12 +195,27 @@ class _Gatherer:
             if call.of_library:
                 self._record = call
         call.kind = call.kind or name.kind
+        if call.kind == name.kind:
+            _give_sizes(call, args)
         if call.local_peer < 0:
             call.local_peer = name.local_peer
         if name.lasts:
             call.end_ns = max(call.end_ns, end_ns)
         else:
             call.is_enqueued = True
+
+
+def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
+    """What an event's shapes tell of a call, where nothing did before."""
+    if call.elements < 0:
+        call.elements = int(args.get("in_elements", -1))
+    if call.num_bytes < 0:
+        call.num_bytes = message_bytes(args)
+
+
+def message_bytes(args: Mapping[str, Any]) -> int:
+    """Bytes of the larger of input and output; -1 where nothing tells them."""
+    return max(int(args.get("in_bytes", -1)), int(args.get("out_bytes", -1)))
 
 
 def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
@@ -200,7 +226,7 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
     """
     works = sorted((call for call in calls if call.on_worker), key=lambda call: call.start_ns)
     later = sorted((call for call in calls if _may_post(call)), key=lambda call: -call.start_ns) if works else []
-    queue = _Queue()
+    queue = _Queue(_sizes_by_elements(works))
     joined: set[int] = set()
     for work in works:
         while later and later[-1].start_ns <= work.start_ns:
@@ -208,7 +234,6 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
         owners = queue.owners_of(work)
         for call in owners:
             call.end_ns = max(call.end_ns, work.end_ns)
-            call.worker = work.thread
         if owners:
             joined.add(id(work))
     return [call for call in calls if id(call) not in joined]
@@ -222,14 +247,22 @@ def _may_post(call: HostCall) -> bool:
 class _Queue:
     """Calls whose works have not begun, and those of which parts may still come; to be asked in order of the works' starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[tuple[str, int], Collection[int]]) -> None:
+        """``sizes`` as :func:`_sizes_by_elements` has them."""
+        self._sizes = sizes
         self.posted: list[HostCall] = []
         self._open: list[HostCall] = []
 
     def owners_of(self, work: HostCall) -> list[HostCall]:
         """The calls that a work may be of: one, unless parts are under way."""
-        new = next((call for call in self.posted if _does(work, call)), None)
+        able = [call for call in self.posted if _does(work, call)]
+        new = able[0] if able else None
         if new is not None:
+            for call in able:  # those left behind may be the one that this work is of
+                call.is_unsure |= len(able) > 1
+            if not new.is_unsure:
+                new.worker = work.thread
+            self._give_bytes(work, new)
             self.posted.remove(new)
             self._open = [call for call in self._open if call.end_ns > new.start_ns]  # the others were done
         owners = [call for call in self._open if _does(work, call)]
@@ -239,7 +272,23 @@ class _Queue:
             owners.append(new)
         return owners
 
+    def _give_bytes(self, work: HostCall, call: HostCall) -> None:
+        """Of a list of tensors the work alone has the type; whose work it is, is unsure where groups have calls at once."""
+        is_same = work.kind == call.kind and work.elements == call.elements >= 0
+        if call.num_bytes < 0 and is_same and (not call.is_unsure or len(self._sizes[work.kind, work.elements]) == 1):
+            call.num_bytes = work.num_bytes
+
+
+def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[int]]:
+    """By kind and elements the bytes of works."""
+    sizes: dict[tuple[str, int], set[int]] = {}
+    for work in works:
+        sizes.setdefault((work.kind, work.elements), set()).add(work.num_bytes)
+    return sizes
+
 
 def _does(work: HostCall, call: HostCall) -> bool:
     """Whether a work may be all or a part of what the call asks for: gloo reduces, and keeps what it would scatter."""
+    if work.kind == call.kind and min(work.elements, call.elements) >= 0:
+        return work.elements == call.elements
     return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")

@@ -22,6 +22,8 @@ from pptrace.tables import CALLS, Int64, empty_table, make_table
 _TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
 GROUPS_KEY = "groups"
 """The key of a rank's metadata that holds its process groups by name: ``{"ranks": […], "axis": "dp", "description": "…"}``."""
+REDUCER_KEY = "reducer"
+"""The key of a group whose gradients C++ reduces, as DDP's."""
 
 
 def calls_with_marks(
@@ -35,12 +37,11 @@ def calls_with_marks(
             a ``call`` range get what it knows.
         metadata: the rank's facts; names the groups' ranks and axes.
     """
-    calls = _with_groups_of_cpp(calls, metadata)
     whole = [entry for entry in marks.ranges if isinstance(entry.mark, P2PMark | CollectiveMark | ExchangeMark)]
     outside = calls[_range_of(calls["host_ns"].to_numpy(), whole) < 0]
     watched = _innermost([entry for entry in marks.ranges if isinstance(entry.mark, CallMark)])
     if not watched:
-        return outside.reset_index(drop=True)
+        return _with_groups_of_cpp(outside.reset_index(drop=True), {}, metadata)
     owner_of = _range_of(outside["host_ns"].to_numpy(), watched)
     shown = {int(index): row for row, index in reversed(list(enumerate(owner_of.tolist()))) if index >= 0}
     awaits = {e.mark.handle: e for e in marks.ranges if isinstance(e.mark, AwaitMark)}
@@ -52,29 +53,42 @@ def calls_with_marks(
         _row(entry, _record(records, shown.get(index)), awaits, owner, known) for index, entry in enumerate(watched)
     ]
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
-    rest = outside[owner_of < 0]
+    rest = _with_groups_of_cpp(outside[owner_of < 0], _groups_of_workers(table), metadata)
     parts = [part for part in (table, rest) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
 
 
-def _with_groups_of_cpp(calls: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
-    """Collectives that name no group, with the one they can be of: the only data-parallel group for what autograd calls (DDP's
-    buckets on gloo), else the only group that there is.
+def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
+    """The process group of each worker thread, which has one alone, as marked calls tell it."""
+    known = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
+    names = known.groupby("worker")["group_id"].agg(["first", "nunique"])
+    sure = names[names["nunique"] == 1]["first"]
+    return dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
+
+
+def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadata: Mapping[str, Any]) -> pd.DataFrame:
+    """Collectives that name no group, with the one that they are of for sure: that of their worker thread; of what autograd
+    calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is.
     """
     groups = metadata.get(GROUPS_KEY)
     known = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
     known = {name: facts for name, facts in known.items() if len(described(facts)["ranks"]) != 1}
-    of_backward = [name for name, facts in known.items() if facts.get("axis") == "dp"]
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
-    filled = calls
-    for names, rows in ((of_backward, unnamed & (calls["backward"] == 1)), (list(known), unnamed)):
-        if len(names) == 1 and rows.any():
-            (name,) = names
-            columns = _group_columns(name, known[name])
-            filled = filled.copy() if filled is calls else filled
-            for column, value in columns.items():
-                filled.loc[rows & (filled["group_id"] == ""), column] = value
+    if not known or not unnamed.any():
+        return calls
+    name_of = calls["worker"].map(workers).where(unnamed)
+    reducing = [name for name, facts in known.items() if facts.get(REDUCER_KEY)]
+    reducing = reducing or [name for name, facts in known.items() if facts.get("axis") == "dp"]
+    if len(reducing) == 1:
+        of_reducer = unnamed & (calls["backward"] == 1) & (calls["functional"] == 0)
+        name_of = name_of.mask(of_reducer & name_of.isna(), reducing[0])
+    if len(known) == 1:
+        name_of = name_of.mask(unnamed & name_of.isna(), next(iter(known)))
+    filled = calls.copy()
+    for name in name_of.dropna().unique():
+        for column, value in _group_columns(name, known.get(name, {})).items():
+            filled.loc[name_of == name, column] = value
     return filled
 
 

@@ -16,10 +16,15 @@ from pptrace.clock.bounds import lower_bounds
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.matching import only_posted
-from tests.frameworks.collective_calls import call_all_profiled, train_with_barriers
+from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
 from tests.instrument.pool import Pool
 
 NUM_RANKS = 3
+SIZES = {
+    **{kind: {1.0} for kind in ("all_reduce", "broadcast", "reduce", "send", "recv")},
+    **{kind: {2.0, 3.0} for kind in ("all_gather", "reduce_scatter", "all_to_all")},
+}
+"""What shapes tell, of groups of two and three; lists of tensors that are gathered or scattered do not."""
 
 
 @pytest.mark.parametrize("record_shapes", [False, True])
@@ -36,6 +41,15 @@ def test_every_call_is_one_row_that_ends_when_its_work_is_done(
         assert (calls["start_ns"] <= calls["posted_ns"]).all()
         assert (calls["posted_ns"] <= calls["asked_ns"]).all()
         assert (calls["asked_ns"] <= calls["end_ns"]).all()
+        in_half = (trace.rank or 0) < 2
+        told = SIZES if in_half else {kind: sizes & {1.0, 3.0} for kind, sizes in SIZES.items()}
+        assert sizes_by_kind(calls) == (told if record_shapes else {})
+
+
+def sizes_by_kind(calls: pd.DataFrame) -> dict[str, set[int]]:
+    """The bytes of each kind that are known, in numbers of one tensor's."""
+    known = calls[calls["bytes"] >= 0]
+    return {str(kind): set((rows["bytes"] / (4 * SIZE)).tolist()) for kind, rows in known.groupby("kind")}
 
 
 def works_of(path: Path) -> pd.Series[int]:

@@ -53,6 +53,7 @@ def test_every_message_meets_its_other_end(torch_pool: Pool, tmp_path: Path, nam
     run = TorchRun(name, 2, 4, record_shapes=record_shapes)
     record(torch_pool, run, tmp_path)
     comms = load([tmp_path]).data.comms
+    assert (comms["bytes"] > 0).all() if record_shapes else (comms["bytes"] == -1).all()
     plan = run.plan
     crossing = sum(plan.placement[s] != plan.placement[s + 1] for s in range(plan.num_stages - 1))
     assert len(comms) == 2 * 2 * crossing * run.microbatches * run.steps  # two ends, two directions

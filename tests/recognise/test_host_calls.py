@@ -10,11 +10,17 @@ from pptrace.clock import ClockMethod
 from pptrace.recognise.collectives import find_calls
 from pptrace.recognise.matching import only_posted
 from pptrace.tables import Category
-from tests.recognise.calls import ALL_REDUCE, MAIN_THREAD, Rank
+from tests.recognise.calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
 from tests.synthetic import START
 
 WORKERS = (501, 502)
 Spans = list[tuple[int, int]]
+
+
+def shaped(rank: Rank, elements: int, size: int = -1) -> None:
+    """Give the last event sizes, as recorded shapes tell them."""
+    told = {"in_elements": elements, "in_bytes": size, "out_bytes": size}
+    rank.args.append((rank.events[-1], ARGS | told))
 
 
 def post(rank: Rank, operator: str, start: int, end: int) -> None:
@@ -56,6 +62,33 @@ def test_works_of_calls_that_are_pending_at_once_are_taken_in_their_order() -> N
     work(rank, "barrier", 201, 410, 0)
     ends = [("all_reduce", 200), ("all_reduce", 190), ("all_reduce", 400), ("barrier", 410)]
     assert spans(calls_of(rank), "end_ns") == ends
+
+
+def two_pending(first: tuple[int, int], second: tuple[int, int]) -> pd.DataFrame:
+    """Two all-reduces, pending at once: the smaller is posted first; (elements, bytes) of their works as they begin."""
+    rank = Rank(0)
+    for number, elements in enumerate(sorted((first[0], second[0]))):
+        post(rank, "allreduce_", 10 * number, 10 * number + 1)
+        shaped(rank, elements)
+    for number, (elements, size) in enumerate((first, second)):
+        work(rank, "all_reduce", 20 + number, 30 + 10 * number, worker=number)
+        shaped(rank, elements, size)
+    return calls_of(rank)
+
+
+def test_works_of_two_groups_that_begin_in_another_order_go_to_the_calls_of_their_size() -> None:
+    calls = two_pending((20, 40), (10, 40))
+    assert calls["bytes"].tolist() == [40, 40]
+    assert spans(calls, "end_ns") == [("all_reduce", 40), ("all_reduce", 30)]
+    assert calls["worker"].nunique() == 2
+    assert -1 not in set(calls["worker"])
+
+
+def test_whose_work_is_whose_is_not_told_where_either_may_be() -> None:
+    assert two_pending((10, 40), (10, 40))["bytes"].tolist() == [40, 40]
+    calls = two_pending((10, 20), (10, 40))
+    assert calls["bytes"].tolist() == [-1, -1]
+    assert calls["worker"].tolist() == [-1, -1]
 
 
 def test_a_reduce_scatter_is_done_with_the_last_of_its_all_reduces() -> None:

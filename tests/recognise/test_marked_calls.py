@@ -14,6 +14,7 @@ from pptrace.tables import Category, Trace
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, marked
 
 FACTS: dict[str, Any] = {"world_size": 2, "backend": "gloo", "groups": {"0": {"ranks": [0, 1], "axis": "dp"}}}
+SEVERAL = {"0": {"ranks": [0, 1], "axis": ""}, "1": {"ranks": [0, 1], "axis": ""}}
 WORKER = MAIN_THREAD + 1
 
 
@@ -21,7 +22,9 @@ def operator(name: str, start: int, end: int, thread: int = MAIN_THREAD) -> Even
     return Event(Category.CPU_OP, name, START + start, START + end, thread=thread)
 
 
-def watched_trace(rank: int, facts: dict[str, Any] = FACTS) -> Trace:
+def watched_trace(
+    rank: int, facts: dict[str, Any] = FACTS, worker: int = WORKER, name: str = "c10d::allreduce_"
+) -> Trace:
     """A posted all-reduce and its wait under a mark, one that C++ posted in the backward, and one under no mark."""
     posted = CallMark("all_reduce", "0", 4, 4096, 3, None, 7)
     events = [
@@ -31,8 +34,8 @@ def watched_trace(rank: int, facts: dict[str, Any] = FACTS) -> Trace:
         Event(Category.ANNOTATION, "gloo:all_reduce", START + 110, START + 180, thread=WORKER),
         marked(AwaitMark(Axis.UNKNOWN, 3, 7), START + 150, START + 190),
         operator("autograd::engine::evaluate_function: AddBackward0", 300, 340),
-        operator("c10d::allreduce_", 310, 320),
-        Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=WORKER),
+        operator(name, 310, 320),
+        Event(Category.ANNOTATION, "gloo:all_reduce", START + 315, START + 380, thread=worker),
         marked(SpanMark(SpanKind.STEP, 4), START + 1000, START + 1100),
     ]
     return make_trace(events, rank, {"rank": rank, **facts})
@@ -57,9 +60,20 @@ def test_groups_that_hooks_learnt_tell_axes_also_where_the_profiler_wrote_nothin
 
 
 def test_calls_without_a_group_are_of_none_where_several_may_be_meant() -> None:
-    several = {"0": {"ranks": [0, 1], "axis": ""}, "1": {"ranks": [0, 1], "axis": ""}}
-    calls = recognise_rank(watched_trace(0, {**FACTS, "groups": several})).calls
+    calls = recognise_rank(watched_trace(0, {**FACTS, "groups": SEVERAL}, worker=WORKER + 1)).calls
     assert calls["group_id"].tolist() == ["0", ""]
+
+
+def test_a_worker_thread_is_of_one_group() -> None:
+    calls = recognise_rank(watched_trace(0, {**FACTS, "groups": SEVERAL})).calls
+    assert calls["group_id"].tolist() == ["0", "0"]
+
+
+def test_what_autograd_calls_without_a_functional_operator_is_of_the_group_whose_gradients_are_reduced() -> None:
+    groups = {**SEVERAL, "1": {"ranks": [0, 1], "axis": "", "description": "mesh_dp", "reducer": True}}
+    for operator_name, group in (("c10d::allreduce_", "1"), ("_c10d_functional::all_reduce", "")):
+        trace = watched_trace(0, {**FACTS, "groups": groups}, worker=WORKER + 1, name=operator_name)
+        assert recognise_rank(trace).calls["group_id"].tolist() == ["0", group]
 
 
 def test_the_end_of_a_script_is_no_step() -> None:
