@@ -43,6 +43,8 @@ class RankRecord:
     failed_at_ns: int | None = None
     steps_seen: int = 0
     trace: str | None = None
+    script_trace: str | None = None
+    """A trace that the script's own profiler wrote, where there is none of pptrace's; within the run directory."""
     note: str | None = None
     """Why there is no trace, or why it is shorter than asked for."""
     facts: dict[str, Any] = field(default_factory=dict)
