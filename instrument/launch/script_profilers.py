@@ -57,7 +57,7 @@ class ScriptProfilers:
             if owner is not None:
                 self._wrap(owner, "_prepare_trace" if hasattr(owner, "_prepare_trace") else "__enter__", self._before)
                 self._wrap(owner, "__exit__", None)
-        for owner in (module.profile, torch.profiler._KinetoProfile):
+        for owner in (module.profile, torch.profiler.profiler._KinetoProfile):
             self._watch_export(owner)
 
     @property

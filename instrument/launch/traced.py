@@ -21,7 +21,7 @@ from instrument.launch.facts import (
 )
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.profiler import Profiler, TraceProfiler
-from instrument.launch.record import RecordWriter, StepCounter
+from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
 from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
 from instrument.launch.shortfall import THEIRS, describe_activity, in_window, no_step, script_recorded, steps_text
 from instrument.launch.started_processes import StartedProcesses
@@ -59,6 +59,7 @@ class TracedSession(Session):
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
         observers: Sequence[CallObserver] = (),
+        agreed: AgreedStart | None = None,
     ) -> None:
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
         self._place = place
@@ -77,6 +78,10 @@ class TracedSession(Session):
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._observers = observers
+        self._agreed = agreed if place.world_size > 1 and not window.whole_run else None
+        """Only the profiler of torch records twice; nothing is agreed on where every step is recorded."""
+        self._agreed_step: int | None = None
+        """The step that was agreed on last, from which on this rank has recorded."""
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
@@ -161,13 +166,36 @@ class TracedSession(Session):
 
     def begin_step(self) -> None:
         profiler = self._profiler
-        if profiler is not None and self._started is None and not self._is_script_profiling:
-            if self.num_steps >= self._window.first:
-                self._start(profiler)
-            elif self.num_steps == self._window.first - 1:
-                profiler.prepare()
+        if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
+            self._record_as_asked(profiler)
         self._passes = 0
         super().begin_step()
+
+    def _record_as_asked(self, profiler: Profiler) -> None:
+        if self._started is not None:
+            return
+        if self.num_steps > self._window.first and self._agreed is not None and self._script_profilers is not None:
+            self._agreed.name(self.num_steps + 1)  # a profiler of the script ran until now, perhaps on this rank alone
+            profiler.prepare()
+        elif self.num_steps >= self._window.first:
+            self._start(profiler)
+        elif self.num_steps == self._window.first - 1:
+            profiler.prepare()
+
+    def _record_as_agreed(self, profiler: Profiler) -> bool:
+        """Record from the step that a rank named which was late; whether one did."""
+        step = self._agreed.read() if self._agreed is not None and self._script_profilers is not None else None
+        if step is None or step == self._agreed_step:
+            return step is not None
+        if self.num_steps >= step:
+            if profiler.recording:
+                with self._hold(), self._saving:
+                    profiler.discard()
+            self._agreed_step = step
+            self._start(profiler)
+        elif not profiler.recording:
+            profiler.prepare()
+        return True
 
     def end_step(self) -> None:
         super().end_step()

@@ -8,13 +8,18 @@ Torch's launcher sets RANK and the like; ``pptrace run`` adds what :class:`Worke
 from __future__ import annotations
 
 import atexit
+import builtins
 import faulthandler
+import importlib.machinery
+import io
 import os
 import runpy
 import signal
 import sys
 import time
 import traceback
+import types
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from instrument.launch.ending import Ending, Terminated
 from instrument.launch.facts import host_name
-from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter
+from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.window import StepWindow, parse_steps
 
 if TYPE_CHECKING:
@@ -185,7 +190,15 @@ class Rank:
         writer, hold = self._writer, self._ending.hold
         calls = CallLog(call_log_path(config.control_dir, record.local_rank))
         traced = TracedSession(
-            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, observers=(calls,)
+            place,
+            config.window,
+            profiler,
+            writer,
+            counter,
+            hold,
+            with_hooks=config.hooks,
+            observers=(calls,),
+            agreed=AgreedStart(config.control_dir),
         )
         session.install(traced)
         traced.open()
@@ -219,7 +232,27 @@ def _run_script(command: Sequence[str]) -> None:
         return
     sys.argv = list(command)
     sys.path.insert(0, str(Path(command[0]).resolve().parent))
-    runpy.run_path(command[0], run_name="__main__")
+    script = Path(command[0])
+    if script.is_file() and script.suffix != ".pyc" and not zipfile.is_zipfile(script):
+        _run_file(script.absolute())
+    else:
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _run_file(script: Path) -> None:
+    """Run a file of source as ``__main__``: ``runpy`` would make ``sys.argv[0]`` absolute as well as ``__file__``."""
+    with io.open_code(str(script)) as file:
+        code = compile(file.read(), str(script), "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(script))
+    vars(module).update(__builtins__=builtins, __cached__=None)
+    launcher = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = launcher
 
 
 def _outcome_of(err: BaseException) -> Outcome:

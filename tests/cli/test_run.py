@@ -377,8 +377,8 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.code == 0
     assert "tensor([2., 2.])" in ended.out.splitlines()
     assert ended.err.splitlines()[0] == (
-        "pptrace: rank 0: no step was seen (no optimizer stepped, no backward pass was followed by a change of parameters, and "
-        'neither pptrace.mark("step") nor session.steps() was used); pass --steps all'
+        "pptrace: rank 0: no step was seen: no module ran, no backward pass, and no step of an optimizer; pass --steps all, "
+        'or mark the steps with pptrace.mark("step")'
     )
     assert sorted(path.name for path in ended.run_dir.iterdir()) == ["run.json"]
     assert ended.facts["ranks"][0]["trace"] is None

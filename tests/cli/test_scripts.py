@@ -46,6 +46,11 @@ elif sys.argv[1] == "throughout":
     with profile(activities=CPU) as own:
         for step in range(9): train(step)
     found(own)
+elif sys.argv[1] == "exported":
+    with profile(activities=CPU) as own:
+        for step in range(9): train(step)
+    own.export_chrome_trace(sys.argv[2])
+    found(own)
 """
 ENDING = """
 import os, signal, sys, time
@@ -195,15 +200,20 @@ def trace_of(path: Path) -> dict[str, Any]:
     [
         ("middle", [2, 4], "recorded steps 2:4 of --steps 2:5: the script's own torch.profiler began then"),
         ("scheduled", [6, 9], "recorded steps 6:9 instead of --steps 2:5: the script's own torch.profiler ran before"),
-        ("throughout", None, "the script's own torch.profiler ran in all of --steps 2:5"),
+        (
+            "throughout",
+            None,
+            "recorded all of --steps 2:5 and later steps, so pptrace recorded none, and it wrote no trace",
+        ),
+        ("exported", None, "recorded all of --steps 2:5 and later steps, so pptrace recorded none"),
     ],
 )
 def test_a_profiler_of_the_script_finds_what_it_finds_without_us(
     tmp_path: Path, when: str, kept: list[int] | None, line: str
 ) -> None:
     script = written(tmp_path, OWN_PROFILER)
-    plain = run(PLAIN, script, when)
-    ours = run(recorded(tmp_path / "run"), script, when)
+    plain = run(PLAIN, script, when, str(tmp_path / "plain.json"))
+    ours = run(recorded(tmp_path / "run"), script, when, str(tmp_path / "ours.json"))
     assert (plain.code, ours.code) == (0, 0), ours.err
     assert plain.out == ours.out
     assert "aten::mul" in plain.out
@@ -212,6 +222,11 @@ def test_a_profiler_of_the_script_finds_what_it_finds_without_us(
     assert trace.exists() == (kept is not None)
     if kept is not None:
         assert trace_of(trace)["pptrace"]["steps"] == kept
+    copy = tmp_path / "run" / "script_profiler" / "rank0.json"
+    assert copy.exists() == (when == "exported")
+    if when == "exported":
+        assert copy.read_bytes() == (tmp_path / "ours.json").read_bytes()
+        assert "pp1:" not in copy.read_text()
 
 
 @pytest.mark.parametrize("how", ["code", "text", "raise", "_exit", "handler", "terminated", "end"])
