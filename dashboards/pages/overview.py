@@ -9,7 +9,7 @@ from typing import Any
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node, lines, panel, still_picture, table, tile
+from dashboards.components import Node, hang_panel, lines, panel, still_picture, table, tile
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, PhaseSummary, RankStep, Report, StepReport
 from pptrace.report.figures import overview, waterfall
@@ -39,6 +39,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     step = loaded.step(number) if number is not None else None
     if step is None:
         return [
+            *_hang(report),
             *_run_problem(loaded),
             html.Div(
                 [html.H2("No pipeline steps in these traces"), html.P("What they tell all the same is shown below.")],
@@ -49,6 +50,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
             _messages(report),
         ]
     return [
+        *_hang(report),
         *_run_problem(loaded),
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left"),
@@ -56,6 +58,10 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         html.Div([*([_phases(step)] if step.has_pipeline else []), _comms(step)], className="columns ragged"),
         *_device_panel(report),
     ]
+
+
+def _hang(report: Report) -> list[Node]:
+    return [] if report.hang is None else [hang_panel(report.hang)]
 
 
 def _run_problem(loaded: Loaded) -> list[Node]:

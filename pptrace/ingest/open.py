@@ -329,13 +329,20 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
     if not files:
         raise TraceError(
             f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
-            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}"
+            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{_hung(directory, run)}"
         )
     if missing:
         warnings.insert(
             0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(_same(missing))}"
         )
     return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
+
+
+def _hung(directory: Path, run: Mapping[str, Any]) -> str:
+    """Where to read who is to blame, of a run that hung before anything was recorded."""
+    hang = run.get("hang")
+    detail = hang.get("detail") if isinstance(hang, dict) else None
+    return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
 
 
 def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
