@@ -13,6 +13,7 @@ from pptrace import __version__
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.hang.words import rank_text
+from pptrace.recognise.recognise import UNLABELLED
 from pptrace.report import units
 from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
@@ -30,7 +31,7 @@ def report_page(analysis: Analysis) -> str:
     parts.append(_device(report))
     parts.append(_findings(report.findings))
     parts.append(_warnings(report))
-    return _page(f"pptrace · {report.schedule.name}", parts)
+    return _page(f"pptrace · {_title(report)}", parts)
 
 
 def simulation_page(simulation: Simulation) -> str:
@@ -78,12 +79,25 @@ _HEIGHT = 450
 def _header(report: Report) -> str:
     mesh, schedule, clock = report.mesh, report.schedule, report.clock
     facts = [("framework", report.framework), ("ranks", str(mesh.num_ranks))]
-    facts += [(axis, str(size)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep") if (size := getattr(mesh, axis))]
+    sizes = [(axis, getattr(mesh, axis)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep")]
+    facts += [(axis, str(size)) for axis, size in sizes if size is not None and (size > 1 or axis == "pp")]
     if schedule.num_microbatches is not None:
         facts += [("microbatches", str(schedule.num_microbatches)), ("stages", str(schedule.num_stages))]
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
-    facts += [("plan from", schedule.source), ("clock", f"{clock.method}, {error}")]
-    return f"<h1>{escape(schedule.name)} <small>where the step went</small></h1>{_facts(facts)}"
+    facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
+    facts += [("clock", f"{clock.method}, {error}")]
+    return f"<h1>{escape(_title(report))} <small>where the step went</small></h1>{_facts(facts)}"
+
+
+def _has_no_pipeline(report: Report) -> bool:
+    return bool(report.steps) and not any(step.has_pipeline for step in report.steps)
+
+
+def _title(report: Report) -> str:
+    """The schedule; of a run without a pipeline, what trains it."""
+    if not _has_no_pipeline(report):
+        return report.schedule.name
+    return "Training steps" if report.framework == UNLABELLED else report.framework.rpartition(".")[2]
 
 
 def _hang(hang: Mapping[str, Any]) -> str:
