@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from instrument.launch.ending import Ending, Terminated
+from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
 from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.window import StepWindow, parse_steps
@@ -136,6 +136,7 @@ class Rank:
         except BaseException as err:
             self._ending.settle()
             self._error = err
+            keep_until_exit(err)
             return _outcome_of(err)
         self._ending.settle()
         return Outcome(State.OK, 0)
@@ -224,11 +225,15 @@ def _end_child(error: BaseException | None) -> NoReturn:
 
 
 def _run_script(command: Sequence[str]) -> None:
-    """Run a script or a module as Python itself would: same ``__main__``, ``sys.argv`` and ``sys.path[0]``."""
+    """Run a script or a module as Python itself would: same ``__main__``, ``sys.argv`` and ``sys.path[0]``.
+
+    What it leaves in its globals lives until Python ends, as it would without us. Taken apart earlier, a DDP model that holds the
+    last reference to its process group can wait for ever: for a thread of gloo's, which waits for the interpreter lock.
+    """
     if command[0] == "-m":
         sys.argv = list(command[1:])
         sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        keep_until_exit(runpy.run_module(command[1], run_name="__main__", alter_sys=True))
         return
     sys.argv = list(command)
     sys.path.insert(0, str(Path(command[0]).resolve().parent))
@@ -236,7 +241,7 @@ def _run_script(command: Sequence[str]) -> None:
     if script.is_file() and script.suffix != ".pyc" and not zipfile.is_zipfile(script):
         _run_file(script.absolute())
     else:
-        runpy.run_path(command[0], run_name="__main__")
+        keep_until_exit(runpy.run_path(command[0], run_name="__main__"))
 
 
 def _run_file(script: Path) -> None:
@@ -247,12 +252,9 @@ def _run_file(script: Path) -> None:
     module.__file__ = str(script)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(script))
     vars(module).update(__builtins__=builtins, __cached__=None)
-    launcher = sys.modules["__main__"]
+    keep_until_exit(sys.modules["__main__"])
     sys.modules["__main__"] = module
-    try:
-        exec(code, vars(module))
-    finally:
-        sys.modules["__main__"] = launcher
+    exec(code, vars(module))
 
 
 def _outcome_of(err: BaseException) -> Outcome:
