@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
+
+from pptrace.hang.words import rank_text
+from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 
 Node = Any
 """A Dash component, or text."""
@@ -58,6 +61,25 @@ def still_picture(figure: Any, id: str) -> Node:
 def height_of(figure: Any) -> dict[str, str]:
     """The figure's own height as a style: a picture that follows its box would else have none."""
     return {"height": f"{figure.layout.height}px"}
+
+
+def hang_panel(hang: Mapping[str, Any]) -> Node:
+    """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
+    graph, rows = wait_graph(hang), edge_rows(hang)
+    columns = [name.capitalize() for name in EDGE_COLUMNS]
+    content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []
+    content += [still_picture(graph, "hang-graph")] if graph is not None else []
+    blamed = [html.P(f"To blame: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
+    return html.Section(
+        [
+            html.H2("The run hung"),
+            html.P(html.Strong(str(hang["detail"])), id="hang-detail"),
+            *blamed,
+            html.Div(content, className="columns wide-left"),
+        ],
+        className="panel problem hang",
+        id="hang",
+    )
 
 
 def lines(items: Sequence[str], id: str) -> Node:

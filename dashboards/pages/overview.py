@@ -9,7 +9,7 @@ from typing import Any
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node, lines, panel, still_picture, table, tile
+from dashboards.components import Node, hang_panel, lines, panel, still_picture, table, tile
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, PhaseSummary, RankStep, Report, StepReport
 from pptrace.report.figures import overview, waterfall
@@ -39,6 +39,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
     step = loaded.step(number) if number is not None else None
     if step is None:
         return [
+            *_hang(report),
             *_run_problem(loaded),
             html.Div(
                 [html.H2("No pipeline steps in these traces"), html.P("What they tell all the same is shown below.")],
@@ -49,13 +50,18 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
             _messages(report),
         ]
     return [
+        *_hang(report),
         *_run_problem(loaded),
         _tiles(step, report),
-        html.Div([_bars(step), _waterfall(step)], className="columns wide-left"),
+        html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
         html.Div([*([_phases(step)] if step.has_pipeline else []), _comms(step)], className="columns ragged"),
         *_device_panel(report),
     ]
+
+
+def _hang(report: Report) -> list[Node]:
+    return [] if report.hang is None else [hang_panel(report.hang)]
 
 
 def _run_problem(loaded: Loaded) -> list[Node]:
@@ -68,7 +74,8 @@ def _run_problem(loaded: Loaded) -> list[Node]:
     errors += [f"rank {entry.get('rank')} left no trace" for entry in entries if not entry.get("trace")]
     title = html.H2(f"The run is {status}" if status == "running" else f"The run ended as {status}")
     text = html.P("What was recorded until then is shown below.", className="note")
-    return [html.Section([title, text, lines(errors, "run-errors")], className="panel problem", id="run-problem")]
+    found = [lines(errors, "run-errors")] if errors else []
+    return [html.Section([title, text, *found], className="panel problem", id="run-problem")]
 
 
 def _slowest(step: StepReport) -> tuple[str, str]:
@@ -82,7 +89,6 @@ def _slowest(step: StepReport) -> tuple[str, str]:
 
 
 def _tiles(step: StepReport, report: Report) -> Node:
-    bubble = step.bubble
     known = [rank.exposed_comm_ns for rank in step.ranks if rank.exposed_comm_ns is not None]
     window = sum(rank.window_ns for rank in step.ranks)
     most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
@@ -92,33 +98,18 @@ def _tiles(step: StepReport, report: Report) -> Node:
         if len(spans) > 1
         else "the only step"
     )
-    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
-    tone = "bad" if is_over else ""
     return html.Div(
         [
             tile(
                 "Step span",
                 f"{milliseconds(step.span_ns)} ms",
                 among,
-                "From the first op's start to the last one's end, over all ranks of the pipeline",
+                "From the first op's start to the last one's end, over all ranks of the pipeline"
+                if step.has_pipeline
+                else "The longest of the ranks' steps",
                 "tile-span",
             ),
-            tile(
-                "Bubble ratio",
-                ratio(bubble.ratio),
-                f"ideal {ratio(bubble.ideal_ratio)}",
-                "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
-                "tile-ratio",
-                tone,
-            ),
-            tile(
-                "Bubble share",
-                percent(bubble.share),
-                f"ideal {percent(bubble.ideal_share)}",
-                "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
-                "tile-share",
-                tone,
-            ),
+            *(_bubble_tiles(step) if step.has_pipeline else _plain_tiles(step, window)),
             tile(
                 "Slowest rank",
                 *_slowest(step),
@@ -135,6 +126,55 @@ def _tiles(step: StepReport, report: Report) -> Node:
         ],
         className="tiles",
     )
+
+
+def _bubble_tiles(step: StepReport) -> list[Node]:
+    bubble = step.bubble
+    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
+    tone = "bad" if is_over else ""
+    return [
+        tile(
+            "Bubble ratio",
+            ratio(bubble.ratio),
+            f"ideal {ratio(bubble.ideal_ratio)}",
+            "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
+            "tile-ratio",
+            tone,
+        ),
+        tile(
+            "Bubble share",
+            percent(bubble.share),
+            f"ideal {percent(bubble.ideal_share)}",
+            "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
+            "tile-share",
+            tone,
+        ),
+    ]
+
+
+def _plain_tiles(step: StepReport, window_ns: int) -> list[Node]:
+    """What stands in place of bubbles for a step without a pipeline: shares of the ranks' steps, all together."""
+
+    def share(times: Sequence[int | None]) -> str:
+        known = [time for time in times if time is not None]
+        return percent(sum(known) / window_ns if window_ns and len(known) == len(times) else None)
+
+    return [
+        tile(
+            "Compute",
+            share([rank.compute_ns for rank in step.ranks]),
+            "of the ranks' steps",
+            "Share of the steps in operators (host) or kernels (device), all ranks together",
+            "tile-compute",
+        ),
+        tile(
+            "Rest",
+            share([rank.bubble_ns for rank in step.ranks]),
+            "other ranks, input, Python",
+            "Share of the steps in neither compute nor exposed communication: waiting for other ranks, input, Python",
+            "tile-rest",
+        ),
+    ]
 
 
 def _bars(step: StepReport) -> Node:

@@ -7,8 +7,9 @@ from typing import Any
 
 from dash import html
 
-from dashboards.components import Node, panel, table
+from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import FoundFile, Loaded
+from pptrace.report.hang import hang_of_run
 from pptrace.report.units import num_bytes
 
 _FACTS = (
@@ -38,6 +39,8 @@ def layout(loaded: Loaded) -> Node:
             className="panel problem",
         )
     ]
+    if (hang := hang_of_run(loaded.run)) is not None:
+        parts.insert(0, hang_panel(hang))
     columns = []
     if loaded.run:
         columns.append(_run_panel(loaded.run))

@@ -22,9 +22,14 @@ _HELP = (
     "double click: whole step"
 )
 
+_NO_PIPELINE = (
+    "No pipeline steps in these traces, so no ops to draw; the overview has what each rank did,<br>"
+    "and pptrace analyze --perfetto FILE writes a trace for ui.perfetto.dev"
+)
+
 
 def layout(loaded: Loaded) -> Node:
-    has_steps = bool(loaded.steps)
+    has_steps = any(step.has_pipeline for step in loaded.steps)
     has_plan = loaded.analysis is not None and loaded.analysis.schedule.plan is not None
     choice = dcc.RadioItems(
         id="timeline-source",
@@ -62,8 +67,10 @@ def register(app: Dash, store: Store) -> None:
         loaded = store.get()
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
-        if step is None:
-            figure, line = note("No pipeline steps in these traces"), ""
+        if not any(entry.has_pipeline for entry in loaded.steps):
+            figure, line = note(_NO_PIPELINE), ""
+        elif step is None:
+            raise PreventUpdate
         else:
             figure, line = draw(loaded.analysis, step, source, None if ctx.triggered_id == "step" else range_of(moved))
         return figure, height_of(figure), line

@@ -1,8 +1,9 @@
-"""Step boundaries of a script without any optimizer of torch's: taken from its backward passes.
+"""Step boundaries of a script whose torch optimizers, if it has any, have not stepped: taken from its backward passes.
 
 Gradients accumulate over the backward passes of one step; between two steps the script changes its parameters, or takes
 their gradients away. So a step ends where a backward pass is followed by such a change, seen when the next forward of a
-module begins, or else the next backward pass.
+module begins, or else the next backward pass. Gradients alone that change between two backward passes of one forward are
+those of several losses, which the script combines.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class TrainedTensors:
 
     def __init__(self) -> None:
         self._watched: list[ref[torch.Tensor]] = []
-        self._before: list[object] = []
+        self._before: list[tuple[object, object]] = []
 
     def look(self, roots: Iterable[Any]) -> None:
         """Remember how they are now, after a backward pass from ``roots``."""
@@ -34,17 +35,19 @@ class TrainedTensors:
             self._watched = [ref(leaf) for leaf in itertools.islice(_leaves(roots), _MOST_WATCHED)]
         self._before = self._state()
 
-    def have_changed(self) -> bool:
-        """Whether the script has changed one of them, or its gradient, since."""
-        return self._state() != self._before
+    def have_changed(self, *, with_gradients: bool) -> bool:
+        """Whether the script has changed one of them since, or, ``with_gradients``, what it has as its gradient."""
+        now = self._state()
+        return now != self._before if with_gradients else [own for own, _ in now] != [own for own, _ in self._before]
 
-    def _state(self) -> list[object]:
-        return [None if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
+    def _state(self) -> list[tuple[object, object]]:
+        return [(None, None) if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
 
 
-def _state_of(tensor: torch.Tensor) -> tuple[int, ...]:
+def _state_of(tensor: torch.Tensor) -> tuple[object, object]:
     grad = tensor.grad
-    return (tensor._version,) if grad is None else (tensor._version, grad._version, grad.data_ptr())
+    value = tensor._version, tensor.data_ptr()
+    return value, None if grad is None else (grad._version, grad.data_ptr())
 
 
 def _leaves(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -77,6 +80,10 @@ class BackwardSteps:
         self._trained = TrainedTensors()
         self._depth = 0
         self._complete = False  # a backward pass of the step that runs now has ended
+        self.num_passes = 0
+        """Backward passes that ended, those inside others not counted."""
+        self.sees_forwards = False
+        """Whether :meth:`look` is called at every forward of a module, so that two backward passes without one follow one."""
         self._originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
         for name, original in self._originals.items():
             setattr(torch.autograd, name, self._watched(original))
@@ -100,7 +107,7 @@ class BackwardSteps:
             try:
                 if self._depth == 1:
                     self._guarded(self._begins)
-                    self._guarded(self._look)
+                    self._guarded(lambda: self._look(with_gradients=not self.sees_forwards))
                 result = original(*args, **kwargs)
             finally:
                 self._depth -= 1
@@ -111,14 +118,15 @@ class BackwardSteps:
 
         return observed
 
-    def _look(self) -> None:
-        if self._complete and self._depth <= 1 and self._trained.have_changed():
+    def _look(self, *, with_gradients: bool = True) -> None:
+        if self._complete and self._depth <= 1 and self._trained.have_changed(with_gradients=with_gradients):
             self._complete = False
             self._ends()
 
     def _end(self, roots: Any) -> None:
         self._trained.look([roots] if isinstance(roots, torch.Tensor) else roots)
         self._complete = True
+        self.num_passes += 1
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

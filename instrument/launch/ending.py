@@ -22,6 +22,13 @@ _UNWIND_S = 4.0  # for the script's own `finally` blocks
 _HANDLER_S = 20.0  # for a handler of the script's own: it may be writing a checkpoint
 _ALONE_S = 30  # after that not even an unfinished exit is waited for
 
+_kept: list[object] = []
+
+
+def keep_until_exit(thing: object) -> None:
+    """Keep a thing until Python clears its modules at the very end."""
+    _kept.append(thing)
+
 
 class Terminated(SystemExit):
     """SIGTERM reached the main thread."""

@@ -47,6 +47,11 @@ class RunResult:
         names = dict.fromkeys(record.trace for record in self.ranks if record.trace is not None)
         return tuple(self.run_dir / name for name in names)
 
+    @property
+    def script_traces(self) -> tuple[Path, ...]:
+        """Those of the script's own profiler, which are all there is where pptrace recorded none."""
+        return tuple(self.run_dir / record.script_trace for record in self.ranks if record.script_trace is not None)
+
 
 def launch(options: RunOptions, terminal: Terminal) -> RunResult:
     """Run the script on this node's ranks until all have ended; nothing is left running then.

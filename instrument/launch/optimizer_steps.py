@@ -2,7 +2,8 @@
 
 A step ends when the optimizer has stepped. Where an iteration steps several optimizers, it ends with the last of them:
 the one seen last before the first steps again. A step of an optimizer inside that of another (wrappers) is part of it.
-While the script has made no optimizer of torch's, its backward passes tell the steps.
+Until an optimizer of torch's has stepped, and for ever where none does, the backward passes tell the steps: not every
+optimizer that a script makes is stepped, or stepped where Python sees it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
@@ -95,7 +97,7 @@ class OptimizerSteps:
         self._attached = True
         self._range: Range | None = None
         self._unwrapped: Any = Optimizer.profile_hook_step
-        self._made: Any = Optimizer.__init__
+        self._scaled: Any = GradScaler.step
         self._backward: BackwardSteps | None = BackwardSteps(self.begin, self._next_step)
         self._forward = register_module_forward_pre_hook(self._before_forward)
         self._compile = torch.compile
@@ -103,7 +105,7 @@ class OptimizerSteps:
         # torch's global step hooks run inside torch's own "Optimizer.step" range, so a STEP range that ends in one of
         # them would cross it. This is the function that makes that range, and runs the hooks.
         Optimizer.profile_hook_step = staticmethod(self._wrap)  # type: ignore[method-assign,assignment]
-        Optimizer.__init__ = self._watch_making(self._made)  # type: ignore[method-assign]
+        GradScaler.step = self._watch_scaler(self._scaled)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Stop listening: the script marks its steps itself."""
@@ -111,6 +113,17 @@ class OptimizerSteps:
         self._leave_forward()
         self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
+        GradScaler.step = self._scaled  # type: ignore[method-assign]
+
+    @property
+    def num_backwards(self) -> int:
+        """Backward passes that ended while none of the optimizers had stepped."""
+        return 0 if self._backward is None else self._backward.num_passes
+
+    @property
+    def begun(self) -> bool:
+        """Whether a module ran forward, or anything else of a step began."""
+        return self._begun
 
     def begin_whole(self, optimizer: object) -> None:
         """A wrapper's step begins: the steps of optimizers inside, however many, are part of it."""
@@ -136,19 +149,21 @@ class OptimizerSteps:
             self._backward = None
             if self._begun:
                 self._leave_forward()
-            Optimizer.__init__ = self._made  # type: ignore[method-assign]
 
     def _before_forward(self, *_: object) -> None:
         if torch.compiler.is_compiling():
             return
         self.begin()
         if self._backward is not None:
+            self._backward.sees_forwards = True
             self._backward.look()
         else:
             self._leave_forward()
 
     def _leave_forward(self) -> None:
         self._forward.remove()
+        if self._backward is not None:
+            self._backward.sees_forwards = False
         torch.compile = self._compile
 
     def _watch_compile(self) -> Any:
@@ -162,13 +177,22 @@ class OptimizerSteps:
 
         return watched
 
-    def _watch_making(self, make: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(make)
-        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self.ignore_backward()
-            make(optimizer, *args, **kwargs)
+    def _watch_scaler(self, scaled: Callable[..., Any]) -> Callable[..., Any]:
+        """An iteration whose gradients overflowed ends without a step of the optimizer: that of its scaler tells it."""
 
-        return made
+        @functools.wraps(scaled)
+        def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if not (self._attached and scaler.is_enabled()) or torch.compiler.is_compiling():
+                return scaled(scaler, optimizer, *args, **kwargs)
+            self._before(optimizer)
+            try:
+                result = scaled(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._close()
+            self._after(optimizer)
+            return result
+
+        return step
 
     def _wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
         hooked = self._unwrapped(step)
@@ -202,6 +226,7 @@ class OptimizerSteps:
         self._depth += 1
         if self._depth > 1:
             return
+        self.ignore_backward()
         self.begin()
         if self._rule.before(id(optimizer)):
             self._next_step()

@@ -111,7 +111,8 @@ class TraceProfiler:
         raw = self.path.with_name(f".{self.path.name}.raw")
         packed = self.path.with_name(f".{self.path.name}.tmp")
         try:
-            self._profile.export_chrome_trace(str(raw))
+            with by_pptrace():
+                self._profile.export_chrome_trace(str(raw))
             _compress(raw, packed)
             packed.replace(self.path)
         finally:

@@ -43,6 +43,8 @@ class RankRecord:
     failed_at_ns: int | None = None
     steps_seen: int = 0
     trace: str | None = None
+    script_trace: str | None = None
+    """A trace that the script's own profiler wrote, where there is none of pptrace's; within the run directory."""
     note: str | None = None
     """Why there is no trace, or why it is shorter than asked for."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +57,7 @@ def record_path(run_dir: Path, rank: int) -> Path:
 
 def write_json(path: Path, content: object) -> None:
     """Replace ``path`` whole: a reader sees the old or the new content, never a part."""
-    scratch = path.with_name(f".{path.name}.tmp")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     scratch.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     scratch.replace(path)
 
@@ -113,3 +115,25 @@ def read_counter(path: Path) -> tuple[int, int]:
     except (OSError, struct.error):
         return (0, 0)
     return (steps, expected)
+
+
+class AgreedStart:
+    """The step from which all ranks of a node record, where a profiler of the script's kept one from recording when it should.
+
+    The rank that was late names the step; the others record again from there. What was named last counts.
+    """
+
+    def __init__(self, control_dir: Path) -> None:
+        self._path = control_dir / "record_from"
+
+    def name(self, step: int) -> None:
+        """Let all ranks record from ``step`` on."""
+        write_json(self._path, step)
+
+    def read(self) -> int | None:
+        """The step that was named; None where none was."""
+        try:
+            step = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return step if isinstance(step, int) else None

@@ -158,6 +158,7 @@ def _rank_entry(record: RankRecord) -> dict[str, Any]:
         "local_rank": record.local_rank,
         "host": record.host,
         "trace": record.trace,
+        "script_trace": record.script_trace,
         "status": record.state,
         "exit_code": record.exit_code,
         "error": record.error,

@@ -21,8 +21,9 @@ from instrument.launch.facts import (
 )
 from instrument.launch.optimizer_steps import MessageWatch, OptimizerSteps
 from instrument.launch.profiler import Profiler, TraceProfiler
-from instrument.launch.record import RecordWriter, StepCounter
-from instrument.launch.script_profilers import ScriptProfilers
+from instrument.launch.record import AgreedStart, RecordWriter, StepCounter
+from instrument.launch.script_profilers import ScriptProfilers, ScriptTrace
+from instrument.launch.shortfall import THEIRS, describe_activity, in_window, no_step, script_recorded, steps_text
 from instrument.launch.started_processes import StartedProcesses
 from instrument.launch.user_marks import UserMarks
 from instrument.launch.window import StepWindow
@@ -30,8 +31,6 @@ from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace import marking
 from pptrace.schedule.plan import Plan
-
-_THEIRS = "the script's own torch.profiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,7 @@ class TracedSession(Session):
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
         observers: Sequence[CallObserver] = (),
+        agreed: AgreedStart | None = None,
     ) -> None:
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
         self._place = place
@@ -73,10 +73,15 @@ class TracedSession(Session):
         self._recorded = range(window.first, window.first)
         """The steps that are recorded, or are to be: those of the window, or later ones."""
         self._script_profilers: ScriptProfilers | None = None
+        self._script_trace: ScriptTrace | None = None
         self._processes = StartedProcesses()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._observers = observers
+        self._agreed = agreed if place.world_size > 1 and not window.whole_run else None
+        """Only the profiler of torch records twice; nothing is agreed on where every step is recorded."""
+        self._agreed_step: int | None = None
+        """The step that was agreed on last, from which on this rank has recorded."""
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
@@ -91,7 +96,8 @@ class TracedSession(Session):
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [*self._observers, MessageWatch(self._hooks.look)])
         if isinstance(self._profiler, TraceProfiler):
-            self._script_profilers = ScriptProfilers(self._yield_to_script)
+            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._place.rank)
+            self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
         marking.register(UserMarks(self).open)
         self._processes.watch()
         os.register_at_fork(after_in_child=self._leave_child)
@@ -160,13 +166,36 @@ class TracedSession(Session):
 
     def begin_step(self) -> None:
         profiler = self._profiler
-        if profiler is not None and self._started is None and not self._is_script_profiling:
-            if self.num_steps >= self._window.first:
-                self._start(profiler)
-            elif self.num_steps == self._window.first - 1:
-                profiler.prepare()
+        if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
+            self._record_as_asked(profiler)
         self._passes = 0
         super().begin_step()
+
+    def _record_as_asked(self, profiler: Profiler) -> None:
+        if self._started is not None:
+            return
+        if self.num_steps > self._window.first and self._agreed is not None and self._script_profilers is not None:
+            self._agreed.name(self.num_steps + 1)  # a profiler of the script ran until now, perhaps on this rank alone
+            profiler.prepare()
+        elif self.num_steps >= self._window.first:
+            self._start(profiler)
+        elif self.num_steps == self._window.first - 1:
+            profiler.prepare()
+
+    def _record_as_agreed(self, profiler: Profiler) -> bool:
+        """Record from the step that a rank named which was late; whether one did."""
+        step = self._agreed.read() if self._agreed is not None and self._script_profilers is not None else None
+        if step is None or step == self._agreed_step:
+            return step is not None
+        if self.num_steps >= step:
+            if profiler.recording:
+                with self._hold(), self._saving:
+                    profiler.discard()
+            self._agreed_step = step
+            self._start(profiler)
+        elif not profiler.recording:
+            profiler.prepare()
+        return True
 
     def end_step(self) -> None:
         super().end_step()
@@ -191,11 +220,9 @@ class TracedSession(Session):
             self.save()
             if not self._window.whole_run and self.num_steps < self._recorded.stop:
                 steps = f"{self._recorded.start}:{self.num_steps}"
-                self._writer.update(note=f"recorded steps {steps} of --steps {self._window}: {_THEIRS} began then")
+                self._writer.update(note=f"recorded steps {steps} of --steps {self._window}: {THEIRS} began then")
             elif self._window.whole_run:
-                self._writer.update(
-                    note=f"recorded until {_THEIRS} began (in step {self.num_steps}), which comes first"
-                )
+                self._writer.update(note=f"recorded until {THEIRS} began (in step {self.num_steps}), which comes first")
         else:
             with self._hold(), self._saving, suppress(RuntimeError):
                 profiler.discard()
@@ -213,6 +240,8 @@ class TracedSession(Session):
         profiler = self._profiler
         if clean and (profiler is None or profiler.recording):
             self.look()
+            if self._passes and self._hooks is not None and not self._marks_steps:
+                self.end_step()  # of passes that no optimizer follows, the last ends with the script
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
@@ -221,7 +250,17 @@ class TracedSession(Session):
                     self._teardown = self.num_steps  # what came after the last step: the end of the script
                 self._close_step_range()
                 self.save()
-        self._writer.update(steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall())
+        kept = self._keep_script_trace()
+        self._writer.update(
+            steps_seen=self.num_steps, note=self._writer.record.note or self._shortfall(), script_trace=kept
+        )
+
+    def _keep_script_trace(self) -> str | None:
+        """The trace of the script's own profiler, in place of one of pptrace's."""
+        kept = self._script_trace
+        if kept is not None and self._writer.record.trace is not None:
+            kept.drop()
+        return None if kept is None or kept.path is None else str(kept.path)
 
     def save(self, *, blocked: bool = False) -> None:
         """Stop recording and write the trace; nothing where none is being recorded. Usable from any thread."""
@@ -280,45 +319,31 @@ class TracedSession(Session):
             **watched,
         }
 
+    def _what_ran(self) -> str:
+        if not self._with_hooks:
+            return "--no-hooks watches no optimizer and no backward pass"
+        return (
+            "the script marks its steps itself, and ended none"
+            if self._hooks is None
+            else describe_activity(self._hooks)
+        )
+
     def _shortfall(self) -> str | None:
         """What is missing of the steps asked for, and what to do about it; None where nothing is."""
         if self._profiler is None or self._window.whole_run or self._writer.record.state != "running":
             return None
         seen, window = self.num_steps, self._window
         if seen == 0:
-            return _no_step(self._processes.count)
+            return no_step(self._processes.count, self._what_ran())
         if self._writer.record.trace is None:
             if self._is_script_profiling or seen > window.first:
-                return (
-                    f"{_THEIRS} ran in all of --steps {window} and later steps: take its own trace to pptrace analyze"
-                )
-            return f"{_count(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {_within(seen)}"
+                written = self._script_trace is not None and self._script_trace.path is not None
+                return script_recorded(str(window), written=written)
+            return f"{steps_text(seen)} seen, --steps {window} begins at step {window.first}; pass --steps {in_window(seen)}"
         recorded = self._recorded
         if window.stop is not None and seen < recorded.stop:
             steps = f"{recorded.start}:{seen}"
-            return f"recorded steps {steps} of --steps {window}: the script ended after {_count(seen)}"
+            return f"recorded steps {steps} of --steps {window}: the script ended after {steps_text(seen)}"
         if recorded.start > window.first:
-            return f"recorded steps {recorded.start}:{recorded.stop} instead of --steps {window}: {_THEIRS} ran before"
+            return f"recorded steps {recorded.start}:{recorded.stop} instead of --steps {window}: {THEIRS} ran before"
         return None
-
-
-def _no_step(num_children: int) -> str:
-    if num_children:
-        count = "a process" if num_children == 1 else f"{num_children} processes"
-        return (
-            f"no step was seen in this process, which started {count} of its own: those are not recorded. To record them, "
-            f"start them as ranks: pptrace run -n {num_children} SCRIPT, which finds RANK and WORLD_SIZE in its environment"
-        )
-    return (
-        "no step was seen (no optimizer stepped, no backward pass was followed by a change of parameters, and neither "
-        'pptrace.mark("step") nor session.steps() was used); pass --steps all'
-    )
-
-
-def _count(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
-
-
-def _within(seen: int) -> str:
-    """The best window for a script of ``seen`` steps."""
-    return f"{min(2, seen - 1)}:{min(5, seen)}"

@@ -8,22 +8,27 @@ Torch's launcher sets RANK and the like; ``pptrace run`` adds what :class:`Worke
 from __future__ import annotations
 
 import atexit
+import builtins
 import faulthandler
+import importlib.machinery
+import io
 import os
 import runpy
 import signal
 import sys
 import time
 import traceback
+import types
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from instrument.launch.ending import Ending, Terminated
+from instrument.launch.ending import Ending, Terminated, keep_until_exit
 from instrument.launch.facts import host_name
-from instrument.launch.record import RankRecord, RecordWriter, State, StepCounter
+from instrument.launch.record import AgreedStart, RankRecord, RecordWriter, State, StepCounter
 from instrument.launch.window import StepWindow, parse_steps
 
 if TYPE_CHECKING:
@@ -131,6 +136,7 @@ class Rank:
         except BaseException as err:
             self._ending.settle()
             self._error = err
+            keep_until_exit(err)
             return _outcome_of(err)
         self._ending.settle()
         return Outcome(State.OK, 0)
@@ -185,7 +191,15 @@ class Rank:
         writer, hold = self._writer, self._ending.hold
         calls = CallLog(call_log_path(config.control_dir, record.local_rank))
         traced = TracedSession(
-            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, observers=(calls,)
+            place,
+            config.window,
+            profiler,
+            writer,
+            counter,
+            hold,
+            with_hooks=config.hooks,
+            observers=(calls,),
+            agreed=AgreedStart(config.control_dir),
         )
         session.install(traced)
         traced.open()
@@ -211,15 +225,36 @@ def _end_child(error: BaseException | None) -> NoReturn:
 
 
 def _run_script(command: Sequence[str]) -> None:
-    """Run a script or a module as Python itself would: same ``__main__``, ``sys.argv`` and ``sys.path[0]``."""
+    """Run a script or a module as Python itself would: same ``__main__``, ``sys.argv`` and ``sys.path[0]``.
+
+    What it leaves in its globals lives until Python ends, as it would without us. Taken apart earlier, a DDP model that holds the
+    last reference to its process group can wait for ever: for a thread of gloo's, which waits for the interpreter lock.
+    """
     if command[0] == "-m":
         sys.argv = list(command[1:])
         sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        keep_until_exit(runpy.run_module(command[1], run_name="__main__", alter_sys=True))
         return
     sys.argv = list(command)
     sys.path.insert(0, str(Path(command[0]).resolve().parent))
-    runpy.run_path(command[0], run_name="__main__")
+    script = Path(command[0])
+    if script.is_file() and script.suffix != ".pyc" and not zipfile.is_zipfile(script):
+        _run_file(script.absolute())
+    else:
+        keep_until_exit(runpy.run_path(command[0], run_name="__main__"))
+
+
+def _run_file(script: Path) -> None:
+    """Run a file of source as ``__main__``: ``runpy`` would make ``sys.argv[0]`` absolute as well as ``__file__``."""
+    with io.open_code(str(script)) as file:
+        code = compile(file.read(), str(script), "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(script))
+    vars(module).update(__builtins__=builtins, __cached__=None)
+    keep_until_exit(sys.modules["__main__"])
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
 
 
 def _outcome_of(err: BaseException) -> Outcome:

@@ -23,6 +23,7 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
     return (
         *_clocks(found, clock, steps),
         *_absent_ranks(found, steps),
+        *_unknown_sizes(found),
         *_lone_ranks(found, steps),
         *_ranks_outside_steps(found, steps),
         *_unknown_bubbles(found, steps),
@@ -86,6 +87,18 @@ def _absent_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[st
         yield f"{line}: windows of steps, waits and bubbles cannot take in what those ranks did"
     else:
         yield f"{line}: windows and waits are without it, and bubbles that depend on it are null"
+
+
+def _unknown_sizes(found: Recognised) -> Iterator[str]:
+    """Why the sizes of a mesh are null though its ranks communicate."""
+    mesh, comms = found.mesh, found.comms
+    if comms.empty or (mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2:
+        return
+    if (comms["axis"] == "unknown").all() and (comms["group_size"] < 1).all():
+        yield (
+            "null in this report: mesh (the calls name no process group: a profiler that begins before "
+            "init_process_group records none; let pptrace run watch the groups, without --no-hooks, or begin the profiler later)"
+        )
 
 
 def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:

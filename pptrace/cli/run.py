@@ -123,12 +123,13 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
 
 
 def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
-    count = len(result.traces)
+    traces, whose = (result.traces, "") if result.traces else (result.script_traces, " of the script's own profiler")
+    count = len(traces)
     if not count:
         if profiled:
             click.echo(f"pptrace: no trace was recorded; {result.run_dir}/run.json says how the run went", err=True)
         return
-    click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'} in {result.run_dir}", err=True)
+    click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'}{whose} in {result.run_dir}", err=True)
     if analyze:
         _analyze(result.run_dir)
     click.echo(f"{_program()} dashboard {shlex.quote(str(result.run_dir))}")

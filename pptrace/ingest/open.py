@@ -36,6 +36,10 @@ _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *RECORDED_SUFFIXES)
 _MOST_SKIPPED = 20
 """How many files a warning names."""
+_THEIR_TRACES = (
+    "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
+    "marks; for a report of those run the script without its profiler"
+)
 _MOST_SNIFFED = 200
 """How many files below a directory that holds traces are looked at."""
 
@@ -298,8 +302,14 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
             f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this pptrace knows {RUN_SCHEMA!r}; read as that"
         )
     files: dict[Path, InputFile] = {}
-    missing: list[str] = []
+    missing: list[tuple[int, str]] = []
     entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
+    named = "trace"
+    if not any(_trace_path(directory, entry.get("trace")) for entry in entries):
+        scripts = [entry for entry in entries if _trace_path(directory, entry.get("script_trace"))]
+        if scripts:
+            named = "script_trace"
+            warnings.append(_THEIR_TRACES)
     for entry in entries:
         rank = rank_of_value(entry.get("rank"))
         if rank is None:
@@ -308,21 +318,50 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         error = str(entry.get("error") or "").strip().split("\n")[-1]
         failed = entry.get("status") not in (None, "ok")
         state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
-        path = _trace_path(directory, entry.get("trace"))
+        path = _trace_path(directory, entry.get(named))
         if path is None:
-            missing.append(f"rank {rank} ({state if failed else 'no trace written'})")
+            missing.append((rank, state if failed else _why_missing(entry)))
             continue
         if failed:
             warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
         shared = path in files  # Nsight Systems records all ranks of a node into one file, which says who is who
         files[path] = _input_file(path, None if shared else rank)
-    if missing:
-        warnings.insert(0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(missing)}")
     if not files:
         raise TraceError(
-            f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; {'; '.join(warnings) or 'run again'}"
+            f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
+            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{_hung(directory, run)}"
+        )
+    if missing:
+        warnings.insert(
+            0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(_same(missing))}"
         )
     return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
+
+
+def _hung(directory: Path, run: Mapping[str, Any]) -> str:
+    """Where to read who is to blame, of a run that hung before anything was recorded."""
+    hang = run.get("hang")
+    detail = hang.get("detail") if isinstance(hang, dict) else None
+    return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
+
+
+def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
+    """Each reason once, with the ranks that it is of."""
+    reasons: dict[str, list[int]] = {}
+    for rank, reason in missing:
+        reasons.setdefault(reason, []).append(rank)
+    return [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} ({reason})"
+        for reason, ranks in reasons.items()
+    ]
+
+
+def _why_missing(entry: Mapping[str, Any]) -> str:
+    """What the rank itself wrote down, if it did."""
+    note = entry.get("note")
+    kept = entry.get("script_trace")
+    where = f"; its trace is {kept}" if isinstance(kept, str) and kept else ""
+    return f"{note}{where}" if isinstance(note, str) and note else "no trace written"
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
 from pptrace.recognise.call_comms import comms_of_calls
-from pptrace.recognise.common_steps import with_common_steps
+from pptrace.recognise.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.communicators import Members, with_members
 from pptrace.recognise.devices import DeviceWork
 from pptrace.recognise.directions import with_directions
@@ -85,6 +85,7 @@ def recognise_ranks(
     """
     spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
+    ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
     joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
     located = _locate(joint.ranks, joint, num_ranks, spanned)
@@ -98,6 +99,7 @@ def recognise_ranks(
     warnings = [
         *_of_ranks(ranks),
         *cut,
+        *left_out,
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *located.warnings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -12,8 +12,11 @@ from plotly.offline import get_plotlyjs
 from pptrace import __version__
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
+from pptrace.hang.words import rank_text
+from pptrace.recognise.recognise import UNLABELLED
 from pptrace.report import units
 from pptrace.report.figures import CONFIG, timeline
+from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.simulate import Simulation
@@ -22,13 +25,13 @@ from pptrace.simulate import Simulation
 def report_page(analysis: Analysis) -> str:
     """The report with a picture of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report)]
+    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)])]
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
     parts.append(_device(report))
     parts.append(_findings(report.findings))
     parts.append(_warnings(report))
-    return _page(f"pptrace · {report.schedule.name}", parts)
+    return _page(f"pptrace · {_title(report)}", parts)
 
 
 def simulation_page(simulation: Simulation) -> str:
@@ -76,12 +79,38 @@ _HEIGHT = 450
 def _header(report: Report) -> str:
     mesh, schedule, clock = report.mesh, report.schedule, report.clock
     facts = [("framework", report.framework), ("ranks", str(mesh.num_ranks))]
-    facts += [(axis, str(size)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep") if (size := getattr(mesh, axis))]
+    sizes = [(axis, getattr(mesh, axis)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep")]
+    facts += [(axis, str(size)) for axis, size in sizes if size is not None and (size > 1 or axis == "pp")]
     if schedule.num_microbatches is not None:
         facts += [("microbatches", str(schedule.num_microbatches)), ("stages", str(schedule.num_stages))]
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
-    facts += [("plan from", schedule.source), ("clock", f"{clock.method}, {error}")]
-    return f"<h1>{escape(schedule.name)} <small>where the step went</small></h1>{_facts(facts)}"
+    facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
+    facts += [("clock", f"{clock.method}, {error}")]
+    return f"<h1>{escape(_title(report))} <small>where the step went</small></h1>{_facts(facts)}"
+
+
+def _has_no_pipeline(report: Report) -> bool:
+    return bool(report.steps) and not any(step.has_pipeline for step in report.steps)
+
+
+def _title(report: Report) -> str:
+    """The schedule; of a run without a pipeline, what trains it."""
+    if not _has_no_pipeline(report):
+        return report.schedule.name
+    return "Training steps" if report.framework == UNLABELLED else report.framework.rpartition(".")[2]
+
+
+def _hang(hang: Mapping[str, Any]) -> str:
+    """The verdict on a run that hung: in a sentence, as a table, and as a graph where the ranks are few."""
+    graph = wait_graph(hang)
+    rows = edge_rows(hang)
+    blamed = f"<p>to blame: {escape(rank_text(hang['ranks']))}</p>" if hang["ranks"] else ""
+    table = (
+        f'<div class="waits">{_table(EDGE_COLUMNS, rows)}{_figure(graph) if graph is not None else ""}</div>'
+        if rows
+        else ""
+    )
+    return f'<section class="hang"><h2>The run hung</h2><p><b>{escape(str(hang["detail"]))}</b></p>{blamed}{table}</section>'
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:

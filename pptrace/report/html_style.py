@@ -21,6 +21,13 @@ summary { cursor: pointer; padding: 12px 0; font-weight: 600; font-variant-numer
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { font-size: 12px; color: #66717f; font-weight: 500; text-align: right; padding: 4px 14px 4px 0; white-space: nowrap; }
 td { text-align: right; padding: 3px 14px 3px 0; white-space: nowrap; border-top: 1px solid #eceff2; }
+.hang { background: #fff; border: 1px solid #dfe3e8; border-left: 4px solid #c0392b; border-radius: 8px; }
+.hang { margin: 0 0 16px; padding: 0 16px 12px; }
+.hang h2 { margin: 12px 0 4px; color: #c0392b; }
+.hang p { margin: 4px 0; }
+.waits { display: flex; flex-wrap: wrap; gap: 8px 40px; align-items: center; }
+.waits td, .waits th { text-align: left; }
+.waits .figure { flex: 0 1 340px; min-width: 300px; }
 ul { padding-left: 20px; }
 li p { margin: 2px 0 8px; color: #66717f; }
 .info { color: #0072b2; } .warning { color: #b35c00; } .critical { color: #c0392b; font-weight: 700; }

@@ -27,6 +27,8 @@ _PARTS = (
     ("exposed_comm_ns", "Exposed communication", COMMUNICATION),
     ("bubble_ns", "Bubble", BUBBLE),
 )
+_REST = ("bubble_ns", "Rest: other ranks, input, Python", BUBBLE)
+"""Of a step without a pipeline, in which nothing is a bubble."""
 _EITHER = ("not_compute_ns", "Bubble or exposed communication", BUBBLE)
 _CAUSES = {
     "compute": ("Ideal compute", "the ops' own time, spread evenly over the ranks"),
@@ -42,7 +44,8 @@ _CAUSES = {
 def overview(step: StepReport) -> go.Figure:
     """Each rank's window as compute, exposed communication and bubble; a line marks where the ideal bubble would begin."""
     ranks = step.ranks
-    parts = [*_PARTS, _EITHER] if any(_not_split(rank) for rank in ranks) else _PARTS
+    parts = [*(_PARTS if step.has_pipeline else (*_PARTS[:2], _REST))]
+    parts += [_EITHER] if any(_not_split(rank) for rank in ranks) else []
     figure = go.Figure([_part_bars(ranks, field, name, colour) for field, name, colour in parts])
     _mark_ideal(figure, step)
     figure.update_layout(

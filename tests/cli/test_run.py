@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def test_a_rank_that_raises_is_named_and_the_others_end_with_their_traces(start:
     assert ended.err.count("Traceback (most recent call last)") == 1
     assert ended.err.count("ValueError: the loss is not finite") == 2  # the headline, and the traceback's last line
     assert ended.err.startswith("pptrace: rank 1 failed: ValueError: the loss is not finite\nTraceback")
-    assert 'File "train.py", line 10, in <module>' in ended.err
+    assert re.search(r'File "/.*/train\.py", line 10, in <module>', ended.err)
     assert "runpy" not in ended.err
     assert "worker.py" not in ended.err
     assert ended.facts["status"] == "failed"
@@ -377,8 +378,8 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.code == 0
     assert "tensor([2., 2.])" in ended.out.splitlines()
     assert ended.err.splitlines()[0] == (
-        "pptrace: rank 0: no step was seen (no optimizer stepped, no backward pass was followed by a change of parameters, and "
-        'neither pptrace.mark("step") nor session.steps() was used); pass --steps all'
+        "pptrace: rank 0: no step was seen: no module ran, no backward pass, and no step of an optimizer; pass --steps all, "
+        'or mark the steps with pptrace.mark("step")'
     )
     assert sorted(path.name for path in ended.run_dir.iterdir()) == ["run.json"]
     assert ended.facts["ranks"][0]["trace"] is None

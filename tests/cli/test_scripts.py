@@ -46,10 +46,15 @@ elif sys.argv[1] == "throughout":
     with profile(activities=CPU) as own:
         for step in range(9): train(step)
     found(own)
+elif sys.argv[1] == "exported":
+    with profile(activities=CPU) as own:
+        for step in range(9): train(step)
+    own.export_chrome_trace(sys.argv[2])
+    found(own)
 """
 ENDING = """
 import os, signal, sys, time
-print("arguments", sys.argv[1:], sys.path[0] == os.path.dirname(__file__), __name__)
+print("arguments", sys.argv, sys.path[0] == os.path.dirname(__file__), __name__, __file__, __spec__, __package__)
 how = sys.argv[1]
 if how == "code": sys.exit(7)
 if how == "text": sys.exit("no data here")
@@ -174,6 +179,26 @@ def run(command: tuple[str, ...], script: Path, *arguments: str, **environ: str)
     return Ended(process.returncode, out, err)
 
 
+PROFILED_ON_ONE_RANK = """
+import contextlib, os, torch, torch.distributed as dist, pptrace
+from torch.profiler import ProfilerActivity, profile
+dist.init_process_group("gloo")
+weight = torch.ones(4, requires_grad=True)
+own = profile(activities=[ProfilerActivity.CPU]) if os.environ["RANK"] == "0" else contextlib.nullcontext()
+def train(steps):
+    for step in steps:
+        with pptrace.mark("step"):
+            weight.grad = None
+            (weight * step).sum().backward()
+            dist.all_reduce(weight.grad)
+with own:
+    train(range(5))
+train(range(5, 12))
+if os.environ["RANK"] == "0": print(sorted((event.key, event.count) for event in own.key_averages() if "mul" in event.key))
+dist.destroy_process_group()
+"""
+
+
 def recorded(run_dir: Path, *options: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "instrument.launch", "-o", str(run_dir), *options)
 
@@ -195,15 +220,20 @@ def trace_of(path: Path) -> dict[str, Any]:
     [
         ("middle", [2, 4], "recorded steps 2:4 of --steps 2:5: the script's own torch.profiler began then"),
         ("scheduled", [6, 9], "recorded steps 6:9 instead of --steps 2:5: the script's own torch.profiler ran before"),
-        ("throughout", None, "the script's own torch.profiler ran in all of --steps 2:5"),
+        (
+            "throughout",
+            None,
+            "recorded all of --steps 2:5 and later steps, so pptrace recorded none, and it wrote no trace",
+        ),
+        ("exported", None, "recorded all of --steps 2:5 and later steps, so pptrace recorded none"),
     ],
 )
 def test_a_profiler_of_the_script_finds_what_it_finds_without_us(
     tmp_path: Path, when: str, kept: list[int] | None, line: str
 ) -> None:
     script = written(tmp_path, OWN_PROFILER)
-    plain = run(PLAIN, script, when)
-    ours = run(recorded(tmp_path / "run"), script, when)
+    plain = run(PLAIN, script, when, str(tmp_path / "plain.json"))
+    ours = run(recorded(tmp_path / "run"), script, when, str(tmp_path / "ours.json"))
     assert (plain.code, ours.code) == (0, 0), ours.err
     assert plain.out == ours.out
     assert "aten::mul" in plain.out
@@ -212,6 +242,22 @@ def test_a_profiler_of_the_script_finds_what_it_finds_without_us(
     assert trace.exists() == (kept is not None)
     if kept is not None:
         assert trace_of(trace)["pptrace"]["steps"] == kept
+    copy = tmp_path / "run" / "script_profiler" / "rank0.json"
+    assert copy.exists() == (when == "exported")
+    if when == "exported":
+        assert copy.read_bytes() == (tmp_path / "ours.json").read_bytes()
+        assert "pp1:" not in copy.read_text()
+
+
+def test_all_ranks_record_the_steps_after_a_profiler_that_the_script_runs_on_one(tmp_path: Path) -> None:
+    script = written(tmp_path, PROFILED_ON_ONE_RANK)
+    program = str(Path(sys.executable).parent / "pptrace")
+    ours = run((program, "run", "-n", "2", "-o", str(tmp_path / "run"), "--steps", "2:4", "--no-analyze"), script)
+    assert ours.code == 0, ours.err
+    assert "('aten::mul', 10)" in ours.out  # five forwards and five backwards
+    kept = [trace_of(tmp_path / "run" / f"rank{rank}.json.gz")["pptrace"]["steps"] for rank in range(2)]
+    assert kept == [[6, 8], [6, 8]]
+    assert "recorded steps 6:8 instead of --steps 2:4: the script's own torch.profiler ran before" in ours.err
 
 
 @pytest.mark.parametrize("how", ["code", "text", "raise", "_exit", "handler", "terminated", "end"])

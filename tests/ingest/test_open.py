@@ -236,6 +236,41 @@ def test_a_run_file_does_not_lead_out_of_its_directory(write: Write, op: Op, tmp
             open_inputs([tmp_path / "run"])
 
 
+def test_the_traces_of_the_scripts_own_profiler_are_read_where_there_are_no_others(
+    write: Write, op: Op, tmp_path: Path
+) -> None:
+    note = "the script's own torch.profiler recorded all"
+    ranks: list[Any] = [
+        {"rank": rank, "trace": None, "script_trace": f"script_profiler/rank{rank}.json", "status": "ok", "note": note}
+        for rank in range(2)
+    ]
+    for rank in range(2):
+        write([op()], f"run/script_profiler/rank{rank}.json")
+    write_run(tmp_path / "run", ranks)
+    inputs = open_inputs([tmp_path / "run"])
+    assert [(file.path.name, file.rank) for file in inputs.files] == [("rank0.json", 0), ("rank1.json", 1)]
+    assert [line.split(":")[0] for line in inputs.warnings] == ["pptrace recorded none"]
+    write([op()], "run/rank0.json")
+    write_run(tmp_path / "run", [{**ranks[0], "trace": "rank0.json"}, ranks[1]])
+    inputs = open_inputs([tmp_path / "run"])
+    assert [file.path.parent.name for file in inputs.files] == ["run"]
+    assert inputs.warnings[0].endswith(
+        f"1 of 2 ranks have no trace: rank 1 ({note}; its trace is script_profiler/rank1.json)"
+    )
+
+
+def test_a_run_without_any_trace_says_each_reason_once_and_who_is_to_blame_for_a_hang(tmp_path: Path) -> None:
+    note = "the script's own torch.profiler recorded all, and wrote no trace"
+    ranks = [{"rank": rank, "trace": None, "status": "ok", "note": note} for rank in range(4)]
+    write_run(
+        tmp_path / "run", ranks, hang={"verdict": "late", "detail": "late: rank 3 sleeps", "ranks": [3], "edges": []}
+    )
+    with pytest.raises(TraceError) as caught:
+        open_inputs([tmp_path / "run"])
+    assert str(caught.value).count(note) == 1
+    assert f"ranks 0, 1, 2, 3 ({note}); the run hung: late: rank 3 sleeps" in str(caught.value)
+
+
 def test_no_path_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="no path"):
         open_inputs([])

@@ -268,18 +268,77 @@ def test_backward_passes_without_any_update_are_one_step() -> None:
     assert without_optimizer(gradients_only) == 0
 
 
-def test_with_an_optimizer_backward_passes_tell_no_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
     steps, _ = ledger
-    original = torch.autograd.backward
-    optimizer = make_optimizer(steps)
-    assert torch.autograd.backward is not original
+    watched = torch.autograd.backward
+    optimizer = make_optimizer(steps)  # made, and for three turns of the loop not stepped
     model = torch.nn.Linear(4, 4)
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         update(model)
-    assert steps.num_steps == 0
+    model(torch.ones(1, 4))
+    assert steps.num_steps == 3
     optimizer.step()
-    assert steps.num_steps == 1
+    assert steps.num_steps == 4
+    assert torch.autograd.backward is not watched
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        update(model)
+    model(torch.ones(1, 4))
+    assert steps.num_steps == 4
+
+
+def test_gradients_that_change_between_the_backward_passes_of_one_forward_end_no_step() -> None:
+    def two_losses(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        out = model(batch)
+        out.sum().backward(retain_graph=True)
+        parameters = list(model.parameters())
+        grads = [parameter.grad for parameter in parameters]
+        model.zero_grad()
+        out.square().sum().backward()
+        with torch.no_grad():
+            for parameter, grad in zip(parameters, grads, strict=True):
+                assert parameter.grad is not None
+                assert grad is not None
+                parameter -= 0.01 * (parameter.grad + grad)
+        model.zero_grad()
+
+    def functional(_: torch.nn.Module, batch: torch.Tensor) -> None:
+        """Without modules there are no forwards to be seen: a backward pass begins the next step."""
+        (batch @ weight).square().sum().backward()
+        assert weight.grad is not None
+        weight.data.sub_(0.01 * weight.grad)
+        weight.grad = None
+
+    weight = torch.randn(4, 2, requires_grad=True)
+    assert without_optimizer(two_losses) == 6
+    assert without_optimizer(functional) == 6
+
+
+def test_an_iteration_whose_gradients_overflow_is_a_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    steps, _ = ledger
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    moved = []
+    for step in range(5):
+        before = model.weight.detach().clone()
+        optimizer.zero_grad()
+        loss = model(torch.full((1, 4), float("inf") if step in (1, 2) else 1.0)).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(before, model.weight))
+        assert steps.num_steps == step + 1
+    assert moved == [True, False, False, True, True]
+
+
+def test_a_scaler_is_as_it_was_when_nothing_is_watched_any_more(ledger: tuple[Ledger, OptimizerSteps]) -> None:
+    _, observer = ledger
+    watched = torch.amp.GradScaler.step
+    observer.detach()
+    assert torch.amp.GradScaler.step is not watched
+    assert torch.amp.GradScaler.step.__module__ == "torch.amp.grad_scaler"
 
 
 def test_hooks_of_all_modules_are_gone_when_the_script_compiles(ledger: tuple[Ledger, OptimizerSteps]) -> None:

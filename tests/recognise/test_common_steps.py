@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.recognise.common_steps import with_common_steps
+from pptrace.recognise.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.rank import RankFound, recognise_rank
 from pptrace.recognise.recognise import recognise_ranks
 from pptrace.schedule.registry import build
@@ -45,3 +45,35 @@ def test_of_another_number_of_steps_nothing_is_taken() -> None:
     same, warnings = with_common_steps(found)
     assert warnings == ()
     assert set(same[1].ops["step"]) == {0, 1}
+
+
+def recorded(*steps: tuple[int, int]) -> list[RankFound]:
+    """Ranks of one run, each with those of steps 0 to 3 that its metadata names."""
+    traces = record(build("1f1b", 2, 4, 1), steps=4).traces()
+    found = []
+    for trace, (first, stop) in zip(traces, steps, strict=True):
+        own = recognise_rank(trace)
+        kept = [table[table["step"].between(first, stop - 1)] for table in (own.ops, own.comms)]
+        facts = {**own.info.metadata, "schema": "pptrace.trace/1", "steps": [first, stop]}
+        found.append(replace(own, ops=kept[0], comms=kept[1], info=replace(own.info, metadata=facts)))
+    return found
+
+
+def test_of_ranks_that_recorded_different_steps_those_are_taken_that_all_have() -> None:
+    run = recognise_ranks(recorded((1, 3), (1, 4)))
+    assert set(run.ops.loc[run.ops["step"] >= 0, "step"]) == {1, 2}
+    assert (run.comms["match"] >= 0).all()
+    line = "ranks recorded different steps (rank 0: steps 1–2; rank 1: steps 1–3): the report is of steps 1–2, which all have"
+    assert line in run.warnings
+
+
+def test_ranks_without_a_step_in_common_keep_their_own_and_say_so() -> None:
+    kept, warnings = with_recorded_steps(recorded((0, 2), (2, 4)))
+    assert [set(found.ops.loc[found.ops["step"] >= 0, "step"]) for found in kept] == [{0, 1}, {2, 3}]
+    assert len(warnings) == 1
+    assert "none that all have" in warnings[0]
+
+
+def test_ranks_that_recorded_the_same_steps_are_left_as_they_are() -> None:
+    ranks = recorded((1, 3), (1, 3))
+    assert with_recorded_steps(ranks) == (ranks, ())

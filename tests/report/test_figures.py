@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.analysis.result import Bubble, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import Bubble, PhaseSummary, RankStep, StepReport, Waterfall
 from pptrace.recognise.devices import DeviceBreakdown
 from pptrace.report.colours import KIND_COLOURS, ink, shade
 from pptrace.report.figures import note, overview, row_labels, timeline, waterfall
@@ -49,7 +49,8 @@ def one_comm(**changes: Any) -> pd.DataFrame:
 
 def rank_step(rank: int, compute: int, comm: int, bubble: int) -> RankStep:
     nothing = DeviceBreakdown(None, None, None, None, None, None, None, None)
-    return RankStep(rank, rank, compute + comm + bubble, compute, comm, bubble, {}, (), {}, nothing, None, ())
+    phases = {"steady": PhaseSummary(0, compute + comm + bubble, 1, 1, bubble)}
+    return RankStep(rank, rank, compute + comm + bubble, compute, comm, bubble, phases, (), {}, nothing, None, ())
 
 
 def step_report(parts: Waterfall | None) -> StepReport:
@@ -156,6 +157,17 @@ def test_the_overview_stacks_each_ranks_window_and_marks_the_ideal() -> None:
     assert [trace.name for trace in figure.data[:3]] == ["Compute", "Exposed communication", "Bubble"]
     assert figure.data[3].name == "Ideal bubble would begin here (20.0%)"
     assert set(figure.data[3].x) == {80.0, None}
+
+
+def test_the_overview_of_a_step_without_a_pipeline_has_no_bubbles() -> None:
+    step = step_report(None)
+    plain = replace(step, ranks=tuple(replace(rank, phases={}) for rank in step.ranks))
+    assert not plain.has_pipeline
+    assert [trace.name for trace in overview(plain).data[:3]] == [
+        "Compute",
+        "Exposed communication",
+        "Rest: other ranks, input, Python",
+    ]
 
 
 def test_without_an_ideal_none_is_marked() -> None:

@@ -1,0 +1,43 @@
+"""Why a rank has no trace, or one of fewer steps than asked for: a line for a person, with what to do about it."""
+
+from __future__ import annotations
+
+from instrument.launch.optimizer_steps import OptimizerSteps
+
+THEIRS = "the script's own torch.profiler"
+
+
+def describe_activity(hooks: OptimizerSteps) -> str:
+    """What a script without a step did, as far as the hooks saw it."""
+    if hooks.num_backwards:
+        passes = "a backward pass" if hooks.num_backwards == 1 else f"{hooks.num_backwards} backward passes"
+        return f"{passes} ran, followed by no step of a torch optimizer and no change of parameters or gradients"
+    if hooks.begun:
+        return "modules ran forward, but there was no backward pass and no step of an optimizer (inference?)"
+    return "no module ran, no backward pass, and no step of an optimizer"
+
+
+def no_step(num_children: int, what_ran: str) -> str:
+    if num_children:
+        count = "a process" if num_children == 1 else f"{num_children} processes"
+        return (
+            f"no step was seen in this process, which started {count} of its own: those are not recorded. To record them, "
+            f"start them as ranks: pptrace run -n {num_children} SCRIPT, which finds RANK and WORLD_SIZE in its environment"
+        )
+    return f'no step was seen: {what_ran}; pass --steps all, or mark the steps with pptrace.mark("step")'
+
+
+def script_recorded(window: str, *, written: bool) -> str:
+    """``written`` says that it wrote a trace, too."""
+    line = f"{THEIRS}, which comes first, recorded all of --steps {window} and later steps, so pptrace recorded none"
+    remedy = "export a trace of it (export_chrome_trace, tensorboard_trace_handler), or run the script without it"
+    return line if written else f"{line}, and it wrote no trace: {remedy}"
+
+
+def steps_text(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def in_window(seen: int) -> str:
+    """The best window for a script of ``seen`` steps."""
+    return f"{min(2, seen - 1)}:{min(5, seen)}"

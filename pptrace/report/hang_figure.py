@@ -1,0 +1,86 @@
+"""A hang as a table and as a graph: who waits where, and for whom. Takes the JSON field ``hang``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pptrace.hang.words import rank_text
+from pptrace.report.colours import FONT, IDEAL, OTHER, WAIT
+
+EDGE_COLUMNS = ("who waits", "in", "of group", "number", "for")
+
+_MOST_ROWS = 60
+_MOST_NODES = 16
+_HEIGHT = 300
+
+
+def edge_rows(hang: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The cells below :data:`EDGE_COLUMNS`: ranks that wait alike in one row, the most first."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for edge in hang["edges"]:
+        key = (edge["call"], edge["group"], edge["seq"], tuple(edge["waits_for"]))
+        alike.setdefault(key, []).append(edge["rank"])
+    ordered = sorted(alike.items(), key=lambda item: -len(item[1]))
+    rows: list[tuple[str, ...]] = [
+        (rank_text(ranks), _text(call), _text(group), _text(seq), rank_text(others) if others else "–")
+        for (call, group, seq, others), ranks in ordered[:_MOST_ROWS]
+    ]
+    left = len(ordered) - len(rows)
+    return [*rows, (f"{left} more", "", "", "", "")] if left else rows
+
+
+def wait_graph(hang: Mapping[str, Any]) -> go.Figure | None:
+    """Ranks on a circle with an arrow from each to those it waits for, the guilty ones red; None for more than can be seen."""
+    arrows = {(edge["rank"], other) for edge in hang["edges"] for other in edge["waits_for"] if other != edge["rank"]}
+    ranks = sorted({rank for arrow in arrows for rank in arrow} | set(hang["ranks"]))
+    if not arrows or len(ranks) > _MOST_NODES:
+        return None
+    turn = 2 * math.pi / len(ranks)
+    at = {rank: (math.sin(turn * index), math.cos(turn * index)) for index, rank in enumerate(ranks)}
+    figure = go.Figure(_nodes(ranks, at, hang["ranks"]))
+    for waiting, other in sorted(arrows):
+        (x0, y0), (x1, y1) = at[waiting], at[other]
+        figure.add_annotation(
+            x=x1, y=y1, ax=x0, ay=y0, xref="x", yref="y", axref="x", ayref="y", text="", standoff=19, startstandoff=19,
+            showarrow=True, arrowhead=2, arrowsize=1.3, arrowwidth=1.5, arrowcolor=OTHER,
+        )  # fmt: skip
+    hidden = {"visible": False, "range": [-1.3, 1.3], "fixedrange": True}
+    figure.update_layout(
+        template="none",
+        font={"family": FONT},
+        height=_HEIGHT,
+        margin={"l": 0, "r": 0, "t": 0, "b": 0},
+        showlegend=False,
+        dragmode=False,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        xaxis=hidden,
+        yaxis={**hidden, "scaleanchor": "x"},
+    )
+    return figure
+
+
+def _nodes(ranks: Sequence[int], at: Mapping[int, tuple[float, float]], guilty: Sequence[int]) -> go.Scatter:
+    return go.Scatter(
+        x=[at[rank][0] for rank in ranks],
+        y=[at[rank][1] for rank in ranks],
+        mode="markers+text",
+        text=[str(rank) for rank in ranks],
+        textfont={"color": "#ffffff", "size": 14},
+        marker={
+            "size": 34,
+            "color": [IDEAL if rank in guilty else "#56708F" for rank in ranks],
+            "line": {"color": WAIT, "width": 1},
+        },
+        hovertext=[f"rank {rank}: {'to blame' if rank in guilty else 'waits'}" for rank in ranks],
+        hoverinfo="text",
+        cliponaxis=False,
+    )
+
+
+def _text(value: object) -> str:
+    return "–" if value is None or value == "" else str(value)
