@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from pptrace.hang.words import rank_text
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
+from pptrace.report.tables import Bar, ReportTable
 
 Node = Any
 """A Dash component, or text."""
@@ -50,6 +51,19 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], *, text_column
     head = html.Thead(html.Tr([cell(html.Th, place, name) for place, name in enumerate(columns)]))
     body = html.Tbody([html.Tr([cell(html.Td, place, item) for place, item in enumerate(row)]) for row in rows])
     return html.Div(html.Table([head, body], **options), className="table-box")
+
+
+def report_table(content: ReportTable, note: str = "") -> Node:
+    """A table of the report in a panel; columns of bars, which pictures show, are left out."""
+    is_shown = [not any(isinstance(row[index], Bar) for row in content.rows) for index in range(len(content.columns))]
+    columns = [column for column, shown in zip(content.columns, is_shown, strict=True) if shown]
+    rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in content.rows]
+    return panel(
+        content.title,
+        table(columns, rows, text_columns=content.num_labels, id=content.key),
+        *(html.P(line, className="note") for line in content.notes),
+        note=note,
+    )
 
 
 def still_picture(figure: Any, id: str) -> Node:

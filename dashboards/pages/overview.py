@@ -9,11 +9,12 @@ from typing import Any
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
-from dashboards.components import Node, hang_panel, lines, panel, still_picture, table, tile
+from dashboards.components import Node, hang_panel, lines, panel, report_table, still_picture, tile
 from dashboards.store import Loaded, Store
-from pptrace.analysis.result import Finding, PhaseSummary, RankStep, Report, StepReport
+from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.figures import overview, waterfall
-from pptrace.report.units import bandwidth, milliseconds, num_bytes, percent, ratio
+from pptrace.report.tables import Amount, tables_of, tables_of_step, warning_lines
+from pptrace.report.units import milliseconds, percent, ratio
 
 _TIGHT = 1.25
 """A bubble above this many times its ideal is shown as a problem."""
@@ -46,17 +47,18 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
                 className="panel problem",
                 id="no-steps",
             ),
-            *_device_panel(report),
+            *_of_whole_traces(report),
             _messages(report),
         ]
     return [
         *_hang(report),
         *_run_problem(loaded),
+        html.P(report.verdict, className="verdict", id="verdict"),
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
-        html.Div([*([_phases(step)] if step.has_pipeline else []), _comms(step)], className="columns ragged"),
-        *_device_panel(report),
+        html.Div(_tables(step), className="columns ragged"),
+        *_of_whole_traces(report),
     ]
 
 
@@ -216,7 +218,7 @@ def _findings(findings: Sequence[Finding]) -> Node:
 
 
 def _warnings(report: Report) -> Node:
-    found = [*report.warnings, *(f"{item.path}: {line}" for item in report.inputs for line in item.warnings)]
+    found = warning_lines(report)
     content = lines(found, "warning-lines") if found else html.P("None.", className="empty")
     return panel("Warnings", content, note="what the traces cannot tell", id="warnings")
 
@@ -225,69 +227,19 @@ def _messages(report: Report) -> Node:
     return html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged")
 
 
-def _phases(step: StepReport) -> Node:
-    names = ("warmup", "steady", "cooldown")
-    rows = [[f"{rank.rank}", *(cell for name in names for cell in _phase_cells(rank, name))] for rank in step.ranks]
-    columns = ["Rank", *(column for name in names for column in (f"{name.capitalize()} ms", "F/B", "bubble"))]
-    return panel("Phases", table(columns, rows, id="phases"), note="ms; F/B: forwards and backwards of the phase")
+_NOTES = {
+    "phases": "F/B: forwards and backwards of the phase",
+    "comms": "overlap: hidden behind compute; bus B/s: bandwidth by the factors of nccl-tests, per second",
+}
 
 
-def _phase_cells(rank: RankStep, name: str) -> tuple[str, str, str]:
-    phase: PhaseSummary | None = rank.phases.get(name)
-    if phase is None:
-        return ("–", "–", "–")
-    return (
-        milliseconds(phase.end_ns - phase.start_ns),
-        f"{phase.num_forward}/{phase.num_backward}",
-        milliseconds(phase.bubble_ns),
-    )
+def _tables(step: StepReport) -> list[Node]:
+    """The tables of a step but for those that pictures show."""
+    wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in ("ranks", "waterfall")]
+    return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
 
 
-def _comms(step: StepReport) -> Node:
-    rows = [
-        [
-            f"{rank.rank}",
-            f"{comm.axis} {comm.kind.replace('_', '-')}",
-            f"{comm.count}",
-            num_bytes(comm.bytes),
-            milliseconds(comm.wait_ns),
-            milliseconds(comm.exposed_ns),
-            percent(comm.overlap_ratio),
-            bandwidth(comm.busbw_gbps),
-        ]
-        for rank in step.ranks
-        for comm in rank.comms
-    ]
-    columns = ("Rank", "What", "Count", "Bytes", "Wait ms", "Exposed ms", "Overlap", "Bus B/s")
-    content = table(columns, rows, text_columns=2, id="comms") if rows else html.P("None recorded.", className="empty")
-    return panel(
-        "Communication",
-        content,
-        note="overlap: hidden behind compute; bus B/s: bandwidth by the factors of nccl-tests, per second",
-    )
-
-
-def _device_panel(report: Report) -> list[Node]:
-    """The whole trace of each rank by what its device did; nothing where no trace has device events."""
-    rows = [
-        [
-            f"{device.rank}",
-            *(
-                milliseconds(value)
-                for value in (
-                    device.breakdown.busy_ns,
-                    device.breakdown.compute_ns,
-                    device.breakdown.communication_ns,
-                    device.breakdown.memory_ns,
-                    device.breakdown.idle_ns,
-                )
-            ),
-            percent(device.breakdown.overlap_ratio),
-        ]
-        for device in report.device
-        if device.breakdown.busy_ns is not None
-    ]
-    if not rows:
-        return []
-    columns = ("Rank", "Busy ms", "Compute ms", "Communication ms", "Memory ms", "Idle ms", "Overlap")
-    return [panel("Device, whole trace", table(columns, rows, id="device"))]
+def _of_whole_traces(report: Report) -> list[Node]:
+    """The whole trace of each rank by what its device did, and where there are no steps its communication."""
+    tables = tables_of(report, report.typical_step, Amount.WHOLE)
+    return [report_table(table) for table in tables if table.key in ("device", "comm-totals")]

@@ -19,17 +19,17 @@ from pptrace.report.figures import CONFIG, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
 from pptrace.simulate import Simulation
 
 
 def report_page(analysis: Analysis) -> str:
     """The report with a picture of every step; times are ms."""
     report = analysis.report
-    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)])]
+    parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
     typical = report.typical_step
     parts += [_step(step, analysis, is_open=step is typical) for step in report.steps]
-    parts.append(_device(report))
-    parts.append(_findings(report.findings))
+    parts.append(_of_whole_traces(report))
     parts.append(_warnings(report))
     return _page(f"pptrace · {_title(report)}", parts)
 
@@ -86,7 +86,8 @@ def _header(report: Report) -> str:
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"
     facts += [] if _has_no_pipeline(report) else [("plan from", str(schedule.source))]
     facts += [("clock", f"{clock.method}, {error}")]
-    return f"<h1>{escape(_title(report))} <small>where the step went</small></h1>{_facts(facts)}"
+    heading = f"<h1>{escape(_title(report))} <small>where the step went</small></h1>"
+    return f'{heading}<p class="verdict">{escape(report.verdict)}</p>{_facts(facts)}'
 
 
 def _has_no_pipeline(report: Report) -> bool:
@@ -130,89 +131,28 @@ def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     body.append(_figure(overview(step)))
     if bubble.waterfall_ns is not None:
         body.append(_figure(waterfall(step)))
-    if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in step.ranks):
-        body += ["<h3>Bubble, where the other sides of messages have no trace</h3>", _bounds(step)]
-    if any(rank.phases for rank in step.ranks):
-        body += ["<h3>Phases</h3>", _phases(step)]
-    body += ["<h3>Communication</h3>", _comms(step)]
+    body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if table.key not in _DRAWN]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"
 
 
-def _bounds(step: StepReport) -> str:
-    columns = (
-        "rank",
-        "pipeline rank",
-        "not compute ms",
-        "bubble ms, at least",
-        "at most",
-        "ideal, own window",
-        "pipeline's",
-    )
-    rows = [
-        (
-            rank.rank,
-            "–" if rank.pp_rank is None else rank.pp_rank,
-            units.milliseconds(rank.not_compute_ns),
-            units.milliseconds(rank.bubble_low_ns),
-            units.milliseconds(rank.bubble_high_ns),
-            units.percent(None if rank.ideal is None else rank.ideal.own_share),
-            units.percent(None if rank.ideal is None else rank.ideal.share),
-        )
-        for rank in step.ranks
-        if rank.bubble_ns is None
-    ]
-    return _table(columns, rows)
+_DRAWN = ("ranks", "waterfall")
+"""Tables that the page shows as figures."""
 
 
-def _phases(step: StepReport) -> str:
-    rows = [
-        (
-            rank.rank,
-            name,
-            units.milliseconds(phase.end_ns - phase.start_ns),
-            phase.num_forward,
-            phase.num_backward,
-            units.milliseconds(phase.bubble_ns),
-        )
-        for rank in step.ranks
-        for name, phase in rank.phases.items()
-    ]
-    return _table(("rank", "phase", "ms", "forwards", "backwards", "bubble ms"), rows)
+def _report_table(table: ReportTable) -> str:
+    """A table of the report; columns of bars, which the figures show, are left out."""
+    is_shown = [not any(isinstance(row[index], Bar) for row in table.rows) for index in range(len(table.columns))]
+    columns = [column for column, shown in zip(table.columns, is_shown, strict=True) if shown]
+    rows = [[cell for cell, shown in zip(row, is_shown, strict=True) if shown] for row in table.rows]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return f"<h3>{escape(table.title)}</h3>{_table(columns, rows)}{notes}"
 
 
-def _comms(step: StepReport) -> str:
-    times = ("time ms", "wait ms", "hidden ms", "exposed ms")
-    columns = ("rank", "axis", "kind", "count", "bytes", *times, "overlap", "alg B/s", "bus B/s")
-    rows = [
-        (
-            rank.rank,
-            comm.axis,
-            comm.kind,
-            comm.count,
-            units.num_bytes(comm.bytes),
-            units.milliseconds(comm.total_ns),
-            units.milliseconds(comm.wait_ns),
-            units.milliseconds(comm.hidden_ns),
-            units.milliseconds(comm.exposed_ns),
-            units.percent(comm.overlap_ratio),
-            units.bandwidth(comm.algbw_gbps),
-            units.bandwidth(comm.busbw_gbps),
-        )
-        for rank in step.ranks
-        for comm in rank.comms
-    ]
-    return _table(columns, rows) if rows else "<p>none recorded</p>"
-
-
-def _device(report: Report) -> str:
-    columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
-    rows = []
-    for entry in report.device:
-        part = entry.breakdown
-        if part.busy_ns is not None:
-            times = (part.busy_ns, part.compute_ns, part.communication_ns, part.memory_ns, part.idle_ns)
-            rows.append((entry.rank, *map(units.milliseconds, times), units.percent(part.overlap_ratio)))
-    return f"<h2>Device, whole trace</h2>{_table(columns, rows)}" if rows else ""
+def _of_whole_traces(report: Report) -> str:
+    """Tables of the whole trace of each rank: of its device, and where there are no steps of its communication."""
+    wanted = ("device", "comm-totals")
+    tables = tables_of(report, report.typical_step, Amount.WHOLE)
+    return "".join(_report_table(table) for table in tables if table.key in wanted)
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -225,8 +165,7 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 
 def _warnings(report: Report) -> str:
-    lines = [*report.warnings, *(line for info in report.inputs for line in info.warnings)]
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    items = "".join(f"<li>{escape(line)}</li>" for line in warning_lines(report))
     return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
 
 

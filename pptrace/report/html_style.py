@@ -8,6 +8,8 @@ h1 { font-size: 26px; margin: 0 0 12px; }
 h1 small { font-weight: 400; font-size: 17px; color: #66717f; }
 h2 { font-size: 19px; margin: 32px 0 8px; }
 h3 { font-size: 15px; margin: 20px 0 6px; }
+.verdict { font-size: 17px; margin: 0 0 16px; }
+.note { color: #66717f; font-size: 13px; margin: 4px 0; }
 dl { display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 0 0 20px; }
 dl div { display: flex; flex-direction: column; }
 dt { font-size: 12px; color: #66717f; }

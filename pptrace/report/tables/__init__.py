@@ -1,0 +1,51 @@
+"""The tables of a report, made once: the terminal, the HTML page and the dashboard each render all of them in one way.
+
+A table is either whole or brief. A brief one has at most :data:`MAX_ROWS` rows whatever the size of the run: steps become a
+distribution with its outliers, ranks are grouped by stage with the extremes named, communication is summed by axis and
+kind. Means are over what is known.
+"""
+
+from __future__ import annotations
+
+from pptrace.analysis.result import Report, StepReport
+from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
+from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
+from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
+from pptrace.report.tables.waterfall import waterfall_table
+
+__all__ = ["Amount", "Bar", "Cell", "ReportTable", "tables_of", "tables_of_step", "warning_lines"]
+
+
+def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[ReportTable]:
+    """All tables of a report in reading order; ``step`` is the one to show in full, None where there is none."""
+    tables = []
+    if step is not None:
+        tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
+    elif any(entry.comms for entry in report.device):
+        tables.append(comm_totals_table(report, amount))
+    if any(entry.breakdown.busy_ns is not None for entry in report.device):
+        tables.append(device_table(report, amount))
+    return tables
+
+
+def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -> list[ReportTable]:
+    """The tables of one step in reading order."""
+    tables = [ranks_table(step, amount, of_several)]
+    if any(rank.bubble_ns is None and rank.not_compute_ns is not None for rank in step.ranks):
+        tables.append(bounds_table(step, amount))
+    if any(rank.phases for rank in step.ranks):
+        tables.append(phases_table(step, amount))
+    if step.bubble.waterfall_ns is not None:
+        tables.append(waterfall_table(step))
+    if any(rank.comms for rank in step.ranks):
+        tables.append(comms_table(step, amount))
+    return tables
+
+
+def warning_lines(report: Report) -> list[str]:
+    """All warnings of a report: those of the run, then those of its files."""
+    lines = [*report.warnings]
+    for info in report.inputs:
+        lines += [line if info.path in line else f"{info.path}: {line}" for line in info.warnings]
+    return lines

@@ -1,0 +1,154 @@
+"""Communication by axis and kind, of a step and of whole traces; and what devices did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean
+
+from pptrace.analysis.result import CommSummary, Report, StepReport
+from pptrace.report import units
+from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
+
+
+def comms_table(step: StepReport, amount: Amount) -> ReportTable:
+    """Communication of a step by axis and kind: rank by rank, or brief, per rank on the average."""
+    found = sorted(
+        ((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms), key=lambda row: row[:3]
+    )
+    times = ("time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
+    known = [
+        (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in found if comm.predicted_bytes is not None
+    ]
+    notes = (_against_prediction(known),) if known else ()
+    if amount is Amount.WHOLE:
+        columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
+        rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in found]
+        return ReportTable("comms", "Communication", columns, tuple(rows), notes, num_labels=2)
+    columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most exposed")
+    rows = [
+        (*key, *_comm_means([(rank, comm) for _, _, rank, comm in group]))
+        for key, group in groupby(found, key=lambda row: row[:2])
+    ]
+    return ReportTable("comms", "Communication, means over the ranks", columns, tuple(rows), notes, num_labels=2)
+
+
+def _comm(comm: CommSummary) -> tuple[str, ...]:
+    return (
+        str(comm.count),
+        units.num_bytes(comm.bytes),
+        *map(units.milliseconds, (comm.total_ns, comm.wait_ns, comm.hidden_ns, comm.exposed_ns)),
+        units.percent(comm.overlap_ratio),
+        units.bandwidth(comm.algbw_gbps),
+        units.bandwidth(comm.busbw_gbps),
+    )
+
+
+def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
+    """One row for the ranks that communicate so: means, hidden over all transfer, and the rank that exposes most."""
+    hidden, exposed = (
+        mean(value) for value in zip(*((comm.hidden_ns, comm.exposed_ns) for _, comm in comms), strict=True)
+    )
+    known = [(comm.exposed_ns, rank) for rank, comm in comms if comm.exposed_ns is not None]
+    most, where = max(known, default=(None, 0))
+    rates = [comm.busbw_gbps for _, comm in comms]
+    return (
+        str(len(comms)),
+        f"{mean(comm.count for _, comm in comms)}",
+        units.num_bytes(mean(comm.bytes for _, comm in comms)),
+        units.milliseconds(mean(comm.total_ns for _, comm in comms)),
+        units.milliseconds(mean(comm.wait_ns for _, comm in comms)),
+        units.milliseconds(hidden),
+        units.milliseconds(exposed),
+        units.percent(None if hidden is None or exposed is None else share(hidden, hidden + exposed)),
+        units.bandwidth(None if None in rates else fmean(rate for rate in rates if rate is not None)),
+        f"rank {where}: {units.milliseconds(most)}" if most and len(comms) > 1 else "",
+    )
+
+
+_SHOWN_DIFFERENCES = 4
+
+
+def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> str:
+    """Whether the bytes are those that the run's sizes and options come to, in one sentence."""
+    wrong = [
+        f"{name}: {comm.predicted_bytes:,} predicted, {comm.bytes:,} measured"
+        for name, comm in rows
+        if comm.bytes != comm.predicted_bytes
+    ]
+    if not wrong:
+        return (
+            f"bytes: predicted from the model's sizes and options = measured, in all {units.counted(len(rows), 'row')}"
+        )
+    more = len(wrong) - _SHOWN_DIFFERENCES
+    listed = "; ".join(wrong[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return (
+        f"bytes: predicted from the model's sizes and options ≠ measured in {len(wrong)} of {len(rows)} rows: {listed}"
+    )
+
+
+def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
+    """Communication over whole traces, for those without steps; brief, per rank on the average."""
+    found = sorted(
+        ((comm.axis, comm.kind, entry.rank, comm) for entry in report.device for comm in entry.comms),
+        key=lambda row: row[:3],
+    )
+    is_brief = amount is Amount.BRIEF and len(report.device) > FEW_RANKS
+    together = (
+        [list(group) for _, group in groupby(found, key=lambda row: row[:2])] if is_brief else [[row] for row in found]
+    )
+    rows = []
+    for several in together:
+        axis, kind, rank, _ = several[0]
+        comms = [comm for *_, comm in several]
+        sizes = {comm.group_size for comm in comms}
+        ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
+        rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
+        rows.append(
+            (
+                axis,
+                kind,
+                str(len(several) if is_brief else rank),
+                str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
+                str(mean(comm.count for comm in comms)),
+                units.num_bytes(mean(comm.bytes for comm in comms)),
+                units.milliseconds(mean(comm.total_ns for comm in comms)),
+                units.percent(fmean(ratios) if ratios else None),
+                units.bandwidth(fmean(rates) if rates else None),
+            )
+        )
+    columns = (
+        "axis",
+        "kind",
+        "ranks" if is_brief else "rank",
+        "of",
+        "count",
+        "bytes",
+        "total ms",
+        "overlap",
+        "bus B/s",
+    )
+    title = "Communication, whole trace (times with waiting)"
+    notes = ("means over the ranks; --all lists them",) if is_brief else ()
+    return ReportTable("comm-totals", title, columns, tuple(rows), notes, num_labels=2)
+
+
+def device_table(report: Report, amount: Amount) -> ReportTable:
+    """The whole trace of each rank by what its device did; of many ranks, the mean and the extremes."""
+    entries = [entry for entry in report.device if entry.breakdown.busy_ns is not None]
+    notes: tuple[str, ...] = ()
+    labelled = [(str(entry.rank), [entry]) for entry in entries]
+    if amount is Amount.BRIEF and len(entries) > FEW_RANKS:
+        by_busy = sorted(entries, key=lambda entry: entry.breakdown.busy_ns or 0)
+        labelled = [("mean", entries), *((str(entry.rank), [entry]) for entry in (by_busy[0], by_busy[-1]))]
+        notes = (
+            f"the mean of {len(entries)} ranks, and the ranks whose devices were busy least and most; --all lists them",
+        )
+    names = ("busy_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns")
+    rows = []
+    for label, several in labelled:
+        means = [mean(getattr(entry.breakdown, name) for entry in several) for name in names]
+        ratios = [entry.breakdown.overlap_ratio for entry in several if entry.breakdown.overlap_ratio is not None]
+        rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
+    columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
+    return ReportTable("device", "Device, whole trace", columns, tuple(rows), notes)

@@ -1,0 +1,184 @@
+"""Ranks of one step as rows, or grouped by stage: what they did, bounds of their bubbles, phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pptrace.analysis.result import RankStep, StepReport
+from pptrace.report import units
+from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, Bar, Cell, ReportTable, mean, share
+
+
+@dataclass(frozen=True, slots=True)
+class _RankGroup:
+    """Ranks that one row stands for."""
+
+    label: str
+    ranks: tuple[RankStep, ...]
+
+    def mean(self, value: Callable[[RankStep], int | None]) -> int | None:
+        return mean(map(value, self.ranks))
+
+    @property
+    def extreme(self) -> str:
+        """The rank with the most compute, where the row stands for several."""
+        known = [rank for rank in self.ranks if rank.compute_ns is not None]
+        if len(self.ranks) == 1 or not known:
+            return ""
+        slowest = max(known, key=lambda rank: rank.compute_ns or 0)
+        return f"rank {slowest.rank}: {units.milliseconds(slowest.compute_ns)}"
+
+
+def _groups(step: StepReport, amount: Amount) -> list[_RankGroup]:
+    """The ranks of a step one by one, or by stage where a brief table would have too many rows."""
+    if amount is Amount.WHOLE or len(step.ranks) <= FEW_RANKS:
+        return [_RankGroup(str(rank.rank), (rank,)) for rank in step.ranks]
+    ordered = sorted(step.ranks, key=lambda rank: (rank.stage is None, rank.stage or 0, rank.rank))
+    return [
+        _RankGroup("all" if stage is None else str(stage), tuple(ranks))
+        for stage, ranks in groupby(ordered, key=lambda rank: rank.stage)
+    ]
+
+
+def _shortened(groups: Sequence[_RankGroup], amount: Amount) -> tuple[list[_RankGroup], int]:
+    """First, last and extremes of many groups, in order, and how many are left out."""
+    if amount is Amount.WHOLE or len(groups) <= MAX_ROWS:
+        return list(groups), 0
+    orders: list[Callable[[_RankGroup], int]] = [
+        lambda group: group.mean(lambda rank: rank.compute_ns) or 0,
+        lambda group: group.mean(lambda rank: rank.exposed_comm_ns) or 0,
+        lambda group: group.mean(lambda rank: rank.bubble_ns) or 0,
+    ]
+    kept = {0, len(groups) - 1}
+    for order in orders:
+        ranked = sorted(range(len(groups)), key=lambda index, order=order: order(groups[index]))  # type: ignore[misc]
+        kept |= {*ranked[:1], *ranked[-2:]}
+    return [groups[index] for index in sorted(kept)], len(groups) - len(kept)
+
+
+def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> ReportTable:
+    """What each rank did with the step; of many ranks, the means of each stage and its slowest rank."""
+    groups, left_out = _shortened(_groups(step, amount), amount)
+    grouped = any(len(group.ranks) > 1 for group in groups)
+    rest = "bubble" if step.has_pipeline else "rest"
+    times = ("compute ms", "exposed comm ms", f"{rest} ms", "of window")
+    if grouped:
+        columns: tuple[str, ...] = ("stage", "ranks", *times, "most compute", "")
+    elif step.has_pipeline:
+        columns = ("rank", "stage", *times, "")
+    else:
+        columns = ("rank", "step ms", *times, "")
+    rows: list[tuple[Cell, ...]] = [
+        (*_rank_labels(group, step, grouped), *_rank_times(group), *_extreme(group, grouped), _bar(group))
+        for group in groups
+    ]
+    title = "Stages, means over their ranks" if grouped else "Ranks"
+    return ReportTable(
+        "ranks",
+        f"{title}, step {step.step}" if of_several else title,
+        columns,
+        tuple(rows),
+        (MORE.format(left_out),) if left_out else (),
+        num_labels=2 if step.has_pipeline and not grouped else 1,
+    )
+
+
+def _rank_labels(group: _RankGroup, step: StepReport, grouped: bool) -> tuple[str, str]:
+    if grouped:
+        return group.label, str(len(group.ranks))
+    (rank,) = group.ranks
+    if step.has_pipeline:
+        return group.label, "–" if rank.stage is None else str(rank.stage)
+    return group.label, units.milliseconds(rank.window_ns)
+
+
+def _rank_times(group: _RankGroup) -> tuple[str, ...]:
+    bubble, window = group.mean(lambda rank: rank.bubble_ns), group.mean(lambda rank: rank.window_ns)
+    return (
+        units.milliseconds(group.mean(lambda rank: rank.compute_ns)),
+        units.milliseconds(group.mean(lambda rank: rank.exposed_comm_ns)),
+        units.milliseconds(bubble),
+        units.percent(share(bubble, window)),
+    )
+
+
+def _extreme(group: _RankGroup, grouped: bool) -> tuple[str, ...]:
+    return (group.extreme,) if grouped else ()
+
+
+def _bar(group: _RankGroup) -> Bar:
+    window = group.mean(lambda rank: rank.window_ns)
+    compute, exposed, bubble, either = (
+        group.mean(value)
+        for value in (
+            lambda rank: rank.compute_ns,
+            lambda rank: rank.exposed_comm_ns,
+            lambda rank: rank.bubble_ns,
+            lambda rank: rank.not_compute_ns,
+        )
+    )
+    parts = [("compute", compute)]
+    if compute is not None and exposed is not None and bubble is not None:
+        parts += [("exposed", exposed), ("bubble", bubble)]
+    elif compute is not None:
+        parts.append(("either of both", either))
+    return Bar(tuple((name, share(value, window) or 0.0) for name, value in parts if value is not None))
+
+
+def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
+    """What is waiting and exposed transfer together, on ranks whose messages lack their other sides."""
+    ranks = [rank for rank in step.ranks if rank.bubble_ns is None and rank.not_compute_ns is not None]
+    shown = ranks if amount is Amount.WHOLE else ranks[:MAX_ROWS]
+    rows = [
+        (
+            str(rank.rank),
+            "–" if rank.pp_rank is None else str(rank.pp_rank),
+            units.milliseconds(rank.not_compute_ns),
+            units.percent(share(rank.not_compute_ns, rank.window_ns)),
+            units.milliseconds(rank.bubble_low_ns),
+            units.milliseconds(rank.bubble_high_ns),
+            f"{units.percent(share(rank.bubble_low_ns, rank.window_ns))} … "
+            f"{units.percent(share(rank.bubble_high_ns, rank.window_ns))}",
+            units.percent(None if rank.ideal is None else rank.ideal.own_share),
+            units.percent(None if rank.ideal is None else rank.ideal.share),
+        )
+        for rank in shown
+    ]
+    columns = ("rank", "pipeline rank", "not compute ms", "of window", "bubble ms, at least", "at most", "of window ")
+    notes = [
+        "not compute = bubble + exposed transfer, in the window of the ranks with a trace; ideal: the rank's bubble with "
+        "F = I = W and free messages, of its own window and of the whole pipeline's"
+    ]
+    if len(ranks) > len(shown):
+        notes.append(MORE.format(len(ranks) - len(shown)))
+    title = "Bubble, where the other sides of messages have no trace"
+    return ReportTable("bounds", title, (*columns, "ideal", "of pipeline's"), tuple(rows), tuple(notes))
+
+
+def phases_table(step: StepReport, amount: Amount) -> ReportTable:
+    """Length, forwards, backwards and bubble of each phase; of many ranks, the means of each stage."""
+    names = ("warmup", "steady", "cooldown")
+    groups, left_out = _shortened(_groups(step, amount), amount)
+    grouped = any(len(group.ranks) > 1 for group in groups)
+    columns = (
+        "stage" if grouped else "rank",
+        *(column for name in names for column in (f"{name} ms", "F/B", "bubble ms")),
+    )
+    rows = [(group.label, *(cell for name in names for cell in _phase(group, name))) for group in groups]
+    notes = (MORE.format(left_out),) if left_out else ()
+    title = "Phases, means over the ranks of a stage" if grouped else "Phases"
+    return ReportTable("phases", title, columns, tuple(rows), notes)
+
+
+def _phase(group: _RankGroup, name: str) -> tuple[str, str, str]:
+    phases = [rank.phases[name] for rank in group.ranks if name in rank.phases]
+    if not phases:
+        return ("–", "–", "–")
+    counts = {(phase.num_forward, phase.num_backward) for phase in phases}
+    return (
+        units.milliseconds(mean(phase.end_ns - phase.start_ns for phase in phases)),
+        "{}/{}".format(*counts.pop()) if len(counts) == 1 else "differ",
+        units.milliseconds(mean(phase.bubble_ns for phase in phases)),
+    )

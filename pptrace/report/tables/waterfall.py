@@ -1,0 +1,51 @@
+"""Where a step went, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from pptrace.analysis.result import StepReport
+from pptrace.report import units
+from pptrace.report.tables.table import Bar, ReportTable
+
+WATERFALL = {
+    "compute": "the ops themselves, spread evenly over the ranks",
+    "structural": "fill and drain of the schedule",
+    "imbalance": "stages that cost more than others",
+    "jitter": "ops that cost more than their stage's mean",
+    "communication": "transfers that nothing hides",
+    "host": "launching, where the trace tells",
+    "unexplained": "the rest",
+}
+
+
+def waterfall_table(step: StepReport) -> ReportTable:
+    """The parts of the step's span, which sum to it."""
+    assert step.bubble.waterfall_ns is not None
+    assert step.span_ns is not None  # a waterfall attributes it
+    span = step.span_ns
+    parts = {name: value for name, value in asdict(step.bubble.waterfall_ns).items() if value is not None}
+    rows = [
+        (
+            name,
+            units.milliseconds(value),
+            units.percent(value / span),
+            Bar((("compute", abs(value) / span),)),
+            WATERFALL[name],
+        )
+        for name, value in parts.items()
+    ]
+    columns = ("part", "ms", "share", "", " ")
+    return ReportTable("waterfall", "Where the step went", columns, tuple(rows), (_against_ideal(span, parts),))
+
+
+def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
+    """Why the step is not what the schedule's closed form says, in one sentence."""
+    ideal = parts["compute"] + parts["structural"]
+    beyond = {name: value for name, value in parts.items() if name not in ("compute", "structural")}
+    listed = ", ".join(f"{name} {value / 1e6:+,.2f}" for name, value in beyond.items())
+    return (
+        f"With every op at the mean of its kind and free messages, this plan takes {units.milliseconds(ideal)} ms; "
+        f"measured {(span_ns - ideal) / 1e6:+,.2f} ms: {listed}"
+    )
