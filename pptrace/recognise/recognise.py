@@ -13,6 +13,7 @@ from pptrace.recognise.adjacent import with_adjacent, without_half_seen
 from pptrace.recognise.balanced_spans import with_balanced_spans
 from pptrace.recognise.balanced_steps import with_balanced_steps
 from pptrace.recognise.call_comms import comms_of_calls
+from pptrace.recognise.chunk_checks import against_chunks
 from pptrace.recognise.common_steps import with_common_steps
 from pptrace.recognise.communicators import Members, with_members
 from pptrace.recognise.devices import DeviceWork
@@ -88,7 +89,10 @@ def recognise_ranks(
     ranks, renumbered = with_common_steps(ranks)
     joint = match_ranks(ranks, _groups(ranks)[1])
     located = _locate(joint.ranks if joint.pipelines else ranks, joint, num_ranks, spanned)
-    if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
+    chunked = [found for found in ranks if found.number in joint.refused] if (located.placed.mesh.vpp or 1) > 1 else []
+    against = against_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
+    is_single = (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops)
+    if joint.refused and (is_single or against):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
         located = _locate(ranks, joint, num_ranks, spanned, seen)
@@ -100,6 +104,7 @@ def recognise_ranks(
         *cut,
         *renumbered,
         *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *([f"nor are there several stages on each rank: {against}"] if against else []),
         *located.warnings,
         *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
         *placed.notes,
