@@ -210,11 +210,13 @@ def _arrivals(
 
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which each send and receive of a stage has the rank of its own pipeline that holds the other stage."""
+    """``comms`` in which each send and receive of a stage and direction has the rank of its own pipeline that holds the other
+    stage.
+    """
     holders: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
         holders[mesh.pipeline_of(rank), stage] = rank
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0)
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
     if not lacking.any():
         return comms
     filled, own = comms.copy(), comms[lacking]

@@ -112,6 +112,7 @@ def recognise_ranks(
     ops, mesh = placed.ops, placed.mesh
     comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
     comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
+    comms = with_peers(comms, ops, mesh)
     if located.partial is None:
         found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     else:
