@@ -13,7 +13,7 @@ _P2P = ("send", "recv")
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which the pipeline's messages of known stage have their direction, F or B, as far as that and the peer tell it.
+    """``comms`` in which the pipeline's messages of known stage have their direction, F or B, as far as it and the peer tell.
 
     What stage s sends to a rank with stage s+1 goes forward, and to one with s−1 backward; what it receives, the other way round.
     Of a peer with both, as between two ranks with chunks, the first message of a microbatch goes forward and the second one back:

@@ -52,6 +52,28 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups) -> Joint:
     return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
 
 
+def alone_with_messages(ranks: Sequence[RankFound]) -> tuple[str, ...]:
+    """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
+    shown = [own for own in ranks if len(own.host) and own.calls["kind"].isin(("send", "recv")).any()]
+    if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
+        return ()
+    return (
+        f"rank {shown[0].number} sends and receives between operators, and its order alone does not tell the ops of a pipeline "
+        "from the rest: give the traces of the other ranks as well, which are matched together",
+    )
+
+
+def is_unsure_alone(ranks: Sequence[RankFound], ops: pd.DataFrame) -> bool:
+    """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
+    pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
+    """
+    if sum(bool(len(own.host)) for own in ranks) != 1:
+        return False
+    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    kinds = own["kind"].value_counts()
+    return len(own) > 0 and bool((own["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
+
+
 def without_inferred(found: RankFound) -> RankFound:
     """The rank without the ops and messages that its own order alone told."""
     is_inferred = (found.ops["source"] == "inferred") & found.ops["kind"].isin(COMPUTE_KINDS)

@@ -23,7 +23,7 @@ from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.host_order import shows_operators
-from pptrace.recognise.joint_ranks import Joint, match_ranks, without_inferred
+from pptrace.recognise.joint_ranks import Joint, alone_with_messages, is_unsure_alone, match_ranks, without_inferred
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
     MeshInfo,
@@ -96,6 +96,9 @@ def recognise_ranks(
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
         located = _locate(ranks, joint, num_ranks, spanned, seen)
+    elif not joint.pipelines and is_unsure_alone(ranks, located.placed.ops):
+        ranks = [without_inferred(found) for found in ranks]
+        located = _locate(ranks, joint, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     order = _stage_order(metadata, located.mesh, groups)
@@ -104,6 +107,7 @@ def recognise_ranks(
         *cut,
         *renumbered,
         *(joint.notes if joint.pipelines or (placed.mesh.vpp or 1) == 1 else ()),
+        *(alone_with_messages(ranks) if not joint.notes else ()),
         *([f"nor are there several stages on each rank: {against}"] if against else []),
         *located.warnings,
         *_inferences(located.ops, placed, located.mesh, order, any(found.by_gaps for found in ranks)),
