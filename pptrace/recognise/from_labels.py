@@ -196,7 +196,7 @@ def _rows(
 
 
 def _arrivals(
-    ranges: Sequence[Range], readers: Mapping[tuple[object, int], Range], messages: _Messages
+    ranges: Sequence[Range], readers: Mapping[tuple[tuple[Kind, int, int | None], int], Range], messages: _Messages
 ) -> dict[int, int]:
     """By the id of an op's range when the last message that it reads had been waited for, where a range shows it."""
     found: dict[int, int] = {}
