@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 import pandas as pd
 
@@ -11,23 +13,24 @@ _P2P = ("send", "recv")
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which the pipeline's messages of known stage and peer have their direction, F or B, as far as these tell it.
+    """``comms`` in which the pipeline's messages of known stage have their direction, F or B, as far as it and the peer tell.
 
     What stage s sends to a rank with stage s+1 goes forward, and to one with s−1 backward; what it receives, the other way round.
     Of a peer with both, as between two ranks with chunks, the first message of a microbatch goes forward and the second one back:
-    a stage runs the forward of a microbatch before its backward. One alone keeps "".
+    a stage runs the forward of a microbatch before its backward. One alone keeps "". A message whose peer is not known goes to or
+    comes from the ranks of its pipeline with the stages beside its own.
     """
     lacking = comms["kind"].isin(_P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
-    lacking &= (comms["stage"] >= 0) & (comms["peer"] >= 0)
+    lacking &= comms["stage"] >= 0
     if not lacking.any():
         return comms
     rows = comms[lacking]
     held = set(ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False, name=None))
+    ends = list(rows[["rank", "peer", "stage"]].itertuples(index=False, name=None))
     after, before = (
-        np.array([(peer, stage + away) in held for peer, stage in zip(rows["peer"], rows["stage"], strict=True)])
-        for away in (1, -1)
+        np.array([_holds(mesh, held, rank, peer, stage + away) for rank, peer, stage in ends]) for away in (1, -1)
     )
-    is_near = np.array([peer in mesh.pipeline_of(rank) for rank, peer in zip(rows["rank"], rows["peer"], strict=True)])
+    is_near = np.array([peer < 0 or peer in mesh.pipeline_of(rank) for rank, peer, _ in ends])
     is_send = (rows["kind"] == "send").to_numpy()
     forward, backward = np.where(is_send, after, before), np.where(is_send, before, after)
     told = np.where(forward & ~backward, "F", np.where(backward & ~forward, "B", ""))
@@ -36,6 +39,12 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     filled = comms.copy()
     filled.loc[lacking, "direction"] = np.where(is_near, told, "")
     return filled
+
+
+def _holds(mesh: MeshInfo, held: Set[tuple[int, int]], rank: int, peer: int, stage: int) -> bool:
+    """Whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
+    others = (peer,) if peer >= 0 else mesh.pipeline_of(rank)
+    return any((other, stage) in held for other in others if other != rank or peer >= 0)
 
 
 def _by_order(rows: pd.DataFrame) -> list[str]:

@@ -6,7 +6,7 @@ compute: the kernels launched inside the range by any thread, or on CPUs the ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pandas as pd
 from pptrace.recognise.between_messages import ops_between_messages
 from pptrace.recognise.catalogues import Label, megatron
 from pptrace.recognise.devices import DeviceWork
+from pptrace.recognise.evaluations import without_evaluations
 from pptrace.recognise.host_compute import HostCompute
 from pptrace.recognise.inferred import Inference, Inferred, has_optimizer_ranges, infer_ops, messages_in_ranges
 from pptrace.recognise.labelled import (
@@ -92,11 +93,13 @@ def _tables(
     events: Events, ranges: list[Range], evidence: tuple[str, ...], source: str, times: _Times, calls: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
     """OPS, COMMS and the lines about them of ranges that still lack their steps and microbatches."""
+    ranges, skipped = without_evaluations(events, ranges, times.owner)
     phases = LabelledPhases(ranges)
     ranges += _optimizers(events, ranges)
     if cut := num_outside_steps(ranges):
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
+    evidence = (*evidence, *skipped)
     ops, comms = _rows(resolved(ranges), source, times, _Messages(events, calls))
     for row in ops:
         row["phase"] = phases.of(row["start_ns"], row["end_ns"]) or ""
@@ -176,6 +179,7 @@ def _rows(
     """The rows of OPS and of COMMS."""
     readers = {(key, entry.step): entry for entry in ranges for key in _reads(entry.action)}
     times.calls_wait = megatron.calls_wait(entry.label for entry in ranges)
+    arrivals = _arrivals(ranges, readers, messages)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     for entry in ranges:
@@ -184,19 +188,35 @@ def _rows(
                 reader = readers.get((action.key, entry.step))
                 comms.append(_comm_row(entry, action, reader, times, messages))
         elif entry.label.actions or entry.label.span:
-            ops.append(_op_row(entry, times, source))
+            ops.append(_op_row(entry, times, source, arrivals.get(id(entry))))
     chunk_of = {stage: chunk for chunk, stage in enumerate(sorted({row["stage"] for row in ops if row["stage"] >= 0}))}
     for row in ops:
         row["chunk"] = chunk_of.get(row["stage"], -1)
     return ops, comms
 
 
+def _arrivals(
+    ranges: Sequence[Range], readers: Mapping[tuple[tuple[Kind, int, int | None], int], Range], messages: _Messages
+) -> dict[int, int]:
+    """By the id of an op's range when the last message that it reads had been waited for, where a range shows it."""
+    found: dict[int, int] = {}
+    for entry in ranges:
+        for action in entry.label.actions if _is_message(entry) else ():
+            reader = readers.get((action.key, entry.step)) if action.kind.is_recv else None
+            arrival = None if reader is None else messages.arrival(entry.start_ns, entry.end_ns)
+            if reader is not None and arrival is not None:
+                found[id(reader)] = max(arrival, found.get(id(reader), arrival))
+    return found
+
+
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which each send and receive of a stage has the rank of its own pipeline that holds the other stage."""
+    """``comms`` in which each send and receive of a stage and direction has the rank of its own pipeline that holds the other
+    stage.
+    """
     holders: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
         holders[mesh.pipeline_of(rank), stage] = rank
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0)
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
     if not lacking.any():
         return comms
     filled, own = comms.copy(), comms[lacking]
@@ -241,13 +261,15 @@ class _Times:
         self.calls_wait = False
         """Whether what is received is there when its labelled call returns."""
 
-    def of_op(self, entry: Range) -> tuple[int, int, str]:
-        """(start, end, clock) of the compute inside a range; of the range itself where nothing shows it."""
+    def of_op(self, entry: Range, arrival_ns: int | None = None) -> tuple[int, int, str]:
+        """(start, end, clock) of the compute inside a range; where nothing shows it of the range itself, from when its message
+        had been waited for (``arrival_ns``): a first stage has no input gradient to compute, and waits for its output's.
+        """
         if span := self.owner.span(entry.start_ns, entry.end_ns, communication=False):
             start, end, clock = span[0], span[1], "device"
         else:
             inside = self._host.span(entry.thread, entry.start_ns, entry.end_ns)
-            start, end = inside or (entry.start_ns, entry.end_ns)
+            start, end = inside or (min(max(entry.start_ns, arrival_ns or 0), entry.end_ns), entry.end_ns)
             clock = "host"
         place, parts = entry.part
         length = end - start
@@ -301,13 +323,13 @@ class _Messages:
         return int(self._bytes[low:high].sum()) if low < high else -1
 
 
-def _op_row(entry: Range, times: _Times, source: str) -> dict[str, Any]:
+def _op_row(entry: Range, times: _Times, source: str, arrival_ns: int | None) -> dict[str, Any]:
     action = entry.action
     if action is None:
         return _span_row(entry)
     row: dict[str, Any] = {"rank": -1, "step": entry.step, "stage": -1, "chunk": -1, "microbatch": -1, "phase": ""}
     row["pair"] = str(action) if action.parts else ""
-    start, end, clock = times.of_op(entry)
+    start, end, clock = times.of_op(entry, arrival_ns)
     microbatch = -1 if action.microbatch is None else action.microbatch
     row |= {"kind": action.kind.value, "stage": action.stage, "microbatch": microbatch}
     return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": source}

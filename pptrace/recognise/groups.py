@@ -303,11 +303,14 @@ def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[G
 def _by_rank_lists(
     families: Sequence[Sequence[Group]], taken: set[str], world: int | None
 ) -> list[tuple[str, str, Sequence[Group]]]:
-    """Axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then dp."""
-    shaped = [family for family in families if family[0].stride is not None and family[0].size > 1]
-    shaped.sort(key=lambda family: family[0].stride or 0)
-    if not shaped or world is None:
+    """Axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then dp.
+
+    An axis tiles all ranks: the first and last rank of a pipeline, which share embeddings, are none.
+    """
+    if world is None:
         return []
+    shaped = [family for family in families if family[0].size > 1 and _tiles(family[0], world)]
+    shaped.sort(key=lambda family: family[0].stride or 0)
     found: list[tuple[str, str, Sequence[Group]]] = []
     for family in shaped:
         first = family[0]
@@ -316,6 +319,11 @@ def _by_rank_lists(
             taken = taken | {axis}
             found.append((axis, f"its rank list, stride {first.stride}", family))
     return found
+
+
+def _tiles(group: Group, world: int) -> bool:
+    """Whether groups of this size and stride can hold each rank once."""
+    return group.stride is not None and world % (group.stride * group.size) == 0
 
 
 def _named(group: Group) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import pandas as pd
+
 from pptrace.recognise.chains import chains_by_peers, match_pipeline
 from pptrace.recognise.group_shapes import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.groups import Groups
@@ -52,6 +54,28 @@ def _peers(chain: Sequence[int], stage: int) -> Mapping[Way, int]:
 
 _WITH_NEXT: tuple[Way, ...] = (("F", "send"), ("B", "recv"))
 _WITH_PREVIOUS: tuple[Way, ...] = (("F", "recv"), ("B", "send"))
+
+
+def alone_with_messages(ranks: Sequence[RankFound]) -> tuple[str, ...]:
+    """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
+    shown = [own for own in ranks if len(own.host) and own.calls["kind"].isin(("send", "recv")).any()]
+    if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
+        return ()
+    return (
+        f"rank {shown[0].number} sends and receives between operators, and its order alone does not tell the ops of a pipeline "
+        "from the rest: give the traces of the other ranks as well, which are matched together",
+    )
+
+
+def is_unsure_alone(ranks: Sequence[RankFound], ops: pd.DataFrame) -> bool:
+    """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
+    pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
+    """
+    if sum(bool(len(own.host)) for own in ranks) != 1:
+        return False
+    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    kinds = own["kind"].value_counts()
+    return len(own) > 0 and bool((own["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
 
 
 def without_inferred(found: RankFound) -> RankFound:

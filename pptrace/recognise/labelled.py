@@ -205,7 +205,7 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
         if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
             ranges = [entry for entry in ranges if not (entry.label.span == "STEP" and entry.label.inferred)]
         return _inside(ranges, chosen)
-    return _counted(ranges)
+    return counted_steps(ranges)
 
 
 def _single(spans: Sequence[Range]) -> list[Range]:
@@ -232,7 +232,7 @@ def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
     return found
 
 
-def _counted(ranges: Sequence[Range]) -> list[Range]:
+def counted_steps(ranges: Sequence[Range]) -> list[Range]:
     """Steps by order: a new one where an op would come again, where the range of a warmup begins or, for ops without
     microbatches, after the optimizer.
 

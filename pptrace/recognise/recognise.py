@@ -11,6 +11,7 @@ import pandas as pd
 
 from pptrace.recognise.adjacent import with_adjacent, without_half_seen
 from pptrace.recognise.call_comms import comms_of_calls
+from pptrace.recognise.chunk_checks import against_chunks
 from pptrace.recognise.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.communicators import Members, with_members
 from pptrace.recognise.devices import DeviceWork
@@ -20,7 +21,7 @@ from pptrace.recognise.group_descriptions import framework_of_descriptions
 from pptrace.recognise.groups import Groups, find_groups
 from pptrace.recognise.host_compute import HostWork
 from pptrace.recognise.host_order import shows_operators
-from pptrace.recognise.joint_ranks import match_ranks, without_inferred
+from pptrace.recognise.joint_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
 from pptrace.recognise.lone_ranks import Joint
 from pptrace.recognise.matching import match_calls, match_comms, unmatched, with_sizes
 from pptrace.recognise.mesh import (
@@ -89,10 +90,16 @@ def recognise_ranks(
     ranks, renumbered = with_common_steps(ranks)
     joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
     located = _locate(joint.ranks, joint, num_ranks, spanned)
-    if joint.refused and (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops):
+    chunked = [found for found in ranks if found.number in joint.refused] if (located.placed.mesh.vpp or 1) > 1 else []
+    against = against_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
+    is_single = (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops)
+    if joint.refused and (is_single or against):
         ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
         seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
         located = _locate(ranks, joint, num_ranks, spanned, seen)
+    elif not any(found.is_paired for found in joint.ranks) and is_unsure_alone(ranks, located.placed.ops):
+        ranks = [without_inferred(found) for found in ranks]
+        located = _locate(ranks, joint, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     order = _stage_order(metadata, located.mesh, groups)
@@ -102,6 +109,8 @@ def recognise_ranks(
         *left_out,
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
+        *(alone_with_messages(ranks) if not joint.notes else ()),
+        *([f"nor are there several stages on each rank: {against}"] if against else []),
         *located.warnings,
         *_inferences(
             located.ops, placed, located.mesh, order, any(found.by_gaps or found.is_paired for found in ranks)
@@ -111,6 +120,7 @@ def recognise_ranks(
     ops, mesh = placed.ops, placed.mesh
     comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
     comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
+    comms = with_peers(comms, ops, mesh)
     if located.partial is None:
         found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
     else:

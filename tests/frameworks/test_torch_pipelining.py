@@ -12,6 +12,7 @@ from pptrace.recognise.recognise import recognise
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
 from pptrace.report.to_json import report_object
+from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.instrument.pool import Pool
 
@@ -148,3 +149,15 @@ def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_
                     for half in pair.parts
                 ]
             assert all("parts" not in op for op in rank["ops"] if op["kind"] != "OVERLAP_F_B")
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"), [("ring", "other numbers of messages"), ("chunks", "the nodes of other forwards")]
+)
+def test_what_has_the_order_of_chunks_alone_is_no_interleaved_pipeline(
+    torch_pool: Pool, tmp_path: Path, loop: str, reason: str
+) -> None:
+    torch_pool.run(train_by_hand, loop, str(tmp_path), world=4, timeout_s=120)
+    report = load([tmp_path]).report
+    assert (report.schedule.name, report.steps, report.mesh.vpp) == ("unknown", (), None)
+    assert any(reason in line for line in report.warnings), report.warnings

@@ -303,3 +303,14 @@ def test_messages_of_what_is_no_pipeline_are_of_no_op(programs: tuple[str, ...])
     assert found.schedule.plan is None
     assert set(found.comms["kind"]) == {"send", "recv"}
     assert any("not one stage of a pipeline on each rank" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_one_rank_whose_order_tells_no_ops_says_that_the_others_would(optimizer: bool) -> None:
+    traces = Program(build("1f1b", 4, 8), scraps=0.9, peers=False, optimizer=optimizer, numbers=False).traces()
+    alone = recognise(traces[1:2], num_ranks=4)
+    assert not alone.ops["kind"].isin(COMPUTE_KINDS).any()
+    assert any("give the traces of the other ranks" in line for line in alone.warnings)
+    together = recognise(traces)
+    assert together.schedule.name == "1f1b"
+    assert not any("give the traces of the other ranks" in line for line in together.warnings)

@@ -30,12 +30,17 @@ def in_order(comms: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_messages_without_directions_match_by_their_peers_and_stages(
-    shape: tuple[str, int, int, int], tmp_path: Path
+@pytest.mark.parametrize("names_peers", [True, False])
+def test_messages_without_directions_match_by_their_stages_and_what_is_known_of_their_peers(
+    shape: tuple[str, int, int, int], names_peers: bool, tmp_path: Path
 ) -> None:
     expected = table_of(shape, tmp_path / "ops.csv")
+    if not names_peers:
+        rows = pd.read_csv(tmp_path / "ops.csv", dtype=str, keep_default_na=False)
+        rows.drop(columns=["peer"]).to_csv(tmp_path / "ops.csv", index=False)
     read = in_order(recognise(read_traces(open_inputs([tmp_path / "ops.csv"]), 1).traces).comms)
     assert read["direction"].tolist() == expected["direction"].tolist()
+    assert read["peer"].tolist() == expected["peer"].tolist()
     assert (read["match"] >= 0).all()
     ends = read.merge(read, on="match")
     sent = ends[(ends["kind_x"] == "send") & (ends["kind_y"] == "recv")]

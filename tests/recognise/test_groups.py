@@ -418,3 +418,11 @@ def test_a_range_of_gloo_without_its_operator_waits_from_its_start_unless_the_th
     job.add(Category.ANNOTATION, "gloo:all_reduce", 0, 100, thread=1)
     row = find_calls(job.trace().events).iloc[0]
     assert row["posted_ns"] == row["asked_ns"] == row["start_ns"] == row["end_ns"] - 100
+
+
+@pytest.mark.parametrize(("last", "axis"), [(3, "unknown"), (2, "dp")])
+def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> None:
+    """As of the first and last rank of a pipeline, which share embeddings."""
+    config = [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, last]}]
+    found = groups_of([Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config}) for rank in (0, last)])
+    assert set(found.axes.values()) == {axis}
