@@ -37,7 +37,7 @@ from pptrace.recognise.recognise import Recognised, recognise_ranks
 from pptrace.recognise.schedule import Candidate, ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulate.course import Course, course_of
+from pptrace.simulator.course import Course, course_of
 from pptrace.tables import Trace, TraceInfo
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops

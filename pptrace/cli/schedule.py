@@ -18,7 +18,7 @@ from pptrace.schedule.shape import Shape
 from pptrace.schedule.text import draw, grid, to_csv
 from pptrace.schedule.validate import validate
 from pptrace.schedule.zb_auto import optimality
-from pptrace.simulate import IDEAL, simulate
+from pptrace.simulator import IDEAL, simulate
 
 
 @click.group(name="schedule")

@@ -19,7 +19,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.text import read_csv, to_csv
 from pptrace.schedule.validate import validate
-from pptrace.simulate import Costs, Simulation, simulate, uniform
+from pptrace.simulator import Costs, Simulation, simulate, uniform
 
 _NS_PER_MS = 1e6
 _MOST_MS = 1e9

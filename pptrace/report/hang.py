@@ -10,7 +10,7 @@ from typing import Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
-from pptrace.hang.words import as_json, lines, rank_text
+from pptrace.hang_diagnosis.words import as_json, lines, rank_text
 from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.formats import first_bytes
 from pptrace.ingest.open import RUN_FILE
