@@ -149,7 +149,7 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     chosen = tuple(window for window in windows if window.step == step)
     if not chosen:
         present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
-        raise UsageError(f"--step {step}: the trace has no such step; it has {present}")
+        raise UsageError(f"step {step}: the trace has no such step; it has {present}")
     return chosen
 
 
