@@ -9,7 +9,7 @@ import pandas as pd
 from pptrace.analysis.analyse import Analysis
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.actions import Kind
-from pptrace.simulate import IDEAL, Costs, simulate
+from pptrace.simulator import IDEAL, Costs, simulate
 from pptrace.timeline.windows import StepWindow
 
 

@@ -37,15 +37,15 @@ autodoc_preserve_defaults = True
 # In signatures and docstrings, what has no page here is named without a link: other packages, and rooms that are no API.
 _ROOMS = "|".join(
     (
-        *("recognise", "ingest", "clock", "timeline", "hang", "intervals", "slices", "marking"),
-        *(r"simulate\.course", r"analysis\.(?!result)", r"report\.(?!load)"),
+        *("recognise", "ingest", "clock", "timeline", "hang_diagnosis", "intervals", "slices", "marking"),
+        *(r"simulator\.course", r"analysis\.(?!result)", r"report\.(?!to_json)"),
     )
 )
 nitpick_ignore_regex = [
-    (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|collections|pathlib|click|types|enum|contextlib)\..*"),
+    (r"py:.*", r"(numpy|np|npt|pandas|pd|torch|dist|nn|go|os|collections|pathlib|click|types|enum|contextlib)\..*"),
     (
         r"py:.*",
-        r"(Path|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Int8|Int32|Int64|COMM_ARGS|tuple\[\w+)",
+        r"(Path|Mapping|Sequence|Iterable|Iterator|Callable|Collection|DeviceMesh|Tensor|Int8|Int32|Int64|COMM_ARGS|FigureKind|tuple\[\w+)",
     ),
     (r"py:.*", rf"pptrace\.({_ROOMS}).*"),
     (r"py:.*", r"instrument\.(?!session|recorder|mesh|pipeline\.(runtime|p2p)\.).*"),

@@ -1,6 +1,71 @@
-"""pptrace: where did the pipeline-parallel step go, and what would get it back?"""
+"""pptrace: where did the pipeline-parallel step go, and what would get it back?
 
+    import pptrace
+
+    run = pptrace.load("sample_traces/1f1b_p4")   # what `pptrace analyze` reads
+    run.report.typical_step.bubble.ratio          # the typed report; run.ops, run.comms, run.memory as DataFrames
+    pptrace.simulate("zb-h1", pp=4, microbatches=8, forward=5.0, backward=10.0).bubble_ratio
+
+Training scripts import pptrace for :func:`mark` alone, so everything else is imported when it is first used.
+"""
+
+from pptrace.errors import PptraceError
 from pptrace.marking import mark
 
-__all__ = ["__version__", "mark"]
+TYPE_CHECKING = False  # type checkers know this name; importing typing would take longer than all of this
+if TYPE_CHECKING:
+    from pptrace.analysis.result import Report
+    from pptrace.api.catalogue import schedules
+    from pptrace.api.hang import HangReport, hang
+    from pptrace.api.load import load
+    from pptrace.api.run import Run
+    from pptrace.api.simulate import SimulatedStep, simulate
+    from pptrace.schedule.plan import Plan
+    from pptrace.schedule.registry import Schedule
+
+__all__ = [
+    "HangReport",
+    "Plan",
+    "PptraceError",
+    "Report",
+    "Run",
+    "Schedule",
+    "SimulatedStep",
+    "__version__",
+    "hang",
+    "load",
+    "mark",
+    "schedules",
+    "simulate",
+]
 __version__ = "0.1.0"
+
+_MODULES = {
+    "HangReport": "pptrace.api.hang",
+    "Plan": "pptrace.schedule.plan",
+    "Report": "pptrace.analysis.result",
+    "Run": "pptrace.api.run",
+    "Schedule": "pptrace.schedule.registry",
+    "SimulatedStep": "pptrace.api.simulate",
+    "hang": "pptrace.api.hang",
+    "load": "pptrace.api.load",
+    "schedules": "pptrace.api.catalogue",
+    "simulate": "pptrace.api.simulate",
+}
+"""Where each name is defined that is imported when it is first used."""
+
+
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ would have every name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

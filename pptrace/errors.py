@@ -16,6 +16,13 @@ class UsageError(PptraceError):
     exit_code = 2
 
 
+class UnknownScheduleError(UsageError, KeyError):
+    """No schedule has that name; a KeyError too, as that of any mapping."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would quote it
+
+
 class TraceError(PptraceError):
     """A trace file or directory that gives nothing to analyse."""
 

@@ -29,7 +29,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.simulate import IDEAL, Costs, simulate, uniform
+from pptrace.simulator import IDEAL, Costs, simulate, uniform
 from pptrace.slices import slice_of
 from tests.instrument.pool import Pool
 

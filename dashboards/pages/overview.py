@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from dash import Dash, Input, Output, html
@@ -13,11 +12,9 @@ from dashboards.components import Node, hang_panel, lines, panel, report_table, 
 from dashboards.store import Loaded, Store
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.report.figures import overview, waterfall
+from pptrace.report.step_tiles import step_tiles
 from pptrace.report.tables import Amount, tables_of, tables_of_step, warning_lines
-from pptrace.report.units import milliseconds, percent, ratio
-
-_TIGHT = 1.25
-"""A bubble above this many times its ideal is shown as a problem."""
+from pptrace.report.units import milliseconds
 
 
 def layout() -> Node:
@@ -80,103 +77,12 @@ def _run_problem(loaded: Loaded) -> list[Node]:
     return [html.Section([title, text, *found], className="panel problem", id="run-problem")]
 
 
-def _slowest(step: StepReport) -> tuple[str, str]:
-    """The rank with the most compute, and how much that is."""
-    compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
-    if not compute:
-        return "–", "no compute is known"
-    slowest = max(compute, key=lambda rank: compute[rank])
-    mean = round(fmean(compute.values()))
-    return f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, mean {milliseconds(mean)}"
-
-
 def _tiles(step: StepReport, report: Report) -> Node:
-    known = [rank.exposed_comm_ns for rank in step.ranks if rank.exposed_comm_ns is not None]
-    window = sum(rank.window_ns for rank in step.ranks)
-    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
-    spans = [other.span_ns for other in report.steps if other.span_ns is not None]
-    among = (
-        f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
-        if len(spans) > 1
-        else "the only step"
-    )
-    return html.Div(
-        [
-            tile(
-                "Step span",
-                f"{milliseconds(step.span_ns)} ms",
-                among,
-                "From the first op's start to the last one's end, over all ranks of the pipeline"
-                if step.has_pipeline
-                else "The longest of the ranks' steps",
-                "tile-span",
-            ),
-            *(_bubble_tiles(step) if step.has_pipeline else _plain_tiles(step, window)),
-            tile(
-                "Slowest rank",
-                *_slowest(step),
-                "The rank with the most compute",
-                "tile-slowest",
-            ),
-            tile(
-                "Exposed communication",
-                percent(sum(known) / window if window and len(known) == len(step.ranks) else None),
-                f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
-                "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
-                "tile-exposed",
-            ),
-        ],
-        className="tiles",
-    )
-
-
-def _bubble_tiles(step: StepReport) -> list[Node]:
-    bubble = step.bubble
-    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
-    tone = "bad" if is_over else ""
-    return [
-        tile(
-            "Bubble ratio",
-            ratio(bubble.ratio),
-            f"ideal {ratio(bubble.ideal_ratio)}",
-            "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
-            "tile-ratio",
-            tone,
-        ),
-        tile(
-            "Bubble share",
-            percent(bubble.share),
-            f"ideal {percent(bubble.ideal_share)}",
-            "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
-            "tile-share",
-            tone,
-        ),
+    tiles = [
+        tile(item.label, item.value, item.detail, item.meaning, f"tile-{item.name}", "bad" if item.is_bad else "")
+        for item in step_tiles(step, report)
     ]
-
-
-def _plain_tiles(step: StepReport, window_ns: int) -> list[Node]:
-    """What stands in place of bubbles for a step without a pipeline: shares of the ranks' steps, all together."""
-
-    def share(times: Sequence[int | None]) -> str:
-        known = [time for time in times if time is not None]
-        return percent(sum(known) / window_ns if window_ns and len(known) == len(times) else None)
-
-    return [
-        tile(
-            "Compute",
-            share([rank.compute_ns for rank in step.ranks]),
-            "of the ranks' steps",
-            "Share of the steps in operators (host) or kernels (device), all ranks together",
-            "tile-compute",
-        ),
-        tile(
-            "Rest",
-            share([rank.bubble_ns for rank in step.ranks]),
-            "other ranks, input, Python",
-            "Share of the steps in neither compute nor exposed communication: waiting for other ranks, input, Python",
-            "tile-rest",
-        ),
-    ]
+    return html.Div(tiles, className="tiles")
 
 
 def _bars(step: StepReport) -> Node:

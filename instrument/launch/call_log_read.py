@@ -28,8 +28,8 @@ from instrument.launch.call_log import (
     VERSION,
     WAITING,
 )
-from pptrace.hang import Call, CallState, Group
-from pptrace.hang.calls import Stream
+from pptrace.hang_diagnosis import Call, CallState, Group
+from pptrace.hang_diagnosis.calls import Stream
 
 _COLLECTIVE, _SEND, _ = CLASSES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from instrument.launch.call_log import call_log_path
 from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event
 from instrument.launch.record import counter_path, read_counter
-from pptrace.hang import Call, CallState, Diagnosis, Group, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, Verdict, diagnose
 
 _LEAST_WAIT_S = 1.0
 """A wait shorter than this is none: the other side may be about to come."""

@@ -21,8 +21,8 @@ from instrument.launch.output import RankPipes, Terminal
 from instrument.launch.record import RankRecord, State, counter_path, read_counter, read_record, record_path
 from instrument.launch.rundir import killed_by
 from instrument.launch.stacks import Frame, describe_wait, is_setting_up
-from pptrace.hang import Diagnosis, RankCalls, Verdict
-from pptrace.hang.words import as_json, lines, sentence
+from pptrace.hang_diagnosis import Diagnosis, RankCalls, Verdict
+from pptrace.hang_diagnosis.words import as_json, lines, sentence
 
 _POLL_S = 0.1
 _SETTLE_S = 0.3

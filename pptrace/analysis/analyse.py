@@ -37,7 +37,7 @@ from pptrace.recognise.recognise import Recognised, recognise_ranks
 from pptrace.recognise.schedule import Candidate, ScheduleInfo
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulate.course import Course, course_of
+from pptrace.simulator.course import Course, course_of
 from pptrace.tables import Trace, TraceInfo
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
@@ -149,7 +149,7 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     chosen = tuple(window for window in windows if window.step == step)
     if not chosen:
         present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
-        raise UsageError(f"--step {step}: the trace has no such step; it has {present}")
+        raise UsageError(f"step {step}: the trace has no such step; it has {present}")
     return chosen
 
 

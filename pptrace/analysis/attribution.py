@@ -21,7 +21,7 @@ import numpy as np
 
 from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.simulate.course import Course
+from pptrace.simulator.course import Course
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_within
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.hang import Call, CallState, Diagnosis, Group, Presence, RankCalls, diagnose
-from pptrace.hang.calls import P2P, Stream
+from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, diagnose
+from pptrace.hang_diagnosis.calls import P2P, Stream
 from pptrace.ingest.flight_dump import Dump, DumpCall, DumpGroup, read_dump
 from pptrace.ingest.identity import rank_of_dump_name
 

@@ -273,7 +273,7 @@ class Report:
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
-    """Who is to blame for a run that hung, as :func:`pptrace.hang.words.as_json` writes it."""
+    """Who is to blame for a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -34,8 +34,8 @@ from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
-from pptrace.simulate import IDEAL, SimulatedRank, simulate
-from pptrace.simulate.course import Course
+from pptrace.simulator import IDEAL, SimulatedRank, simulate
+from pptrace.simulator.course import Course
 from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
+from pptrace.api.load import load
+from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest import Progress
-from pptrace.report.load import load
 
 
 @click.command(name="analyze")
@@ -58,14 +58,28 @@ def command(
     if str(csv_dir) == "-":
         raise UsageError("--csv -: there are several tables, which stdout cannot take; give a directory")
     outputs = Outputs({"--json": json_file, "--html": html_file, "--perfetto": perfetto_file})
-    analysis = load(paths, schedule, step, jobs, _progress(), not no_cache)  # jobs None: one process per core
+    # Without --jobs, jobs is None: one process per core.
+    run = load(paths, schedule=schedule, step=step, jobs=jobs, progress=_progress(), cache=not no_cache)
     try:
         if csv_dir is not None:
-            _write_tables(analysis, csv_dir)
-        _write(outputs, analysis, with_ops)
+            _write_tables(run, csv_dir)
+        outputs.write(
+            {
+                "--json": lambda: run.to_json(ops=with_ops),
+                "--html": lambda: run.to_html(),
+                "--perfetto": lambda: run.to_perfetto(),
+            }
+        )
     finally:
         if not outputs.take_stdout:  # after the files: who reads stdout may end the program, as `| head` does
-            _print(analysis.report, show_all)
+            _print(run.report, show_all)
+
+
+def _write_tables(run: Run, directory: Path) -> None:
+    try:
+        run.to_csv(directory)
+    except PptraceError as err:
+        raise PptraceError(f"--csv {err}") from None
 
 
 def analyze_and_print(paths: Sequence[Path]) -> None:
@@ -104,38 +118,3 @@ def _progress() -> Progress | None:
         shown = line
 
     return show
-
-
-def _write(outputs: Outputs, analysis: Analysis, with_ops: bool) -> None:
-    """Each format is imported when it is asked for."""
-
-    def json_report() -> str:
-        from pptrace.report.to_json import dump, report_object
-
-        return dump(report_object(analysis.report, with_ops))
-
-    def html_page() -> str:
-        from pptrace.report.html import report_page
-
-        return report_page(analysis)
-
-    def perfetto_trace() -> str:
-        from pptrace.report.perfetto import perfetto_object
-        from pptrace.report.to_json import dump
-
-        return dump(perfetto_object(analysis))
-
-    outputs.write({"--json": json_report, "--html": html_page, "--perfetto": perfetto_trace})
-
-
-def _write_tables(analysis: Analysis, directory: Path) -> None:
-    from pptrace.report.to_csv import write_tables
-
-    try:
-        write_tables(analysis, directory)
-    except (FileExistsError, NotADirectoryError):
-        raise PptraceError(
-            f"--csv {directory}: there is a file of that name; expected a directory, for one file per table; give another name"
-        ) from None
-    except OSError as err:
-        raise PptraceError(f"--csv {directory}: cannot be written ({err.strerror}); give another directory") from None

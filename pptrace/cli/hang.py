@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
+from pptrace.api.hang import hang
 from pptrace.cli.output import Outputs
-from pptrace.report.hang import find_hang, hang_object, hang_text
-from pptrace.report.to_json import dump
 
 
 @click.command(name="hang")
@@ -20,9 +19,9 @@ def command(paths: tuple[Path, ...], json_file: str | None) -> None:
     PATHS are torch's flight-recorder dumps, a directory with one per rank, or a run directory of `pptrace run`.
     """
     outputs = Outputs({"--json": json_file})
-    found = find_hang(paths)
-    for line in found.warnings:
+    report = hang(paths)
+    for line in report.warnings:
         click.echo(f"pptrace: {line}", err=True)
-    outputs.write({"--json": lambda: dump(hang_object(found))})
+    outputs.write({"--json": report.to_json})
     if not outputs.take_stdout:
-        click.echo(hang_text(found))
+        click.echo(str(report))

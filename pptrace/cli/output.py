@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pptrace.api.files import write_text
 from pptrace.errors import PptraceError, UsageError
 
 
@@ -22,10 +23,7 @@ def _write_text(target: str | Path, text: str) -> None:
     if str(target) == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise PptraceError(f"{target}: cannot be written ({err.strerror}); give another file") from None
+    write_text(target, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from pptrace.report.text import plan_size
 from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import replay
 from pptrace.schedule.shape import Shape
-from pptrace.schedule.text import draw, grid, to_csv
+from pptrace.schedule.text import draw, draw_in_time, to_csv
 from pptrace.schedule.validate import validate
 from pptrace.schedule.zb_auto import optimality
-from pptrace.simulate import IDEAL, simulate
+from pptrace.simulator import IDEAL, simulate
 
 
 @click.group(name="schedule")
@@ -64,7 +63,7 @@ def show(
     """Show what each rank does, and what bubble that leaves."""
     outputs = Outputs({"--csv": csv_file, "--html": html_file})
     shape = registry.shape_for(name, pp, microbatches, chunks, group_size, lean, memory_limit)
-    plan = registry.get(name).build(shape)
+    plan = registry.get(name).builder(shape)
     validate(plan)
     outputs.write({"--csv": lambda: to_csv(lower(plan) if with_comms else plan), "--html": lambda: _picture(plan)})
     if not outputs.take_stdout:
@@ -99,15 +98,3 @@ def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:
     click.echo(f"chunks in flight at most: {', '.join(str(rank.peak_inflight_microbatches) for rank in ideal.ranks)}")
     click.echo(f"{optimality_note}\n" if optimality_note else "")
     click.echo(draw(lower(plan)) if with_comms else draw_in_time(plan))
-
-
-def draw_in_time(plan: Plan) -> str:
-    """The plan on a grid of ticks, one tick per action, gaps left open."""
-    timeline = replay(plan)
-    cells = []
-    for row in timeline.ranks:
-        line = [""] * timeline.makespan
-        for timed in row:
-            line[timed.start] = str(timed.action)
-        cells.append(line)
-    return grid(cells)

@@ -130,7 +130,7 @@ def _shape(wanted: str, found: Sequence[Reading], ops: pd.DataFrame, mesh: MeshI
             return known.pop()
     if mesh.pp is None or mesh.vpp is None:
         raise UsageError(
-            f"--schedule {wanted}: the ranks with a trace do not tell how long their pipeline is; give the traces of all of its "
+            f"schedule {wanted}: the ranks with a trace do not tell how long their pipeline is; give the traces of all of its "
             "ranks"
         )
     return mesh.pp, int(ops["microbatch"].max()) + 1, mesh.vpp

@@ -227,7 +227,7 @@ def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tu
     elif measured:
         plan = from_rows(most_complete(measured).rows, "the measured run")
     else:
-        raise ScheduleError("--schedule: the trace shows no forward or backward of any microbatch to compare with")
+        raise ScheduleError("schedule: the trace shows no forward or backward of any microbatch to compare with")
     return plan.pp, plan.num_microbatches, plan.num_chunks
 
 

@@ -8,12 +8,14 @@ below the ops two thin lines, receives and then sends, each split into waiting a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import StepReport
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.colours import FONT, HOVER_LABEL
 from pptrace.report.detail import MOST_BARS, View, in_detail, near
@@ -34,7 +36,7 @@ from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
 
-__all__ = ["CONFIG", "View", "note", "overview", "row_labels", "timeline", "waterfall"]
+__all__ = ["CONFIG", "STEP_FIGURES", "View", "note", "overview", "row_labels", "step_timeline", "timeline", "waterfall"]
 
 CONFIG: Mapping[str, Any] = {
     "displaylogo": False,
@@ -93,6 +95,20 @@ def timeline(
     figure = go.Figure(traces)
     _lay_out(figure, rows, row_labels(mine), shown, extent_ns, _last_ms(mine, sent, rows))
     return figure
+
+
+def step_timeline(analysis: Analysis, step: StepReport) -> go.Figure:
+    """The timeline of a step of a report, with all its pipelines."""
+    windows = [window for window in analysis.windows if window.step == step.step]
+    return timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes)
+
+
+STEP_FIGURES: Mapping[str, Callable[[Analysis, StepReport], go.Figure]] = {
+    "timeline": step_timeline,
+    "overview": lambda _, step: overview(step),
+    "waterfall": lambda _, step: waterfall(step),
+}
+"""The figures of a step, by the names that a user gives them."""
 
 
 def row_labels(ops: pd.DataFrame) -> dict[int, str]:

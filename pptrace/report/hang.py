@@ -10,7 +10,7 @@ from typing import Any
 
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.errors import TraceError
-from pptrace.hang.words import as_json, lines, rank_text
+from pptrace.hang_diagnosis.words import as_json, lines, rank_text
 from pptrace.ingest.flight_dump import sniff_flight
 from pptrace.ingest.formats import first_bytes
 from pptrace.ingest.open import RUN_FILE
@@ -82,9 +82,21 @@ def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(hang, dict) or not isinstance(hang.get("detail"), str) or not isinstance(hang.get("ranks"), list):
         return None
     edges = hang.get("edges")
-    keys = {"rank", "waits_for", "call", "group", "seq"}
-    whole = isinstance(edges, list) and all(isinstance(edge, dict) and keys <= edge.keys() for edge in edges)
-    return hang if whole and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
+    is_whole = _are_ranks(hang["ranks"]) and isinstance(edges, list) and all(map(_is_edge, edges))
+    return hang if is_whole and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
+
+
+def _is_edge(edge: object) -> bool:
+    """Whether this is what :meth:`pptrace.hang_diagnosis.waits.Edge.as_json` writes."""
+    if not isinstance(edge, dict) or not _are_ranks([edge.get("rank")]) or not _are_ranks(edge.get("waits_for")):
+        return False
+    is_call = isinstance(edge.get("call"), str) and isinstance(edge.get("group"), str)
+    return is_call and _are_ranks([edge.get("seq")])
+
+
+def _are_ranks(values: object) -> bool:
+    """Whether this is a list of whole numbers."""
+    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def _of_run(path: Path, run: Mapping[str, Any]) -> FoundHang:

@@ -12,15 +12,15 @@ from plotly.offline import get_plotlyjs
 from pptrace import __version__
 from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
-from pptrace.hang.words import rank_text
+from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.recognise import UNLABELLED
 from pptrace.report import units
-from pptrace.report.figures import CONFIG, timeline
+from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
 from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
-from pptrace.simulate import Simulation
+from pptrace.simulator import Simulation
 
 
 def report_page(analysis: Analysis) -> str:
@@ -121,13 +121,13 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
 
 def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     bubble = step.bubble
-    windows = [window for window in analysis.windows if window.step == step.step]
     bubbles = (
         f" · bubble ratio {units.ratio(bubble.ratio)} (ideal {units.ratio(bubble.ideal_ratio)}) · share "
         f"{units.percent(bubble.share)} (ideal {units.percent(bubble.ideal_share)})"
     )
     head = f"<summary>Step {step.step}: {units.milliseconds(step.span_ns)} ms{bubbles if step.has_pipeline else ''}</summary>"
-    body = [_figure(timeline(analysis.data.ops, analysis.data.comms, windows, analysis.data.lanes))] if windows else []
+    has_windows = any(window.step == step.step for window in analysis.windows)
+    body = [_figure(step_timeline(analysis, step))] if has_windows else []
     body.append(_figure(overview(step)))
     if bubble.waterfall_ns is not None:
         body.append(_figure(waterfall(step)))

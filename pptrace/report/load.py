@@ -10,7 +10,7 @@ from typing import Any
 from pptrace.analysis.analyse import Analysis, analyse_ranks
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.verdict import with_verdict
-from pptrace.hang.words import as_json
+from pptrace.hang_diagnosis.words import as_json
 from pptrace.ingest import Progress, open_inputs, read_each
 from pptrace.ingest.flight import DUMP_PRODUCER, NO_CALLS
 from pptrace.ingest.flight_dump import read_dumps, sniff_flight

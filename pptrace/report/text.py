@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
-from pptrace.hang.words import lines
+from pptrace.hang_diagnosis.words import lines
 from pptrace.recognise.schedule import PlanSource
 from pptrace.report import units
 from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, warning_lines
 from pptrace.schedule.plan import Plan
-from pptrace.simulate import Simulation
+from pptrace.simulator import Simulation
 
 _COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
 _GLYPHS = {

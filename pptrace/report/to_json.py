@@ -11,7 +11,7 @@ import msgspec
 from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
-from pptrace.simulate import SimulatedRank, Simulation
+from pptrace.simulator import SimulatedRank, Simulation
 
 REPORT_SCHEMA = "pptrace.report/1"
 SIMULATION_SCHEMA = "pptrace.simulation/1"

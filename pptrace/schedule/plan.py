@@ -29,6 +29,17 @@ class Plan:
     ranks: tuple[tuple[Action, ...], ...]
     num_chains: int = 1
 
+    def __repr__(self) -> str:
+        """The plan's size: its actions are thousands."""
+        size = f"pp={self.pp}, num_microbatches={self.num_microbatches}, num_chunks={self.num_chunks}"
+        return f"<Plan {self.name!r}: {size}>"
+
+    def __str__(self) -> str:
+        """The plan on a grid, a row per rank: :func:`pptrace.schedule.text.draw_in_time`."""
+        from pptrace.schedule.text import draw_in_time
+
+        return draw_in_time(self)
+
     @property
     def pp(self) -> int:
         return len(self.ranks)

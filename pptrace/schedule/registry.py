@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.errors import ShapeError, UsageError
+from pptrace.errors import ShapeError, UnknownScheduleError
 from pptrace.schedule import (
     controllable,
     dualpipe,
@@ -43,7 +43,7 @@ class Schedule:
     bubble: str | None
     in_flight: str | None
     source: str
-    build: Callable[[Shape], Plan]
+    builder: Callable[[Shape], Plan]
     condition: str = ""
     default_chunks: int = 1
     searches: bool = False
@@ -63,6 +63,28 @@ class Schedule:
     def in_flight_text(self) -> str:
         """The closed form of the activations held for people."""
         return "the memory limit" if self.in_flight is None else self.in_flight
+
+    def build(
+        self,
+        pp: int,
+        microbatches: int,
+        chunks: int | None = None,
+        *,
+        group_size: int | None = None,
+        lean: bool = False,
+        memory_limit: int | None = None,
+        costs: OpCosts | None = None,
+    ) -> Plan:
+        """The plan of this schedule; the arguments are those of :func:`shape_for`.
+
+            >>> print(get("1f1b").build(pp=2, microbatches=2))
+            rank 0 | 0F0 0F1     0B0     0B1
+            rank 1 |     1F0 1B0 1F1 1B1
+
+        Raises:
+            ShapeError: the schedule has no plan of this size; the message says what it has.
+        """
+        return self.builder(shape_for(self.name, pp, microbatches, chunks, group_size, lean, memory_limit, costs))
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -213,12 +235,12 @@ def get(name: str) -> Schedule:
     """The entry of a name.
 
     Raises:
-        UsageError: no schedule has that name.
+        UnknownScheduleError: no schedule has that name.
     """
     try:
         return SCHEDULES[name]
     except KeyError:
-        raise UsageError(f"schedule {name!r} is not known; expected one of {', '.join(SCHEDULES)}") from None
+        raise UnknownScheduleError(f"schedule {name!r} is not known; expected one of {', '.join(SCHEDULES)}") from None
 
 
 def build(
@@ -234,10 +256,12 @@ def build(
     """The plan of a named schedule, as :func:`shape_for` takes its size.
 
     Raises:
-        UsageError: no schedule has that name.
+        UnknownScheduleError: no schedule has that name.
         ShapeError: the shape is illegal for it; the message says what is legal.
     """
-    return get(name).build(shape_for(name, pp, num_microbatches, num_chunks, group_size, lean, memory_limit, costs))
+    return get(name).build(
+        pp, num_microbatches, num_chunks, group_size=group_size, lean=lean, memory_limit=memory_limit, costs=costs
+    )
 
 
 def shape_for(
@@ -253,7 +277,7 @@ def shape_for(
     """The shape that a named schedule is asked for; ``num_chunks`` None means the schedule's own default.
 
     Raises:
-        UsageError: no schedule has that name.
+        UnknownScheduleError: no schedule has that name.
         ShapeError: a size below 1, or a memory limit for a schedule that is not searched.
     """
     entry = get(name)

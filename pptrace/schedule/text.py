@@ -15,6 +15,7 @@ from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.phases import tag_phases
 from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.replay import replay
 
 
 def to_rows(plan: Plan) -> list[list[str]]:
@@ -82,6 +83,20 @@ def draw(plan: Plan, marked: Collection[tuple[int, int]] = ()) -> str:
         [f">{action}<" if (rank, index) in marked else str(action) for index, action in enumerate(row)]
         for rank, row in enumerate(plan.ranks)
     ]
+    return grid(cells)
+
+
+def draw_in_time(plan: Plan) -> str:
+    """The plan on a grid of ticks, one tick per action, gaps left open; in order of execution where it has messages or blocks."""
+    timeline = replay(plan) if not plan.has_comms else None
+    if timeline is None or timeline.blocked:
+        return draw(plan)
+    cells = []
+    for row in timeline.ranks:
+        line = [""] * timeline.makespan
+        for timed in row:
+            line[timed.start] = str(timed.action)
+        cells.append(line)
     return grid(cells)
 
 

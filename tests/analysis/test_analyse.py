@@ -16,7 +16,7 @@ from pptrace.marks import SpanKind, SpanMark
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
-from pptrace.simulate import Costs, simulate
+from pptrace.simulator import Costs, simulate
 from pptrace.tables import MEMORY, Category, Trace, make_table
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled

@@ -7,7 +7,7 @@ import pytest
 from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.simulate.course import course_of
+from pptrace.simulator.course import course_of
 from pptrace.slices import slice_of
 from pptrace.tables import COMMS, OPS, empty_table, make_table
 

@@ -16,7 +16,7 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.recognise.recognise import recognise
 from pptrace.report.load import load
 from pptrace.schedule.registry import build
-from pptrace.simulate.course import course_of
+from pptrace.simulator.course import course_of
 from pptrace.tables import Category
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 

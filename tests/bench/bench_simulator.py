@@ -13,7 +13,7 @@ from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.validate import validate
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 
 T = TypeVar("T")
 TARGET_S = 10.0

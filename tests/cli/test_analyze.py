@@ -131,7 +131,7 @@ def test_one_step_can_be_chosen() -> None:
     whole = report_of(P4)
     number = whole["steps"][-1]["step"]
     assert [step["step"] for step in report_of(P4, "--step", str(number))["steps"]] == [number]
-    assert "--step 99: the trace has no such step" in one_line(pptrace_here("analyze", P4, "--step", "99"), 2)
+    assert "step 99: the trace has no such step" in one_line(pptrace_here("analyze", P4, "--step", "99"), 2)
 
 
 def test_another_schedule_is_compared_and_its_differences_are_named() -> None:

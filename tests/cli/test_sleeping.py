@@ -9,7 +9,7 @@ import pytest
 from pptrace.analysis.attribution import measured_costs
 from pptrace.recognise.schedule import COMPUTE_KINDS
 from pptrace.report.load import load
-from pptrace.simulate import Costs, simulate
+from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 from tests.programs import EXAMPLE, pptrace
 

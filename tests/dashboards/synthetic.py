@@ -18,7 +18,7 @@ from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_rows
-from pptrace.simulate import Costs, Simulation, simulate
+from pptrace.simulator import Costs, Simulation, simulate
 
 BASE_NS = 1_700_000_000_000_000_000
 FORWARD_NS, BACKWARD_NS, TRANSFER_NS, GAP_NS = 4_000_000, 8_000_000, 400_000, 20_000_000

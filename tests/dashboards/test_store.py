@@ -9,7 +9,7 @@ import dashboards.store
 from dashboards.planned import plan_step
 from dashboards.store import Loaded, Store
 from pptrace.report.load import load
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 
 
 def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, synthetic: ModuleType) -> None:

@@ -17,7 +17,7 @@ from pptrace.report.hang import FoundHang, hang_object
 from pptrace.report.load import load
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
-from pptrace.simulate import IDEAL, simulate
+from pptrace.simulator import IDEAL, simulate
 from tests.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")

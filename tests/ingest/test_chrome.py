@@ -17,7 +17,7 @@ from pptrace.ingest.chrome_ranges import pair
 from pptrace.ingest.formats import detect, first_bytes, read_file
 from pptrace.report.load import load
 from pptrace.schedule import registry
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 from pptrace.tables import Category, InputFormat
 
 MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"

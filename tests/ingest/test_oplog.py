@@ -27,7 +27,7 @@ from pptrace.report.load import load
 from pptrace.report.to_csv import write_tables
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
-from pptrace.simulate import Simulation, simulate, uniform
+from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.tables import InputFormat
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

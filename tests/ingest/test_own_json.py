@@ -10,7 +10,7 @@ import pytest
 from pptrace.report.load import load
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
-from pptrace.simulate import IDEAL, simulate
+from pptrace.simulator import IDEAL, simulate
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v", "dualpipe"])

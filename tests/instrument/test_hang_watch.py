@@ -13,7 +13,7 @@ from instrument.launch.call_log import CallLog, call_log_path
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
 from instrument.launch.motion import Usage, describe_rank
 from instrument.launch.stacks import Frame, is_setting_up
-from pptrace.hang.words import sentence
+from pptrace.hang_diagnosis.words import sentence
 
 WORLD = CallGroup("0", (0, 1, 2), "gloo", "default_pg")
 

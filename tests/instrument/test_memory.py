@@ -11,7 +11,7 @@ from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.pipeline.memory import MemoryLedger, StorageWatch
 from instrument.pipeline.p2p import Cell
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.simulate.simulation import peak_inflight
+from pptrace.simulator.simulation import peak_inflight
 from tests.instrument.cases import MICROBATCH_SIZE, Case
 from tests.instrument.memory_cases import Measured, keeps, measure_cases
 from tests.instrument.pool import Pool

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 from tests.instrument.pool import Pool
 from tests.sleeping import Nap, measure
 

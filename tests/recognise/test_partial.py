@@ -17,8 +17,8 @@ from pptrace.report.to_json import report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
-from pptrace.simulate import simulate
-from pptrace.simulate.costs import Costs
+from pptrace.simulator import simulate
+from pptrace.simulator.costs import Costs
 from pptrace.tables import COMMS, Trace, empty_table
 from tests.synthetic import make_trace, record
 

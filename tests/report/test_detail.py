@@ -7,7 +7,7 @@ import pytest
 from pptrace.report.detail import MOST_BARS, View, in_detail, visible
 from pptrace.report.figures import timeline
 from pptrace.schedule.registry import build
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 
 
 @pytest.fixture(scope="module")

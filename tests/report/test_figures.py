@@ -16,7 +16,7 @@ from pptrace.recognise.devices import DeviceBreakdown
 from pptrace.report.colours import KIND_COLOURS, ink, shade
 from pptrace.report.figures import note, overview, row_labels, timeline, waterfall
 from pptrace.schedule.registry import build
-from pptrace.simulate import Simulation, simulate, uniform
+from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.tables import COMMS, OPS, empty_table, make_table
 from pptrace.timeline.windows import StepWindow
 

@@ -454,4 +454,4 @@ def test_the_catalogue_builds_each_schedule_under_its_name() -> None:
     for name, entry in SCHEDULES.items():
         plan = build(name, 2, 4)
         assert (plan.name, plan.num_chunks) == (name, entry.default_chunks)
-        assert plan == entry.build(Shape(2, 4, entry.default_chunks))
+        assert plan == entry.builder(Shape(2, 4, entry.default_chunks)) == entry.build(2, 4)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES, Schedule, build
-from pptrace.simulate import peak_inflight, simulate, uniform
+from pptrace.simulator import peak_inflight, simulate, uniform
 from tests.schedule.shapes import legal_shapes
 
 COSTS = [(1, 1, 1), (3, 3, 2), (5, 7, 4), (4, 3, 3), (2, 2, 1)]

@@ -15,7 +15,7 @@ from pptrace.schedule.registry import build, shape_for
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.validate import validate
 from pptrace.schedule.zb_auto import NAME, lower_bound, optimality
-from pptrace.simulate import Costs, peak_inflight, simulate
+from pptrace.simulator import Costs, peak_inflight, simulate
 
 COSTS = [
     OpCosts(),

@@ -15,7 +15,7 @@ from pptrace.recognise.mesh import MeshInfo
 from pptrace.recognise.recognise import recognise
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
-from pptrace.simulate import simulate, uniform
+from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.tables import COMMS, OPS, Category, empty_table, make_table
 from pptrace.timeline.lanes import Lane, communication_within, lane_of

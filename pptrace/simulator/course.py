@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pptrace.schedule.actions import Action, Key
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import needs_of
-from pptrace.simulate.costs import IDEAL
-from pptrace.simulate.simulation import simulate
+from pptrace.simulator.costs import IDEAL
+from pptrace.simulator.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Course:
     stops: tuple[_Stop, ...]
 
     def makespan(self, durations: Mapping[Key, int], transfers: Mapping[Key, int]) -> int:
-        """How long the plan takes, ns: what :func:`~pptrace.simulate.simulation.simulate` finds.
+        """How long the plan takes, ns: what :func:`~pptrace.simulator.simulation.simulate` finds.
 
         ``durations`` has every action; a message of which ``transfers`` has not the producing action comes at once.
         """

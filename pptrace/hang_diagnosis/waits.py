@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pptrace.hang.calls import ANY_PEER, Call, CallState, Presence, RankCalls, Stream
+from pptrace.hang_diagnosis.calls import ANY_PEER, Call, CallState, Presence, RankCalls, Stream
 
 _IN_ORDER = (CallState.QUEUED, CallState.LAUNCHED)
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.hang import Call, CallState, Group, Presence, RankCalls, Verdict, diagnose
-from pptrace.hang.calls import Stream
-from pptrace.hang.words import as_json, lines, rank_text, sentence
-from tests.hang.programs import Execution, Op, closure, correct_program
+from pptrace.hang_diagnosis import Call, CallState, Group, Presence, RankCalls, Verdict, diagnose
+from pptrace.hang_diagnosis.calls import Stream
+from pptrace.hang_diagnosis.words import as_json, lines, rank_text, sentence
+from tests.hang_diagnosis.programs import Execution, Op, closure, correct_program
 
 WORLD = Group("0", (0, 1, 2, 3), "default_pg")
 PAIR = Group("1", (0, 1), "pp")

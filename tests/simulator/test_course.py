@@ -9,8 +9,8 @@ import pytest
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.simulate import Costs, simulate
-from pptrace.simulate.course import course_of
+from pptrace.simulator import Costs, simulate
+from pptrace.simulator.course import course_of
 
 
 @pytest.mark.parametrize(

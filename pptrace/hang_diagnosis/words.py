@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pptrace.hang.calls import P2P, Call, Presence
-from pptrace.hang.conflicts import Conflict
-from pptrace.hang.graph import shortest_ring
-from pptrace.hang.verdict import Diagnosis, Hang, Verdict
+from pptrace.hang_diagnosis.calls import P2P, Call, Presence
+from pptrace.hang_diagnosis.conflicts import Conflict
+from pptrace.hang_diagnosis.graph import shortest_ring
+from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict
 
 _MOST_LINES = 6
 _MOST_LINKS = 4

@@ -5,9 +5,9 @@
 Standard library only: the launcher uses it while the ranks run, the command line on dumps that they left.
 """
 
-from pptrace.hang.calls import Call, CallState, Group, Presence, RankCalls
-from pptrace.hang.verdict import Diagnosis, Hang, Verdict, diagnose
-from pptrace.hang.waits import Edge
+from pptrace.hang_diagnosis.calls import Call, CallState, Group, Presence, RankCalls
+from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict, diagnose
+from pptrace.hang_diagnosis.waits import Edge
 
 __all__ = [
     "Call",

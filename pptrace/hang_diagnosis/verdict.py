@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pptrace.hang.calls import Call, Presence, RankCalls
-from pptrace.hang.conflicts import Conflict, deviants, find_conflicts
-from pptrace.hang.graph import hops_to, reachable, rings
-from pptrace.hang.waits import Edge, Waits, find_waits
+from pptrace.hang_diagnosis.calls import Call, Presence, RankCalls
+from pptrace.hang_diagnosis.conflicts import Conflict, deviants, find_conflicts
+from pptrace.hang_diagnosis.graph import hops_to, reachable, rings
+from pptrace.hang_diagnosis.waits import Edge, Waits, find_waits
 
 
 class Verdict(StrEnum):

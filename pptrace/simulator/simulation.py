@@ -11,7 +11,7 @@ from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Replay, Timed, replay
-from pptrace.simulate.costs import Costs
+from pptrace.simulator.costs import Costs
 from pptrace.tables import OPS, make_table
 
 

@@ -16,7 +16,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.replay import needs_of
 from pptrace.schedule.text import from_rows
-from pptrace.simulate import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
+from pptrace.simulator import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
 from pptrace.tables import OPS
 from tests.schedule.shapes import interleaved_shapes, legal_shapes, one_chunk_shapes, plans
 

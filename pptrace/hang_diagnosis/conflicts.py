@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pptrace.hang.calls import ANY_PEER, Call, CallState, RankCalls, Stream
+from pptrace.hang_diagnosis.calls import ANY_PEER, Call, CallState, RankCalls, Stream
 
 _SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 """Collectives in which the larger of input and output is the same on all ranks."""

@@ -8,7 +8,7 @@ from pptrace.errors import UsageError
 from pptrace.schedule.actions import Action, Kind, parse_action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.simulate import Costs, simulate, uniform
+from pptrace.simulator import Costs, simulate, uniform
 
 KINDS = {Kind.F: 1, Kind.B: 2}
 STAGES = {(Kind.F, 1): 10}

@@ -1,0 +1,46 @@
+"""Traces in, :class:`~pptrace.api.run.Run` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pptrace.api.files import FilePaths, as_paths
+from pptrace.api.run import Run
+from pptrace.errors import UsageError
+from pptrace.report.load import load as load_analysis
+
+
+def load(
+    paths: FilePaths,
+    *,
+    schedule: str | None = None,
+    step: int | None = None,
+    jobs: int | None = 1,
+    progress: Callable[[float, int], None] | None = None,
+    cache: bool = True,
+) -> Run:
+    """Read and analyse the traces of a run: what ``pptrace analyze`` shows.
+
+        >>> import pptrace
+        >>> run = pptrace.load("sample_traces/1f1b_p4")
+        >>> run
+        <pptrace.Run: pptrace, 4 ranks, 1f1b, steps 3 and 4>
+        >>> round(run.report.typical_step.bubble.ratio, 3)
+        0.7
+
+    Args:
+        paths: one path or several: trace files, a directory with one trace per rank, or a run directory of ``pptrace run``.
+        schedule: compare with this schedule (a key of ``pptrace.schedules``) instead of the recognised one.
+        step: report only this step.
+        jobs: processes that read; None takes one per core. Where they cannot be forked (another thread runs, as in a notebook,
+            or another system than Linux) they are spawned, so a script that asks for more than one has to be guarded by
+            ``if __name__ == "__main__"``.
+        progress: called with how many traces have been read (a float: parts count) and how many there are.
+        cache: whether to keep what was recognised in large files on disk, for the next time.
+
+    Raises:
+        PptraceError: nothing can be read, or there is no such step or schedule; the message is one line.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs is {jobs}; expected at least 1, or None for one per core")
+    return Run(load_analysis(as_paths(paths), schedule, step, jobs, progress, cache))

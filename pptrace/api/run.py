@@ -1,0 +1,255 @@
+"""A run that was read and analysed: its report, the tables behind it, pictures and exports."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+import pandas as pd
+
+from pptrace.analysis.analyse import Analysis
+from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.api.files import FilePath, text_or_file
+from pptrace.errors import PptraceError, UsageError
+from pptrace.tables import COMMS, MEMORY, OPS, Schema, empty_table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+FigureKind = Literal["timeline", "waterfall", "overview"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What :func:`pptrace.load` returns. A notebook shows it as a summary: figures of the typical step, findings, steps.
+
+    Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,
+    ``comms`` and ``memory`` an unknown number is -1 and an unknown text "", as in the files of ``pptrace analyze --csv``.
+    """
+
+    analysis: Analysis
+    """The report with the tables and windows behind it, as the dashboard uses them; its types may change."""
+
+    @property
+    def report(self) -> Report:
+        """The report; each field is that of the JSON report, None where that has null."""
+        return self.analysis.report
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """One row per op: forwards, backwards, and the ranges around them.
+
+        ``rank`` (global), ``step``, ``kind`` (F forward, B full backward, I input gradient, W weight gradient, OVERLAP_F_B,
+        OPTIMIZER, GRAD_SYNC, STEP, …), ``stage``, ``chunk`` (of the rank's stages, from 0), ``microbatch``, ``phase`` (warmup,
+        steady, cooldown), ``start_ns``, ``end_ns``, ``clock`` (device or host: which of them timed it), ``source`` (label or
+        inferred), ``pair`` (of an OVERLAP_F_B, whose other columns are its forward's: both halves as text).
+
+            >>> import pptrace
+            >>> ops = pptrace.load("sample_traces/1f1b_p4").ops
+            >>> ops.query("step == 4 and rank == 0 and kind == 'F'").phase.value_counts().to_dict()
+            {'steady': 5, 'warmup': 3}
+        """
+        return _table(self.analysis.data.ops, OPS)
+
+    @cached_property
+    def comms(self) -> pd.DataFrame:
+        """One row per send, receive or collective, on each rank that takes part.
+
+        ``rank``, ``step``, ``kind`` (send, recv, all_reduce, …), ``axis`` (pp, tp, cp, dp, …), ``peer`` (the other global rank of
+        a send or receive), ``group_size``, ``bytes``, ``direction`` (F or B of a pipeline's messages), ``stage``, ``microbatch``;
+        ``start_ns`` (this side is ready), ``posted_ns`` (posted ahead: the call let go of the host), ``asked_ns`` (from here to
+        ``end_ns`` this side waits for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is
+        before it is waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all
+        members of a collective), ``clock`` (device or host; none where only the length is known).
+        """
+        return _table(self.analysis.data.comms, COMMS)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """One row per memory event: ``rank``, ``t_ns``, ``allocated_bytes``, ``reserved_bytes``; no rows in traces without."""
+        return _table(self.analysis.data.memory, MEMORY)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row per step of the report: ``step``, ``start_ns``, ``end_ns``, ``span_ns``, the bubble and the waterfall.
+
+        ``bubble_ratio`` is bubble over compute, ``bubble_share`` bubble over window, ``ideal_…`` those of the plan with F = I = W
+        and free messages; ``compute_ns`` … ``unexplained_ns`` are the waterfall, which sums to ``span_ns``. Unknown is <NA>.
+        """
+        return _nullable([_step_row(step) for step in self.report.steps], _STEP_COLUMNS)
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """One row per step and rank: its window, which is compute + exposed communication + bubble to the nanosecond.
+
+        ``step``, ``rank``, ``pp_rank``, ``stage``, ``window_ns``, ``compute_ns``, ``exposed_comm_ns``, ``bubble_ns``,
+        ``not_compute_ns`` (bubble and exposed communication together), ``bubble_low_ns`` and ``bubble_high_ns`` (bounds where the
+        other sides of messages have no trace), ``peak_memory_bytes``. Unknown is <NA>.
+        """
+        rows = [_rank_row(step, rank) for step in self.report.steps for rank in step.ranks]
+        return _nullable(rows, _RANK_COLUMNS)
+
+    def figure(self, step: int | None = None, kind: FigureKind = "timeline") -> go.Figure:
+        """A plotly figure of a step, by default of the typical one (the median by span). Its times are ms.
+
+        Args:
+            step: the number of the step.
+            kind: ``timeline`` (every op, wait and transfer), ``overview`` (each rank's compute, exposed communication and
+                bubble) or ``waterfall`` (why the step took as long as it did).
+
+        Raises:
+            UsageError: there is no such step or kind.
+        """
+        from pptrace.report.figures import STEP_FIGURES
+
+        if kind not in STEP_FIGURES:
+            raise UsageError(f"figure kind {kind!r} is not known; expected one of {', '.join(STEP_FIGURES)}")
+        return STEP_FIGURES[kind](self.analysis, self._step(step))
+
+    def _step(self, number: int | None) -> StepReport:
+        chosen = (
+            self.report.typical_step
+            if number is None
+            else next((step for step in self.report.steps if step.step == number), None)
+        )
+        if chosen is None:
+            present = ", ".join(str(step.step) for step in self.report.steps)
+            wanted = "there is no step to draw" if number is None else f"step {number}: there is no such step"
+            raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
+        return chosen
+
+    @overload
+    def to_json(self, path: None = None, *, ops: bool = False) -> str: ...
+    @overload
+    def to_json(self, path: FilePath, *, ops: bool = False) -> None: ...
+    def to_json(self, path: FilePath | None = None, *, ops: bool = False) -> str | None:
+        """The JSON report (``pptrace.report/1``) as text, or written to a file; with ``ops``, every op of each rank and step.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.to_json import dump, report_object
+
+        return text_or_file(dump(report_object(self.report, ops)), path)
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: FilePath) -> None: ...
+    def to_html(self, path: FilePath | None = None) -> str | None:
+        """The page of ``pptrace analyze --html`` as text, or written to a file: one file that loads nothing from elsewhere.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.html import report_page
+
+        return text_or_file(report_page(self.analysis), path)
+
+    @overload
+    def to_perfetto(self, path: None = None) -> str: ...
+    @overload
+    def to_perfetto(self, path: FilePath) -> None: ...
+    def to_perfetto(self, path: FilePath | None = None) -> str | None:
+        """A trace for ui.perfetto.dev as text, or written to a file.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.perfetto import perfetto_object
+        from pptrace.report.to_json import dump
+
+        return text_or_file(dump(perfetto_object(self.analysis)), path)
+
+    def to_csv(self, directory: FilePath) -> None:
+        """Write ops.csv, comms.csv and, where there are memory events, memory.csv into a directory, which is made.
+
+        Raises:
+            PptraceError: the directory cannot be written.
+        """
+        from pptrace.report.to_csv import write_tables
+
+        try:
+            write_tables(self.analysis, Path(directory))
+        except (FileExistsError, NotADirectoryError):
+            raise PptraceError(
+                f"{directory}: there is a file of that name; expected a directory, for one file per table; give another name"
+            ) from None
+        except OSError as err:
+            raise PptraceError(f"{directory}: cannot be written ({err.strerror}); give another directory") from None
+
+    def to_text(self, width: int = 140, *, everything: bool = False) -> str:
+        """The report that ``pptrace analyze`` prints, in lines of at most ``width`` characters; with ``everything`` that of
+        ``--all``: every step, rank and warning.
+        """
+        from io import StringIO
+
+        from rich.console import Console
+
+        from pptrace.report.tables import Amount
+        from pptrace.report.text import print_report
+
+        text = StringIO()
+        console = Console(file=text, width=width, highlight=False, color_system=None)
+        print_report(self.report, console, Amount.WHOLE if everything else Amount.BRIEF)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+    def __repr__(self) -> str:
+        from pptrace.api.summary import run_line
+
+        return f"<pptrace.Run: {run_line(self.report)}>"
+
+    def _repr_html_(self) -> str:
+        from pptrace.api.summary import run_summary
+
+        return run_summary(self.report)
+
+
+def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """A copy, which a user may change without changing the report's pictures."""
+    return table.reset_index(drop=True).copy() if len(table) else empty_table(schema)
+
+
+_STEP_COLUMNS: Schema = {
+    **dict.fromkeys(("step", "start_ns", "end_ns", "span_ns"), "Int64"),
+    **dict.fromkeys(("bubble_ratio", "ideal_ratio", "bubble_share", "ideal_share"), "Float64"),
+    **{f"{name}_ns": "Int64" for name in Waterfall.__slots__},
+}
+_RANK_TIMES = (
+    "window_ns",
+    "compute_ns",
+    "exposed_comm_ns",
+    "bubble_ns",
+    "not_compute_ns",
+    "bubble_low_ns",
+    "bubble_high_ns",
+)
+_RANK_FIELDS = ("rank", "pp_rank", "stage", *_RANK_TIMES, "peak_memory_bytes")
+_RANK_COLUMNS: Schema = {"step": "Int64", **dict.fromkeys(_RANK_FIELDS, "Int64")}
+
+
+def _step_row(step: StepReport) -> dict[str, int | float | None]:
+    bubble = step.bubble
+    parts = {} if bubble.waterfall_ns is None else asdict(bubble.waterfall_ns)
+    return {
+        "step": step.step,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "span_ns": step.span_ns,
+        "bubble_ratio": bubble.ratio,
+        "ideal_ratio": bubble.ideal_ratio,
+        "bubble_share": bubble.share,
+        "ideal_share": bubble.ideal_share,
+        **{f"{name}_ns": parts.get(name) for name in Waterfall.__slots__},
+    }
+
+
+def _rank_row(step: StepReport, rank: RankStep) -> dict[str, int | float | None]:
+    return {"step": step.step, **{name: getattr(rank, name) for name in _RANK_FIELDS}}
+
+
+def _nullable(rows: list[dict[str, int | float | None]], columns: Schema) -> pd.DataFrame:
+    """Rows with None for what is unknown, as columns of pandas' nullable types."""
+    return pd.DataFrame({name: [row[name] for row in rows] for name in columns}, dtype="object").astype(dict(columns))

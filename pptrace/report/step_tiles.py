@@ -1,0 +1,128 @@
+"""The few figures that say how a step went, each with what it is measured against: for pages and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pptrace.analysis.result import Report, StepReport
+from pptrace.report.units import milliseconds, percent, ratio
+
+_TIGHT = 1.25
+"""A bubble above this many times its ideal is shown as a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure. ``name`` identifies it, ``detail`` is what to compare it with, ``meaning`` its definition."""
+
+    name: str
+    label: str
+    value: str
+    detail: str
+    meaning: str
+    is_bad: bool = False
+
+
+def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
+    """Span, bubble ratio and share, slowest rank and exposed communication of a step; "–" is what is not known.
+
+    A step without a pipeline has shares of compute and of the rest in place of bubbles.
+    """
+    return (
+        _span(step, report),
+        *(_bubble(step) if step.has_pipeline else _plain(step)),
+        _slowest(step),
+        _exposed(step),
+    )
+
+
+def _span(step: StepReport, report: Report) -> Tile:
+    spans = [other.span_ns for other in report.steps if other.span_ns is not None]
+    among = (
+        f"{min(spans) / 1e6:,.0f} – {max(spans) / 1e6:,.0f} ms over {len(spans)} steps"
+        if len(spans) > 1
+        else "the only step"
+    )
+    return Tile(
+        "span",
+        "Step span",
+        f"{milliseconds(step.span_ns)} ms",
+        among,
+        "From the first op's start to the last one's end, over all ranks of the pipeline"
+        if step.has_pipeline
+        else "The longest of the ranks' steps",
+    )
+
+
+def _bubble(step: StepReport) -> tuple[Tile, Tile]:
+    bubble = step.bubble
+    is_over = bubble.ratio is not None and bubble.ideal_ratio is not None and bubble.ratio > _TIGHT * bubble.ideal_ratio
+    return (
+        Tile(
+            "ratio",
+            "Bubble ratio",
+            ratio(bubble.ratio),
+            f"ideal {ratio(bubble.ideal_ratio)}",
+            "Bubble over compute (Megatron's t_pb / t_id). Ideal: this plan with F = I = W and free messages",
+            is_over,
+        ),
+        Tile(
+            "share",
+            "Bubble share",
+            percent(bubble.share),
+            f"ideal {percent(bubble.ideal_share)}",
+            "Bubble over the whole step. Ideal: this plan with F = I = W and free messages",
+            is_over,
+        ),
+    )
+
+
+def _plain(step: StepReport) -> tuple[Tile, Tile]:
+    """Shares of the ranks' steps, all together."""
+    return (
+        Tile(
+            "compute",
+            "Compute",
+            percent(_share(step, [rank.compute_ns for rank in step.ranks])),
+            "of the ranks' steps",
+            "Share of the steps in operators (host) or kernels (device), all ranks together",
+        ),
+        Tile(
+            "rest",
+            "Rest",
+            percent(_share(step, [rank.bubble_ns for rank in step.ranks])),
+            "other ranks, input, Python",
+            "Share of the steps in neither compute nor exposed communication: waiting for other ranks, input, Python",
+        ),
+    )
+
+
+def _share(step: StepReport, times: Sequence[int | None]) -> float | None:
+    """The share of all ranks' windows that these times of theirs are; None where one is not known."""
+    window = sum(rank.window_ns for rank in step.ranks)
+    known = [time for time in times if time is not None]
+    return sum(known) / window if window and len(known) == len(times) else None
+
+
+def _slowest(step: StepReport) -> Tile:
+    """The rank with the most compute, and how much that is."""
+    compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
+    value, detail = "–", "no compute is known"
+    if compute:
+        slowest = max(compute, key=lambda rank: compute[rank])
+        mean = milliseconds(round(fmean(compute.values())))
+        value, detail = f"rank {slowest}", f"{milliseconds(compute[slowest])} ms compute, mean {mean}"
+    return Tile("slowest", "Slowest rank", value, detail, "The rank with the most compute")
+
+
+def _exposed(step: StepReport) -> Tile:
+    most = max(step.ranks, key=lambda rank: rank.exposed_comm_ns or 0)
+    return Tile(
+        "exposed",
+        "Exposed communication",
+        percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
+        f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
+        "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
+    )

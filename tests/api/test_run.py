@@ -1,0 +1,196 @@
+"""``pptrace.load``: what the command line gives, as types and tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import pptrace
+from pptrace.errors import TraceError, UsageError
+from pptrace.tables import COMMS, MEMORY, OPS
+from tests.programs import SAMPLES, pptrace_here
+
+P4 = SAMPLES / "1f1b_p4"
+
+
+@pytest.fixture(scope="module")
+def run() -> pptrace.Run:
+    return pptrace.load(P4)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files that ``pptrace analyze`` writes, and its text."""
+    folder = tmp_path_factory.mktemp("cli")
+    files = ("--json", folder / "r.json", "--html", folder / "r.html", "--perfetto", folder / "r.perfetto")
+    ended = pptrace_here("analyze", P4, *files, "--csv", folder / "csv", "--ops")
+    assert ended.code == 0, ended.err
+    (folder / "r.txt").write_text(ended.out, encoding="utf-8")
+    return folder
+
+
+def test_json_page_and_trace_are_those_of_the_command_line_to_the_byte(run: pptrace.Run, written: Path) -> None:
+    assert run.to_json(ops=True) == (written / "r.json").read_text(encoding="utf-8")
+    assert run.to_html() == (written / "r.html").read_text(encoding="utf-8")
+    assert run.to_perfetto() == (written / "r.perfetto").read_text(encoding="utf-8")
+
+
+def test_the_text_is_what_the_command_line_prints(run: pptrace.Run, written: Path) -> None:
+    printed = (written / "r.txt").read_text(encoding="utf-8").splitlines()
+    assert run.to_text().splitlines() == [line.rstrip() for line in printed]
+    everything = pptrace_here("analyze", P4, "--all").out.splitlines()
+    assert run.to_text(everything=True).splitlines() == [line.rstrip() for line in everything] != printed
+    assert max(map(len, run.to_text(width=90).splitlines())) <= 90
+
+
+def test_tables_are_those_of_the_csv_files(run: pptrace.Run, written: Path) -> None:
+    for name, table in (("ops", run.ops), ("comms", run.comms)):
+        read = pd.read_csv(written / "csv" / f"{name}.csv", keep_default_na=False)
+        pd.testing.assert_frame_equal(read, table, check_dtype=False)
+
+
+def test_texts_are_written_where_a_path_is_given(run: pptrace.Run, tmp_path: Path) -> None:
+    run.to_json(tmp_path / "r.json")
+    run.to_html(str(tmp_path / "r.html"))
+    run.to_csv(tmp_path / "csv")
+    assert (tmp_path / "r.json").read_text(encoding="utf-8") == run.to_json()
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == run.to_html()
+    assert pd.read_csv(tmp_path / "csv" / "ops.csv").shape == run.ops.shape
+
+
+def test_tables_have_their_columns_and_times_are_whole_nanoseconds(run: pptrace.Run) -> None:
+    for table, schema in ((run.ops, OPS), (run.comms, COMMS), (run.memory, MEMORY)):
+        assert list(table.columns) == list(schema)
+        numbers = [name for name, dtype in schema.items() if dtype == "int64"]
+        assert (table[numbers].dtypes == "int64").all()
+        assert list(table.index) == list(range(len(table)))
+    assert len(run.memory) == 0
+
+
+def test_a_table_that_a_user_changes_changes_no_picture_and_no_export() -> None:
+    run = pptrace.load(SAMPLES / "1f1b_p2")
+    picture, trace = run.figure().to_json(), run.to_perfetto()
+    run.ops["end_ns"] = 0
+    del run.comms["kind"]
+    assert (run.figure().to_json(), run.to_perfetto()) == (picture, trace)
+
+
+def test_each_rank_window_is_partitioned_to_the_nanosecond(run: pptrace.Run) -> None:
+    ranks = run.ranks
+    assert list(ranks[["step", "rank"]].itertuples(index=False, name=None)) == [
+        (s, r) for s in (3, 4) for r in range(4)
+    ]
+    assert (ranks.window_ns == ranks.compute_ns + ranks.exposed_comm_ns + ranks.bubble_ns).all()
+    assert ranks.peak_memory_bytes.isna().all()
+
+
+def test_the_waterfall_of_each_step_sums_to_its_span(run: pptrace.Run) -> None:
+    parts = [
+        f"{name}_ns"
+        for name in ("compute", "structural", "imbalance", "jitter", "communication", "host", "unexplained")
+    ]
+    assert (run.steps[parts].sum(axis=1) == run.steps.span_ns).all()
+    assert run.steps.bubble_ratio.tolist() == [step.bubble.ratio for step in run.report.steps]
+    assert run.steps.host_ns.isna().all()
+
+
+def test_a_figure_is_that_of_the_typical_step_or_of_the_one_asked_for(run: pptrace.Run) -> None:
+    assert run.report.typical_step is not None
+    number = run.report.typical_step.step
+    assert run.figure().to_json() == run.figure(number, "timeline").to_json()
+    other = next(step.step for step in run.report.steps if step.step != number)
+    for kind in ("timeline", "overview", "waterfall"):
+        assert run.figure(other, kind).to_json() != run.figure(number, kind).to_json()  # type: ignore[arg-type]
+
+
+def test_one_step_can_be_reported(run: pptrace.Run) -> None:
+    assert pptrace.load(P4, step=3).steps.step.tolist() == [3]
+    assert pptrace.load([P4], schedule="gpipe").report.schedule.source == "option"
+
+
+def test_several_files_are_one_run(run: pptrace.Run) -> None:
+    together = pptrace.load([str(P4 / f"rank{rank}.json.gz") for rank in range(4)])
+    assert together.ranks.equals(run.ranks)
+
+
+def test_progress_is_told_up_to_the_last_trace() -> None:
+    calls: list[tuple[float, int]] = []
+    pptrace.load(SAMPLES / "1f1b_p2", progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (2, 2)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda: pptrace.load("nowhere"), TraceError, "nowhere: not found; expected"),
+        (lambda: pptrace.load([]), UsageError, "no path is given"),
+        (lambda: pptrace.load(P4, step=99), UsageError, "step 99: the trace has no such step; it has 3, 4"),
+        (lambda: pptrace.load(P4, schedule="nope"), UsageError, "schedule 'nope' is not known"),
+        (lambda: pptrace.load(P4, jobs=0), UsageError, "jobs is 0; expected at least 1"),
+        (lambda: pptrace.load(P4).figure(99), UsageError, "step 99: there is no such step; the report has 3, 4"),
+        (lambda: pptrace.load(P4).figure(kind="pie"), UsageError, "'pie' is not known; expected one of timeline"),  # type: ignore[arg-type]
+        (
+            lambda: pptrace.load(P4).to_html("/nowhere/x.html"),
+            pptrace.PptraceError,
+            "/nowhere/x.html: cannot be written",
+        ),
+        (lambda: pptrace.load(P4).to_csv(__file__), pptrace.PptraceError, "there is a file of that name"),
+    ],
+)
+def test_a_mistake_is_an_error_of_one_line(call: Callable[[], object], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert isinstance(caught.value, pptrace.PptraceError)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trace_without_steps_has_empty_tables_and_says_so(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}), encoding="utf-8")
+    run = pptrace.load(tmp_path)
+    assert "no steps" in repr(run)
+    for table, schema in ((run.ops, OPS), (run.comms, COMMS), (run.memory, MEMORY)):
+        assert (list(table.columns), len(table)) == (list(schema), 0)
+    assert (len(run.steps), len(run.ranks)) == (0, 0)
+    assert "span_ns" in run.steps.columns
+    assert "no steps" in run._repr_html_()
+    with pytest.raises(UsageError, match=r"there is no step to draw; report\.warnings says why"):
+        run.figure()
+
+
+def test_a_notebook_shows_tiles_findings_and_steps(run: pptrace.Run) -> None:
+    page = run._repr_html_()
+    for shown in (
+        run.report.verdict,
+        "4 ranks, 1f1b, steps 3 and 4",
+        "103.45 ms",
+        "0.700",
+        "ideal 0.375",
+        "<li>Structural",
+        "88.70",
+    ):
+        assert shown in page
+    assert len(page) < 10_000
+    assert "<script" not in page
+
+
+def test_what_traces_say_is_text_in_the_summary(run: pptrace.Run) -> None:
+    report = replace(run.report, framework="<script>alert(1)</script>", verdict="<script>alert(2)</script>")
+    page = pptrace.Run(replace(run.analysis, report=report))._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+
+
+def test_a_summary_of_many_steps_stays_short(run: pptrace.Run) -> None:
+    steps = tuple(replace(run.report.steps[0], step=number) for number in range(500))
+    many = pptrace.Run(replace(run.analysis, report=replace(run.report, steps=steps)))
+    assert "500 steps, 0 to 499" in repr(many)
+    assert "488 more in report.steps" in many._repr_html_()
+    assert len(many._repr_html_()) < 16_000

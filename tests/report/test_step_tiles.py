@@ -1,0 +1,68 @@
+"""The few figures of a step, from those of its report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pptrace.analysis.result import Report, StepReport
+from pptrace.report.load import load
+from pptrace.report.step_tiles import step_tiles
+from tests.programs import SAMPLES
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return load([SAMPLES / "1f1b_p4"]).report
+
+
+def shown(step: StepReport, report: Report) -> dict[str, tuple[str, str]]:
+    return {tile.name: (tile.value, tile.detail) for tile in step_tiles(step, report)}
+
+
+def test_tiles_are_the_figures_of_the_text_report(report: Report) -> None:
+    tiles = shown(report.steps[1], report)
+    assert tiles["span"] == ("103.45 ms", "89 – 103 ms over 2 steps")
+    assert tiles["ratio"] == ("0.700", "ideal 0.375")
+    assert tiles["share"] == ("33.7%", "ideal 27.3%")
+    assert tiles["slowest"] == ("rank 0", "55.84 ms compute, mean 49.84")
+    exposed = sum(rank.exposed_comm_ns or 0 for rank in report.steps[1].ranks) / (4 * 103_453_681)
+    assert tiles["exposed"] == (f"{exposed:.1%}", "most on rank 1: 28.50 ms")
+
+
+def test_a_bubble_far_above_its_ideal_is_bad(report: Report) -> None:
+    step = report.steps[0]
+    bad = {tile.name for tile in step_tiles(step, report) if tile.is_bad}
+    fine = replace(step, bubble=replace(step.bubble, ratio=0.4))
+    assert bad == {"ratio", "share"}
+    assert not any(tile.is_bad for tile in step_tiles(fine, report))
+
+
+def test_what_is_not_known_is_a_dash(report: Report) -> None:
+    step = report.steps[0]
+    unknown = replace(
+        step,
+        span_ns=None,
+        bubble=replace(step.bubble, ratio=None, share=None, ideal_ratio=None, ideal_share=None),
+        ranks=tuple(replace(rank, compute_ns=None, exposed_comm_ns=None) for rank in step.ranks),
+    )
+    tiles = shown(unknown, replace(report, steps=(unknown,)))
+    assert {name: value for name, (value, _) in tiles.items()} == {
+        "span": "– ms",
+        "ratio": "–",
+        "share": "–",
+        "slowest": "–",
+        "exposed": "–",
+    }
+
+
+def test_a_step_without_a_pipeline_has_compute_and_rest_in_place_of_bubbles(report: Report) -> None:
+    step = report.steps[0]
+    ranks = tuple(
+        replace(rank, ops=(), phases={}, window_ns=100, compute_ns=60 + place, bubble_ns=10)
+        for place, rank in enumerate(step.ranks)
+    )
+    tiles = shown(replace(step, ranks=ranks), report)
+    assert list(tiles) == ["span", "compute", "rest", "slowest", "exposed"]
+    assert (tiles["compute"][0], tiles["rest"][0]) == ("61.5%", "10.0%")
