@@ -76,7 +76,7 @@ def test_an_empty_dump_is_evidence_and_the_text_is_short(tmp_path: Path) -> None
         "  ranks 8, 9, 11 wait in all_reduce #6 of group mesh_tp for rank 10",
     ]
     ended = pptrace_here("analyze", tmp_path, "--no-cache")
-    assert ended.out.startswith("hang missing: rank 10 is missing")
+    assert ended.out.startswith("The run hung: missing: rank 10 is missing")
     (tmp_path / "job_dump_10").write_bytes(b"")
     assert "rank 10 is missing (its dump is empty)" in pptrace_here("hang", tmp_path).out
     (tmp_path / "job_dump_10").unlink()
@@ -230,6 +230,6 @@ def test_analyze_begins_with_the_verdict_that_the_run_wrote_down(tmp_path: Path)
     (folder / "run.json").write_text(json.dumps({**run, "hang": hang}))
     assert json.loads(pptrace_here("analyze", folder, "--json", "-", "--no-cache").out)["hang"] == hang
     text = pptrace_here("analyze", folder, "--no-cache").out
-    assert text.startswith("hang late: rank 1 is asleep\n  rank 0 waits in recv #3 from rank 1")
+    assert text.startswith("The run hung: late: rank 1 is asleep\n  rank 0 waits in recv #3 from rank 1")
     (folder / "run.json").write_text(json.dumps({**run, "hang": {"verdict": "maybe"}}))
     assert json.loads(pptrace_here("analyze", folder, "--json", "-", "--no-cache").out)["hang"] is None
