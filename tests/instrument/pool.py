@@ -133,7 +133,13 @@ class Pool:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-        return "\n".join(f"rank {rank}:\n{self._stack_file(rank).read_text()}" for rank in range(self.size))
+        return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(self.size))
+
+    def _stacks_of(self, rank: int) -> str:
+        try:
+            return self._stack_file(rank).read_text()
+        except OSError:
+            return "it had not begun: torch was still being imported\n"
 
 
 def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
