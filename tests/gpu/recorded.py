@@ -161,12 +161,20 @@ def _check_device(report: Report, folder: Path) -> None:
 def _check_ops(report: Report, folder: Path) -> dict[str, Any]:
     """Every op of the report has the time that a reader of kernels (of marks, on CPUs) gives it, to the nanosecond."""
     if not torch.cuda.is_available():
-        expected = partition(folder)["steps"]
-        found = [(step.step, [(rank.compute_ns, rank.bubble_ns) for rank in step.ranks]) for step in report.steps]
-        assert found == [
-            (step["step"], [(rank["compute_ns"], rank["bubble_ns"]) for rank in step["ranks"]]) for step in expected
+        expected = [
+            (step["step"], step["span_ns"], [(rank["compute_ns"], rank["ops"]) for rank in step["ranks"]])
+            for step in partition(folder)["steps"]
         ]
-        return {"ops": sum(len(rank["ops"]) for step in expected for rank in step["ranks"])}
+        found = [
+            (
+                step.step,
+                step.span_ns,
+                [(rank.compute_ns, [f"{op.stage}{op.kind}{op.microbatch}" for op in rank.ops]) for rank in step.ranks],
+            )
+            for step in report.steps
+        ]
+        assert found == expected, f"the report has {found}, and the reader {expected}"
+        return {"ops": sum(len(ops) for _, _, ranks in expected for _, ops in ranks)}
     num_ops = on_host = 0
     for rank in range(report.mesh.num_ranks):
         expected_ops = kineto_ops(folder / f"rank{rank}.json.gz")
@@ -193,9 +201,11 @@ def differences(found: Sequence[Op], expected: Sequence[Op]) -> list[tuple[Op | 
     differing: list[tuple[Op | None, Op | None]] = []
     for key in dict.fromkeys([*sides[1], *sides[0]]):
         ours, theirs = sides[0].get(key), sides[1].get(key)
-        if ours is None or theirs is None:
-            differing.append((ours, theirs))
-        elif (ours.start_ns, ours.end_ns) != (theirs.start_ns + shift, theirs.end_ns + shift):
+        if (
+            ours is None
+            or theirs is None
+            or (ours.start_ns, ours.end_ns) != (theirs.start_ns + shift, theirs.end_ns + shift)
+        ):
             differing.append((ours, theirs))
     return differing
 
