@@ -13,7 +13,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,8 +24,9 @@ import torch
 from pptrace.analysis.result import Report
 from pptrace.report.load import load
 from tests.analysis.test_oracle import assert_same
-from tests.device_oracle import Op, count, kineto_ops, kineto_pieces, nsight_pieces
+from tests.device_oracle import count, kineto_ops, kineto_pieces, nsight_pieces
 from tests.gpu.checks import Skip
+from tests.gpu.comparison import differences, ops_of
 from tests.gpu.part import Setting, run_part
 from tests.oracle import partition
 from tests.programs import EXAMPLE, ROOT, Ended, pptrace
@@ -178,36 +179,12 @@ def _check_ops(report: Report, folder: Path) -> dict[str, Any]:
     num_ops = on_host = 0
     for rank in range(report.mesh.num_ranks):
         expected_ops = kineto_ops(folder / f"rank{rank}.json.gz")
-        differing = differences(list(_ops_of(report, rank)), expected_ops)
+        differing = differences(list(ops_of(report, rank)), expected_ops)
         assert not differing, f"rank {rank}: {len(differing)} ops differ, first: {differing[:3]}"
         num_ops += len(expected_ops)
         on_host += sum(not op.on_device for op in expected_ops)
     assert num_ops
     return {"ops": num_ops, "without_kernels": on_host}
-
-
-def _ops_of(report: Report, rank: int) -> Iterator[Op]:
-    for step in report.steps:
-        for entry in step.ranks:
-            for op in entry.ops if entry.rank == rank else ():
-                yield Op(step.step, f"{op.stage}{op.kind}{op.microbatch}", op.start_ns, op.end_ns, True)
-
-
-def differences(found: Sequence[Op], expected: Sequence[Op]) -> list[tuple[Op | None, Op | None]]:
-    """Ops that do not occur with the same times on both sides, where both count time from their first op of the same name."""
-    sides = [{(op.step, op.name): op for op in side} for side in (found, expected)]
-    common = next((key for key in sides[1] if key in sides[0]), None)
-    shift = 0 if common is None else sides[0][common].start_ns - sides[1][common].start_ns
-    differing: list[tuple[Op | None, Op | None]] = []
-    for key in dict.fromkeys([*sides[1], *sides[0]]):
-        ours, theirs = sides[0].get(key), sides[1].get(key)
-        if (
-            ours is None
-            or theirs is None
-            or (ours.start_ns, ours.end_ns) != (theirs.start_ns + shift, theirs.end_ns + shift)
-        ):
-            differing.append((ours, theirs))
-    return differing
 
 
 def _check_events(report: Report, op_times: Path) -> dict[str, Any]:
@@ -216,7 +193,7 @@ def _check_events(report: Report, op_times: Path) -> dict[str, Any]:
     for rank in range(report.mesh.num_ranks):
         content = json.loads((op_times / f"rank{rank}.json").read_text(encoding="utf-8"))
         around = {(step, name): int(milliseconds * 1e6) for step, name, milliseconds in content["ops"]}
-        for op in _ops_of(report, rank):
+        for op in ops_of(report, rank):
             event_ns, op_ns = around[op.step, op.name], op.end_ns - op.start_ns
             shares.append(op_ns / max(event_ns, 1))
             if op_ns > SLACK * event_ns + SLACK_NS:

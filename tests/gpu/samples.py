@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -18,10 +19,12 @@ from tests.gpu.environment import describe_gpu, facts
 from tests.gpu.part import Setting, main
 from tests.gpu.recorded import GRACE_S, text_of
 from tests.oracle import partition
-from tests.programs import EXAMPLE, pptrace
+from tests.programs import EXAMPLE, ROOT, pptrace
 
 LIMIT_BYTES = 600_000
 """Of a whole case."""
+SCRIPT = EXAMPLE.relative_to(ROOT)
+"""As the command is given in the checkout: its whole path would name a folder of the machine."""
 PRIVATE = re.compile(rb'"/(home|root|work|tmp|opt|usr|mnt)[/"]')
 _SMALL = ("--layers", "4", "--hidden", "128", "--seq", "64", "--steps", "5", "--microbatches", "4")
 _TP = ("--pp", "2", "--tp", "2", "--sequence-parallel")
@@ -51,14 +54,12 @@ def make(setting: Setting, name: str, arguments: tuple[str, ...], folder: Path) 
     ranks = "2" if name.endswith("_p2") else "4"
     command = ("run", "-n", ranks, "--steps", "3:4", "--no-analyze")
     limit = f"{max(1.0, setting.left_s - GRACE_S):.0f}"
-    ended = pptrace(*command, "--timeout", limit, "-o", folder, EXAMPLE, *arguments, timeout_s=setting.left_s)
+    ended = pptrace(*command, "--timeout", limit, "-o", folder, SCRIPT, *arguments, timeout_s=setting.left_s)
     assert ended.code == 0, text_of(ended)
     forget_host(folder)
     expected = expectation(folder) if torch.cuda.is_available() else partition(folder)
     (folder / "expected.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
-    line = " ".join(
-        ("pptrace", *command, "-o", f"sample_traces/{name}", "instrument/examples/train_gpt.py", *arguments)
-    )
+    line = " ".join(("pptrace", *command, "-o", f"sample_traces/{name}", str(SCRIPT), *arguments))
     (folder / "README.md").write_text(_readme(name, line, expected), encoding="utf-8")
     try:
         _require_fit(folder)
@@ -82,8 +83,6 @@ def _require_fit(folder: Path) -> None:
 
 
 def _plain(path: Path) -> bytes:
-    import gzip
-
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 

@@ -13,7 +13,7 @@ import pytest
 from pptrace.report.load import load
 from tests.device_oracle import Op, expectation, kineto_ops
 from tests.gpu import recorded
-from tests.gpu.recorded import differences
+from tests.gpu.comparison import differences
 from tests.roundtrip.files import write_kineto
 from tests.roundtrip.styles import Marks
 from tests.roundtrip.test_roundtrip import paper

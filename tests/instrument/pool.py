@@ -151,6 +151,8 @@ def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
     torch.set_num_threads(1)
     _share_device()
     warnings.simplefilter("error")
+    # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
