@@ -28,5 +28,5 @@ def wait_for_copies(device: torch.device) -> None:
     if device.type != "cuda":
         return
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record(torch.cuda.current_stream(device))  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(device))
     copied.synchronize()
