@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
@@ -26,7 +27,7 @@ from tests.instrument.mix_cases import Mix
 from tests.instrument.pool import Pool
 
 RANKS, LARGE = 4, 8
-CASE_S, DRY_CASE_S = 60.0, 240.0
+START_S, CASE_S, DRY_CASE_S = 120.0, 60.0, 240.0
 SMALL_SCHEDULES = ("1f1b", "zbv")
 """Of the dry run."""
 
@@ -98,13 +99,23 @@ class _LimitedPool(Pool):
 def _each(setting: Setting, names: Iterable[str], ranks: int, check: Callable[[Pool, str], object]) -> None:
     """A check for each name on one pool of ranks, while there is time."""
     waiting = list(names)
+    if not waiting:
+        return
     with _LimitedPool(ranks, setting) as pool:
+        with setting.checks.check(f"{ranks} ranks start"):  # each imports torch, which takes a cold disk a minute
+            Pool.run(pool, touch_device, timeout_s=max(1.0, min(START_S, setting.left_s)))
         while waiting and setting.left_s > 0:
             name = waiting.pop(0)
             with setting.checks.check(name) as figures:
                 figures["device"] = "cuda" if torch.cuda.is_available() else "cpu"
                 check(pool, name)
     setting.skip_rest(waiting)
+
+
+def touch_device() -> None:
+    """Called on each rank: the first use of a GPU makes its context."""
+    if torch.cuda.is_available():
+        torch.zeros(1, device=f"cuda:{dist.get_rank() % torch.cuda.device_count()}").item()
 
 
 PARTS = {"schedules": schedules, "meshes": meshes}
