@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test check bench table samples docs dist pythons clean
+.PHONY: demo test check bench table samples docs dist pythons gpu gpu-wheels clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
@@ -42,6 +42,23 @@ dist: $(STAMP)
 pythons: dist
 	$(BIN)/python tests/tools/try_pythons.py
 
+# Where there is a GPU and no network; see docs/gpu.md. DRY=1 tries every part on CPUs.
+GPU_VENV := .venv-gpu
+GPU_WHEELS := gpu_wheels
+GPU_PYTHON ?= 3.12
+GPU_OPTIONS := $(if $(PARTS),--parts $(PARTS)) $(if $(BUDGET),--budget $(BUDGET))
+
+gpu: $(if $(DRY),$(STAMP))
+ifdef DRY
+	$(BIN)/python tests/tools/gpu.py --dry-run $(GPU_OPTIONS)
+else
+	@$(PYTHON) tests/tools/gpu_env.py make $(GPU_VENV) $(GPU_WHEELS)
+	@$(GPU_VENV)/bin/python tests/tools/gpu.py $(GPU_OPTIONS)
+endif
+
+gpu-wheels:
+	$(PYTHON) tests/tools/gpu_env.py collect $(GPU_WHEELS) --python $(GPU_PYTHON)
+
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -50,4 +67,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) pptrace_runs docs/_build dist build
+	rm -rf $(VENV) $(GPU_VENV) $(GPU_WHEELS) pptrace_runs docs/_build dist build

@@ -20,11 +20,15 @@ from torch import Tensor
 
 from instrument.mesh import Mesh
 from instrument.recorder import Range, Recorder
-from instrument.route import Route
+from instrument.route import Route, host_copy, wait_for_copies
 from pptrace.errors import PptraceError
 from pptrace.marks import Axis, Collective, Link
 
 T = TypeVar("T")
+
+# Torch before 2.13 has them by the other names, which later ones deprecate. Looked up at each call: hooks replace them.
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
 class Reduction(StrEnum):
@@ -224,25 +228,25 @@ class AxisGroup:
     def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
         there = self._depart(tensor.contiguous())
         parts = self._room((self.size, *tensor.shape), there)
-        work = dist.all_gather_single(parts.view(self.size * tensor.numel()), there.view(-1), self._group, later)
+        work = getattr(dist, _ALL_GATHER)(parts.view(self.size * tensor.numel()), there.view(-1), self._group, later)
         return _Posted((work,), lambda: _side_by_side(self._arrive(parts, tensor.device), dim), there)
 
     def _all_gather_into(self, gathered: Tensor, tensor: Tensor) -> _Posted[Tensor]:
         there = self._depart(tensor)
         parts = self._room(gathered.shape, there) if self._staged else gathered
-        work = dist.all_gather_single(parts, there, self._group)
+        work = getattr(dist, _ALL_GATHER)(parts, there, self._group)
         return _Posted((work,), lambda: self._arrive_in(gathered, parts))
 
     def _reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> _Posted[Tensor]:
         there = self._depart(tensor)
         mine = self._room(part.shape, there) if self._staged else part
-        work = dist.reduce_scatter_single(mine, there, group=self._group)
+        work = getattr(dist, _REDUCE_SCATTER)(mine, there, group=self._group)
         return _Posted((work,), lambda: self._arrive_in(part, mine))
 
     def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
         there = self._depart(_stacked(tensor, dim, self.size))
         mine = self._room(there.shape[1:], there)
-        work = dist.reduce_scatter_single(mine.view(-1), there.view(-1), group=self._group, async_op=later)
+        work = getattr(dist, _REDUCE_SCATTER)(mine.view(-1), there.view(-1), group=self._group, async_op=later)
         return _Posted((work,), lambda: self._arrive(mine, tensor.device), there)
 
     def _all_to_all(self, tensor: Tensor, later: bool) -> _Posted[Tensor]:
@@ -278,18 +282,15 @@ class AxisGroup:
         """The memory that is handed to the backend: the tensor's own, or a copy of it on the host."""
         if not self._staged:
             return tensor
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)
-        if tensor.is_cuda:
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-            copied.synchronize()
+        host = host_copy(tensor)
+        wait_for_copies(tensor.device)
         return host
 
     def _room(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Where the backend puts what comes: on the device, or pinned on the host."""
+        """Where the backend puts what comes: on the device, or on the host, pinned as what leaves is."""
         if not self._staged:
             return like.new_empty(shape)
-        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=torch.cuda.is_available())
+        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.is_pinned())
 
     def _arrive(self, tensor: Tensor, device: torch.device) -> Tensor:
         # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.

@@ -64,13 +64,13 @@ def make(sample: Sample) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     program = Path(sys.executable).parent / "pptrace"
     subprocess.run([str(program), *sample.command[1:]], cwd=ROOT, check=True, timeout=300)
-    _forget_host(directory)
+    forget_host(directory)
     expected = partition(directory)
     (directory / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
     (directory / "README.md").write_text(_readme(sample, expected), encoding="utf-8")
 
 
-def _forget_host(directory: Path) -> None:
+def forget_host(directory: Path) -> None:
     """The name of the machine is nobody's business: it becomes "host" wherever it stands."""
     name = socket.gethostname().encode()
     for file in directory.glob("rank*.json.gz"):

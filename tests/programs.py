@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def pptrace_in_shell(line: str, timeout_s: float = 300) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def pptrace(*arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT) -> Ended:
+def pptrace(
+    *arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+) -> Ended:
     """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output."""
     program = Path(sys.executable).parent / "pptrace"
     process = subprocess.Popen(
@@ -54,7 +57,7 @@ def pptrace(*arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT) ->
         text=True,
         cwd=cwd,
         start_new_session=True,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**os.environ, "NO_COLOR": "1", **(environ or {})},
     )
     try:
         out, err = process.communicate(timeout=timeout_s)

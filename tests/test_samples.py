@@ -6,14 +6,28 @@ import gzip
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pptrace.report.load import load
+from tests.analysis.test_oracle import assert_same
+from tests.device_oracle import Counted, Op
+from tests.device_oracle import expectation as device_expectation
+from tests.gpu.comparison import differences, ops_of
 from tests.oracle import partition
 from tests.programs import SAMPLES
 
 CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
+
+
+def expected_of(case: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((case / "expected.json").read_text(encoding="utf-8"))
+    return content
+
+
+ON_GPU = [case for case in CASES if "ranks" in expected_of(case)]
+ON_HOST = [case for case in CASES if case not in ON_GPU]
 
 
 def test_there_are_samples() -> None:
@@ -22,12 +36,21 @@ def test_there_are_samples() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_expectation_is_still_what_the_oracle_reads(case: Path) -> None:
-    assert json.loads((case / "expected.json").read_text(encoding="utf-8")) == partition(case)
+    assert expected_of(case) == (device_expectation(case) if case in ON_GPU else partition(case))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ON_GPU, ids=lambda case: case.name)
+def test_pptrace_finds_the_device_time_and_ops_of_a_gpu_to_the_nanosecond(case: Path) -> None:
+    report = load([case]).report
+    for rank, expected in enumerate(expected_of(case)["ranks"]):
+        assert_same(report.device[rank], Counted(**expected["device"]))
+        ops = [Op(step, name, start, end, True) for step, name, start, end in expected["ops"]]
+        assert differences(list(ops_of(report, rank)), ops) == []
+
+
+@pytest.mark.parametrize("case", ON_HOST, ids=lambda case: case.name)
 def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
-    expected = json.loads((case / "expected.json").read_text(encoding="utf-8"))
+    expected = expected_of(case)
     report = load([case]).report
     found = [
         {

@@ -117,6 +117,8 @@ def _launch_config(options: RunOptions, pipes: RankPipes) -> LaunchConfig:
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=pipes,
+        # A host's own name need not resolve, as on a machine without a network; ranks would then wait for the rendezvous.
+        local_addr="localhost" if alone else None,
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from instrument.optim.adamw import AdamW
 from instrument.optim.control_channel import ControlChannel
 from instrument.recorder import Recorder
+from instrument.route import host_copy, wait_for_copies
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind
 
@@ -208,10 +209,8 @@ def sum_of_squares(gradients: Sequence[Tensor]) -> float:
     total = torch.stack(norms).square().sum()
     if not total.is_cuda:
         return total.item()
-    host = torch.empty_like(total, device="cpu", pin_memory=True).copy_(total, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-    copied.synchronize()
+    host = host_copy(total)
+    wait_for_copies(total.device)
     return host.item()
 
 

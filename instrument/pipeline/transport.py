@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.route import Route
+from instrument.route import Route, host_copy, wait_for_copies
 from pptrace.marks import Axis
 
 
@@ -154,10 +154,8 @@ class HostStagedTransport:
 
     def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
         staged = [Parcel(self._host_copy(parcel), parcel.pp_rank, parcel.sending, parcel.tag) for parcel in parcels]
-        if any(parcel.sending and parcel.tensor.is_cuda for parcel in parcels):
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-            copied.synchronize()
+        for device in {parcel.tensor.device for parcel in parcels if parcel.sending}:
+            wait_for_copies(device)
         return [
             posted if parcel.sending else _Staged(posted, parcel.tensor.device)
             for parcel, posted in zip(parcels, self._wire.post(staged), strict=True)
@@ -165,8 +163,9 @@ class HostStagedTransport:
 
     @staticmethod
     def _host_copy(parcel: Parcel) -> Tensor:
-        host = torch.empty_like(parcel.tensor, device="cpu", pin_memory=parcel.tensor.is_cuda)
-        return host.copy_(parcel.tensor, non_blocking=True) if parcel.sending else host
+        if parcel.sending:
+            return host_copy(parcel.tensor)
+        return torch.empty_like(parcel.tensor, device="cpu", pin_memory=parcel.tensor.is_cuda)
 
 
 class Transport(Protocol):

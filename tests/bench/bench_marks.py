@@ -1,6 +1,6 @@
 """Cost of one range, with nobody listening and under PyTorch's profiler; and of all ranges of a training step.
 
-    python tests/bench/bench_marks.py [--mesh 2x1 2x2] [--launches 2] [--rounds 12]
+    python tests/bench/bench_marks.py [--mesh 2x1 2x2] [--launches 2] [--rounds 12] [--device cuda] [--json FILE]
 
 One range: medians over repeats, in ns per range, the loop's own cost taken off. Target with no listener: under 2000 ns.
 
@@ -9,11 +9,13 @@ with one whose methods return a null range without looking for a listener, and w
 profiler. All three take turns in the same processes, in changing order; a round's ratio compares neighbours in time.
 On a machine with other work a ratio is not exact to 1 %, so the ranges of a step are counted too, and the count times
 the cost of each kind set against the quickest step: that is the whole cost of the marks, calls and all, and its target is < 1 %.
+On a GPU the ranks share it, with their messages through host memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -38,6 +40,7 @@ from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.parallel import ParallelOptions
 from instrument.pipeline.partition import partition
 from instrument.recorder import Range, Recorder
+from instrument.route import Route
 from pptrace.marks import Axis, Collective, SpanKind, Transfer
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.lower import lower
@@ -196,6 +199,11 @@ class Setting:
     launches: int
     rounds: int
     steps: int
+    device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        return f"pp={self.pp} tp={self.tp}{' sp' if self.sequence_parallel else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +222,16 @@ def make_step(setting: Setting, recorder: Recorder) -> Callable[[], None]:
     mesh = make_mesh(fit_shape(setting.pp * setting.tp, setting.pp, tp=setting.tp), "cpu", "gloo")
     plan = lower(build("1f1b", setting.pp, setting.microbatches))
     config = GptConfig(setting.layers, setting.hidden, 4, setting.sequence)
-    wiring = Wiring(torch.device("cpu"), parallel=ParallelOptions(setting.sequence_parallel))
+    device = torch.device(setting.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    route = Route.HOST_STAGED if device.type == "cuda" else Route.DIRECT
+    wiring = Wiring(device, route=route, parallel=ParallelOptions(setting.sequence_parallel))
     cut = partition(setting.layers, plan.num_stages)
     runtime = make_gpt_runtime(mesh, plan, config, cut, 2, wiring, recorder)
     optimizer = torch.optim.AdamW(runtime.program.parameters(), 1e-4)
-    batch = TextData(setting.microbatches, 2, setting.sequence).batch(0, 0)
+    batch = TextData(setting.microbatches, 2, setting.sequence).batch(0, 0).to(device)
 
     def step() -> None:
         with recorder.span(SpanKind.STEP, 0):
@@ -229,11 +242,13 @@ def make_step(setting: Setting, recorder: Recorder) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], steps: int) -> float:
-    """Seconds per step, from a barrier to a barrier."""
+    """Seconds per step, from a barrier to a barrier, with what the steps left to a GPU."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(steps):
         step()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     dist.barrier()
     return (time.perf_counter() - start) / steps
 
@@ -287,8 +302,9 @@ def judged(ratio: float, low: float, high: float, target: float) -> str:
     return "met" if ratio < target else "MISSED"
 
 
-def report_step(setting: Setting, launches: Sequence[Measured], cost_ns: dict[str, float]) -> None:
-    label = f"pp={setting.pp} tp={setting.tp}{' sp' if setting.sequence_parallel else ''}"
+def report_step(setting: Setting, launches: Sequence[Measured], cost_ns: dict[str, float]) -> dict[str, float]:
+    """Print what the marks of a step cost, and give it back."""
+    label, figures = setting.label, {}
     taken = [seconds for measured in launches for seconds in measured.seconds["marks"]]
     step_ms = statistics.median(taken) * 1e3
     for side, target in (("marks", 1 + TARGET_SHARE), ("profiled", None)):
@@ -297,6 +313,7 @@ def report_step(setting: Setting, launches: Sequence[Measured], cost_ns: dict[st
         ratio = statistics.median(ratios)
         aim = "no target" if target is None else f"target < {target}"
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        figures[f"{side} / {other}"] = ratio
         verdict = "" if target is None else f": {judged(ratio, low, high, target)}"
         spread = f"{ratios[len(ratios) // 4]:.3f}–{ratios[-1 - len(ratios) // 4]:.3f}"
         print(
@@ -312,6 +329,7 @@ def report_step(setting: Setting, launches: Sequence[Measured], cost_ns: dict[st
         f"{'met' if share < TARGET_SHARE else 'MISSED'}",
         flush=True,
     )
+    return figures | {"step_ms": step_ms, "ranges": sum(counts.values()), "ranges_ms": ranges_ms, "share": share}
 
 
 def report_ranges() -> dict[str, float]:
@@ -345,9 +363,12 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=2, help="times to start the processes anew")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each side in a launch")
     parser.add_argument("--steps", type=int, default=3, help="in a row in each turn")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     cost_ns = report_ranges()
+    figures: dict[str, dict[str, float]] = {}
     for pp, tp in options.mesh:
         setting = Setting(
             pp,
@@ -360,8 +381,12 @@ def main() -> None:
             options.launches,
             options.rounds,
             options.steps,
+            options.device,
         )
-        report_step(setting, [launch(setting) for _ in range(setting.launches)], cost_ns)
+        launches = [launch(setting) for _ in range(setting.launches)]
+        figures[setting.label] = report_step(setting, launches, cost_ns)
+        if options.json is not None:
+            options.json.write_text(json.dumps({"range_ns": cost_ns, "steps": figures}))
 
 
 if __name__ == "__main__":

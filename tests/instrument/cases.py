@@ -105,9 +105,10 @@ def compare_with_one_process(cases: Sequence[Case]) -> list[Outcome]:
 def mesh_of(case: Case) -> Mesh:
     shape = fit_shape(dist.get_world_size(), case.pp, case.dp)
     mirrored = case.plan.num_chains > 1
+    if case.wiring.device.type == "cuda":
+        torch.cuda.set_device(case.wiring.device)
     if case.backend != "nccl":
         return make_mesh(shape, "cpu", "gloo", mirrored)
-    torch.cuda.set_device(case.wiring.device)
     return make_mesh(shape, "cuda", "nccl", mirrored)
 
 

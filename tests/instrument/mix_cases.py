@@ -165,14 +165,25 @@ def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
     return [_train(mix, mesh) for mix in mixes]
 
 
+def device_of(mix: Mix) -> torch.device:
+    """Of this rank: a GPU, which ranks may share, where there is one and messages go through host memory."""
+    if not mix.host_staged or not torch.cuda.is_available():
+        return CPU
+    return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+
+
 def mesh_of(mix: Mix) -> Mesh:
+    device = device_of(mix)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1)
 
 
 def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
+    device, zero = device_of(mix), Zero(mix.zero)
     wiring = Wiring(
-        CPU, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=Zero(mix.zero)
+        device, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
     )
     cut = partition(mix.layers, mix.plan.chain_length)
     return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
@@ -181,7 +192,7 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
     """Train; the losses, on ranks that have them."""
     data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
-    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), CPU, (MICROBATCH_SIZE, SEQUENCE))
+    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
     clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
     losses = []
@@ -250,10 +261,10 @@ def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple
 def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
     """A tensor and what it should be; of a sharded one this replica's rows."""
     if not isinstance(trained, DTensor):
-        return trained.detach(), expected
+        return trained.detach().cpu(), expected
     replicas = mesh.groups[mesh.replicas]
     rows = expected.chunk(replicas.size())[dist.get_rank(replicas) :][:1]
-    return trained.to_local().detach(), rows[0] if rows else expected[:0]
+    return trained.to_local().detach().cpu(), rows[0] if rows else expected[:0]
 
 
 @lru_cache

@@ -133,7 +133,13 @@ class Pool:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-        return "\n".join(f"rank {rank}:\n{self._stack_file(rank).read_text()}" for rank in range(self.size))
+        return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(self.size))
+
+    def _stacks_of(self, rank: int) -> str:
+        try:
+            return self._stack_file(rank).read_text()
+        except OSError:
+            return "it had not begun: torch was still being imported\n"
 
 
 def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
@@ -145,6 +151,8 @@ def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
     torch.set_num_threads(1)
     _share_device()
     warnings.simplefilter("error")
+    # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.launch.launcher import RunResult, describe_ranks
+from instrument.launch.launcher import RunResult, _launch_config, describe_ranks
 from instrument.launch.monitor import find_cause, progress_line
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
@@ -157,3 +157,11 @@ def test_each_line_of_a_rank_is_whole_and_named_and_progress_bars_keep_their_las
     assert pipes.ranks == {0: 2, 1: 3}
     assert out.getvalue().splitlines() == ["[rank  3] one", "[rank  3] two", "[rank  3] 100%", "[rank  3] end"]
     assert err.getvalue() == "[rank  2] \ufffd!\n"
+
+
+def test_ranks_of_one_node_meet_without_the_hosts_name(tmp_path: Path) -> None:
+    """A machine without a network may not find its own name, and ranks then wait for each other until the rendezvous ends."""
+    alone = _launch_config(RunOptions(("train.py",), tmp_path), RankPipes(Terminal()))
+    assert (alone.local_addr, alone.rdzv_endpoint) == ("localhost", "localhost:0")
+    several = RunOptions(("train.py",), tmp_path, nnodes=2, rdzv_endpoint="node0:29500")
+    assert _launch_config(several, RankPipes(Terminal())).local_addr is None

@@ -1,0 +1,124 @@
+"""Parts ``schedules`` and ``meshes``: ranks that share a GPU, their messages through host memory, train as one process does.
+
+    python -m tests.gpu.exact schedules …       every schedule of the catalogue on four pipeline ranks: loss and all gradients
+    python -m tests.gpu.exact meshes …          tp, sp, cp, zero, overlap and recompute: loss and parameters after three steps
+
+float64, within 1e-9. In a mesh each call to a process group also lies in exactly one mark of its axis.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrument.models.gpt import Recompute
+from instrument.optim.clipping import OptimizerSync
+from pptrace.schedule.registry import SCHEDULES
+from tests.gpu.part import Setting, run_part
+from tests.instrument import test_exact, test_mixes
+from tests.instrument.cases import Case
+from tests.instrument.mix_cases import Mix
+from tests.instrument.pool import Pool
+
+RANKS, LARGE = 4, 8
+START_S, CASE_S, DRY_CASE_S = 120.0, 60.0, 240.0
+SMALL_SCHEDULES = ("1f1b", "zbv")
+"""Of the dry run."""
+
+MESHES: Mapping[str, Mix] = MappingProxyType(
+    {
+        "tp": Mix(tp=4),
+        "pp tp": Mix(pp=2, tp=2),
+        "pp tp sp": Mix(pp=2, tp=2, sequence=True),
+        "tp overlap": Mix(tp=4, overlap=True),
+        "pp tp sp overlap": Mix(pp=2, tp=2, sequence=True, overlap=True),
+        "cp ring": Mix(cp=4),
+        "cp ulysses": Mix(cp=4, ulysses=2),
+        "pp cp": Mix(pp=2, cp=2),
+        "pp dp": Mix(pp=2, dp=2, bucket_bytes=1000),
+        "zero 1": Mix(dp=2, pp=2, zero=1, schedule="zb-h1"),
+        "zero 2": Mix(dp=2, pp=2, zero=2),
+        "zero 3": Mix(dp=2, pp=2, zero=3),
+        "zero 3 clipped": Mix(dp=2, pp=2, zero=3, tied=False, clip=0.3),
+        "clipped": Mix(pp=2, tp=2, clip=0.3),
+        "post-validation": Mix(pp=2, tp=2, clip=0.3, sync=OptimizerSync.POST_VALIDATION),
+        "tp copied KV heads": Mix(tp=4, kv_heads=1, sequence=True),
+        "zbv tp sp overlap": Mix(pp=2, tp=2, sequence=True, overlap=True, schedule="zbv", ahead=2),
+        "dualpipe tp": Mix(pp=2, tp=2, schedule="dualpipe"),
+        "recompute full": Mix(pp=2, tp=2, sequence=True, recompute=Recompute.FULL),
+        "recompute selective": Mix(pp=2, cp=2, recompute=Recompute.SELECTIVE),
+        "pp tp cp sp": Mix(pp=2, tp=2, cp=2, sequence=True),
+        "pp tp dp zero 3": Mix(pp=2, tp=2, dp=2, sequence=True, zero=3),
+    }
+)
+"""In order of importance; the last two need eight ranks."""
+
+SMALL_MESHES = ("pp tp sp",)
+
+
+def schedules(setting: Setting) -> None:
+    cases = {name: [schedule_case(name), schedule_case(name, ahead=2)] for name in SCHEDULES}
+    if setting.dry:
+        cases = {name: cases[name][:1] for name in SMALL_SCHEDULES}
+    _each(setting, cases, RANKS, lambda pool, name: test_exact.check(pool, cases[name]))
+
+
+def schedule_case(name: str, ahead: int = 0) -> Case:
+    return Case(name, RANKS, 2 * RANKS, chunks=SCHEDULES[name].default_chunks, backend="host-staged", ahead=ahead)
+
+
+def meshes(setting: Setting) -> None:
+    mixes = {name: replace(mix, host_staged=True) for name, mix in MESHES.items()}
+    if setting.dry:
+        mixes = {name: mixes[name] for name in SMALL_MESHES}
+    for ranks in (RANKS, LARGE):
+        chosen = {name: mix for name, mix in mixes.items() if (mix.world > RANKS) == (ranks > RANKS)}
+        _each(setting, chosen, ranks, lambda pool, name: test_mixes.check(pool, [mixes[name]]))
+
+
+class _LimitedPool(Pool):
+    """A pool of which no case outlasts what is left to the part, nor its own limit."""
+
+    def __init__(self, size: int, setting: Setting) -> None:
+        super().__init__(size)
+        self._setting = setting
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, world: int | None = None, timeout_s: float = DRY_CASE_S
+    ) -> list[Any]:
+        limit_s = max(1.0, min(timeout_s, DRY_CASE_S if self._setting.dry else CASE_S, self._setting.left_s))
+        return super().run(function, *arguments, world=world, timeout_s=limit_s)
+
+
+def _each(setting: Setting, names: Iterable[str], ranks: int, check: Callable[[Pool, str], object]) -> None:
+    """A check for each name on one pool of ranks, while there is time."""
+    waiting = list(names)
+    if not waiting:
+        return
+    with _LimitedPool(ranks, setting) as pool:
+        with setting.checks.check(f"{ranks} ranks start"):  # each imports torch, which takes a cold disk a minute
+            Pool.run(pool, touch_device, timeout_s=max(1.0, min(START_S, setting.left_s)))
+        while waiting and setting.left_s > 0:
+            name = waiting.pop(0)
+            with setting.checks.check(name) as figures:
+                figures["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+                check(pool, name)
+    setting.skip_rest(waiting)
+
+
+def touch_device() -> None:
+    """Called on each rank: the first use of a GPU makes its context."""
+    if torch.cuda.is_available():
+        torch.zeros(1, device=f"cuda:{dist.get_rank() % torch.cuda.device_count()}").item()
+
+
+PARTS = {"schedules": schedules, "meshes": meshes}
+
+if __name__ == "__main__":
+    sys.exit(run_part(PARTS[sys.argv[1]], sys.argv[2:]))
