@@ -38,7 +38,7 @@ def partition(directory: Path) -> dict[str, Any]:
     """Per step the span, and per rank compute, exposed communication and bubble, ns; and each rank's order of ops."""
     ranks = {int(path.name[4:].split(".")[0]): read_ranges(path) for path in directory.glob("rank*.json.gz")}
     ops: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
-    ends: dict[tuple[int, int, str], int] = {}
+    waits: dict[tuple[int, int, str], Interval] = {}
     calls: list[tuple[int, int, str, int, int]] = []  # rank, step, transfer, start, end of the call
     for rank, ranges in ranks.items():
         for name, start, end in ranges:
@@ -47,16 +47,20 @@ def partition(directory: Path) -> dict[str, Any]:
             elif match := _P2P.fullmatch(name):
                 calls += [(rank, int(match[1]), transfer, start, end) for transfer in match[2].split(",")]
             elif match := _WAIT.fullmatch(name):
-                ends[rank, int(match[1]), match[2]] = end
-    transfers = _transfers(calls, ends)
+                waits[rank, int(match[1]), match[2]] = (start, end)
+    transfers = _transfers(calls, waits)
     steps = sorted({step for step, _ in ops})
     return {"steps": [_step(step, ops, transfers) for step in steps]}
 
 
 def _transfers(
-    calls: list[tuple[int, int, str, int, int]], ends: dict[tuple[int, int, str], int]
+    calls: list[tuple[int, int, str, int, int]], waits: dict[tuple[int, int, str], Interval]
 ) -> dict[int, list[Interval]]:
-    """rank → its transfers, each from the moment when both sides are ready. They may reach into the next step's window."""
+    """rank → its transfers, each from the moment when both sides are ready, as far as the rank posts them or waits for them.
+
+    They may reach into the next step's window. What was posted ahead and moves while the rank waits for something else is not
+    what it waits for.
+    """
     starts: dict[tuple[Any, ...], list[int]] = {}
     sides = []
     for rank, step, text, start, call_end in calls:
@@ -67,10 +71,11 @@ def _transfers(
         source, target = (rank, peer) if verb == "SEND" else (peer, rank)
         key = (step, direction, producer, microbatch, source, target)
         starts.setdefault(key, []).append(start)
-        sides.append((key, rank, start, ends.get((rank, step, text), call_end)))
-    over = {(key, rank): end for key, rank, _, end in sides}
+        waiting = waits.get((rank, step, text), (start, call_end))
+        sides.append((key, rank, start, waiting[1], ((start, call_end), waiting)))
+    over = {(key, rank): end for key, rank, _, end, _ in sides}
     found: dict[int, list[Interval]] = {}
-    for key, rank, start, end in sides:
+    for key, rank, start, end, blocking in sides:
         source, target = key[-2:]
         both = len(starts[key]) == 2
         ready = max(starts[key]) if both else start
@@ -78,7 +83,10 @@ def _transfers(
             end = min(end, over[key, target])  # what has been received has been sent, whenever the sender looked
         if rank == source and end < ready:
             ready = start  # a small message lay in a buffer before its receiver came: nobody waited for it
-        found.setdefault(rank, []).append((min(ready, end), end))
+        begin = min(ready, end)
+        found.setdefault(rank, []).extend(
+            (max(begin, low), min(end, high)) for low, high in blocking if max(begin, low) < min(end, high)
+        )
     return found
 
 
