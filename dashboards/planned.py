@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from pptrace.analysis.analyse import Analysis
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import Kind
 from pptrace.simulator import IDEAL, Costs, simulate
 from pptrace.timeline.windows import StepWindow
+from pptrace.workflow.analyse import Analysis
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import StepReport
 from pptrace.errors import PptraceError
 from pptrace.ingest import open_inputs, read_trace
-from pptrace.report.load import load
-from pptrace.tables import InputFormat
+from pptrace.model.tables import InputFormat
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
 
 _log = logging.getLogger(__name__)
 _MOST_FILES = 40

@@ -23,14 +23,14 @@ from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.analysis.attribution import measured_costs
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.report.load import load
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.simulator import IDEAL, Costs, simulate, uniform
 from pptrace.slices import slice_of
+from pptrace.workflow.load import load
 from tests.instrument.pool import Pool
 
 WARMUP_STEPS = 1

@@ -26,11 +26,11 @@ from pptrace.marks import (
     WaitMark,
     format_mark,
 )
+from pptrace.model.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
-from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat, Trace, empty_table
 
 START = 1_790_000_000_000_000_000
 MAIN_THREAD, AUTOGRAD_THREAD = 100, 200

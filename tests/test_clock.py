@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.analysis.analyse import analyse
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.recognise.recognise import recognise
+from pptrace.model.tables import COMMS, HOST_NAME, OPS, Trace, make_table
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import COMMS, HOST_NAME, OPS, Trace, make_table
+from pptrace.workflow.analyse import analyse
 from tests.synthetic import START, record
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"

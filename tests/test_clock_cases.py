@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
-from pptrace.tables import COMMS, HOST_NAME, make_table
+from pptrace.model.tables import COMMS, HOST_NAME, make_table
 
 NUM_CASES = 1000 if "PPTRACE_ALL_CLOCKS" in os.environ else 40
 FAR_NS = 12_000_000_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
 from tests.device_oracle import Counted, Op
 from tests.device_oracle import expectation as device_expectation

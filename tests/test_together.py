@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from pptrace.clock import Clock, ClockMethod
-from pptrace.clock.together import match_together
-from pptrace.recognise.matching import with_transfers
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.tables import COMMS, OPS, make_table
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMMS, OPS, make_table
+from pptrace.recognise.messages.match import with_transfers
+from pptrace.recognise.messages.match_by_end_times import match_together
 
 US = 1000
 STEP = 100_000 * US

@@ -9,8 +9,8 @@ from dash import html
 
 from dashboards.components import Node, hang_panel, panel, table
 from dashboards.store import FoundFile, Loaded
-from pptrace.report.hang import hang_of_run
 from pptrace.report.units import num_bytes
+from pptrace.workflow.find_hang import hang_of_run
 
 _FACTS = (
     ("status", "Status"),

@@ -11,10 +11,10 @@ from dash.exceptions import PreventUpdate
 from dashboards.components import Node, height_of
 from dashboards.planned import PlannedStep, plan_step
 from dashboards.store import Loaded, Store
-from pptrace.analysis.analyse import Analysis
 from pptrace.report.detail import MOST_BARS
 from pptrace.report.figures import CONFIG, View, note, timeline
 from pptrace.report.units import milliseconds
+from pptrace.workflow.analyse import Analysis
 
 MEASURED, PLANNED = "measured", "planned"
 _HELP = (

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.step_volume import StepVolume
+from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock
-from pptrace.recognise.devices import DeviceWork
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.slices import Slice, slice_of, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow

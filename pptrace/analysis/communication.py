@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from pptrace.analysis.result import CommSummary, CommTotal
-from pptrace.analysis.volume import Calls, Volume
+from pptrace.analysis.volume.transformer import Calls, Volume
 from pptrace.intervals import Int64, intersect, length, union
 from pptrace.slices import Slice
 

@@ -7,10 +7,9 @@ from itertools import islice
 
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
-from pptrace.ingest.oplog_trace import OP_TABLE
-from pptrace.recognise.recognise import Recognised
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.recognise.shown import peers_of
+from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
+from pptrace.recognise.partial.traced_ranks import peers_of
+from pptrace.recognise.run import Recognised
 from pptrace.timeline.lanes import is_nested
 
 _SHOWN = 8

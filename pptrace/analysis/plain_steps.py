@@ -8,7 +8,7 @@ from pptrace.analysis.aligned import Aligned
 from pptrace.analysis.result import Bubble, RankStep, StepReport
 from pptrace.analysis.steps import comms_of_step, durations, peak_memory
 from pptrace.intervals import length
-from pptrace.recognise.devices import breakdown
+from pptrace.recognise.device.work import breakdown
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pptrace.recognise.devices import DeviceBreakdown
+from pptrace.model.device import DeviceBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CommSummary:
 
     What depends on telling waiting from transfer is None where the other side is not in the traces, every time where the device
     that communicated was not recorded, and ``bytes`` where a call does not tell its size. ``predicted_bytes`` is what the run's
-    sizes and options come to (:mod:`pptrace.analysis.step_volume`), None where they are not known.
+    sizes and options come to (:mod:`pptrace.analysis.volume.step`), None where they are not known.
     """
 
     axis: str

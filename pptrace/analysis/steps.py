@@ -27,11 +27,10 @@ from pptrace.analysis.result import (
 )
 from pptrace.errors import ScheduleError
 from pptrace.intervals import length
-from pptrace.recognise.devices import breakdown
-from pptrace.recognise.group_shapes import UNKNOWN
-from pptrace.recognise.matching import MESSAGES
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.recognise.device.work import breakdown
+from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, simulate

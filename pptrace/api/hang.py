@@ -11,8 +11,9 @@ import pandas as pd
 
 from pptrace.api.files import FilePath, FilePaths, as_paths, text_or_file
 from pptrace.errors import UsageError
-from pptrace.report.hang import FoundHang, find_hang, hang_object, hang_text
+from pptrace.report.hang import hang_object, hang_text
 from pptrace.report.to_json import dump
+from pptrace.workflow.find_hang import FoundHang, find_hang
 
 
 @dataclass(frozen=True, slots=True)

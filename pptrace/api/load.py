@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pptrace.api.files import FilePaths, as_paths
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
-from pptrace.report.load import load as load_analysis
+from pptrace.workflow.load import load as load_analysis
 
 
 def load(

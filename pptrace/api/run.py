@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import pandas as pd
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import PptraceError, UsageError
-from pptrace.tables import COMMS, MEMORY, OPS, Schema, empty_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table
+from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

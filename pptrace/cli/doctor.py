@@ -21,7 +21,7 @@ from rich.text import Text
 
 import pptrace
 from pptrace.errors import PptraceError
-from pptrace.ingest.nsight import read_nsight
+from pptrace.ingest.nsight.reader import read_nsight
 from pptrace.marks import SpanKind, SpanMark, format_mark
 from pptrace.nsys import exported_report, last_line, run_program
 

@@ -28,7 +28,7 @@ from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import Pairs, of_one_name, same_host_spread, without_contradicted
-from pptrace.tables import HOST, OPS, SESSION, empty_table
+from pptrace.model.tables import HOST, OPS, SESSION, empty_table
 
 
 def estimate_clock(

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from pptrace.tables import Int64
+from pptrace.model.tables import Int64
 
 
 class ClockMethod(StrEnum):

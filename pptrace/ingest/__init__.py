@@ -1,9 +1,9 @@
 """Readers of traces, one per format, chosen by content, and the opener of what a user gives as PATH."""
 
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
-from pptrace.ingest.kineto import read_kineto
-from pptrace.ingest.many import Progress, ReadFailure, ReadResult, read_each, read_traces
-from pptrace.ingest.open import InputFile, OpenedInputs, open_inputs
+from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs, open_inputs
+from pptrace.ingest.job.read_job import Progress, ReadFailure, ReadResult, read_each, read_traces
+from pptrace.ingest.kineto.reader import read_kineto
 
 __all__ = [
     "FORMATS",

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome import has_pairs, read_chrome, sniff_chrome
-from pptrace.ingest.kineto import Told, read_kineto
-from pptrace.ingest.nccl_inspector import read_nccl_inspector, sniff_nccl_inspector
-from pptrace.ingest.nsight_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
-from pptrace.ingest.oplog import OPLOG_SUFFIXES, read_oplog, sniff_oplog
-from pptrace.ingest.otlp import read_otlp, sniff_otlp
-from pptrace.ingest.source import GZIP_MAGIC, unreadable
-from pptrace.tables import InputFormat, Trace
+from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.kineto.reader import Told, read_kineto
+from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
+from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
+from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, read_oplog, sniff_oplog
+from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
+from pptrace.model.tables import InputFormat, Trace
 
-SNIFF_BYTES = 64 * 1024
 _NSIGHT_SUFFIXES = (*RECORDED_SUFFIXES, ".sqlite")
 _ARCHIVES = {
     b"PK\x03\x04": "zip",
@@ -58,7 +56,7 @@ def _sniff_nsight(start: bytes) -> bool:
 
 def _read_nsight(path: Path, _effort: Effort) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
-    from pptrace.ingest.nsight import read_nsight
+    from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
 
@@ -103,25 +101,6 @@ FORMATS: tuple[Format, ...] = (
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {known.name: known.read for known in FORMATS}
-
-
-def first_bytes(path: Path) -> bytes:
-    """The first decompressed bytes of a file, as many as recognising its format may need.
-
-    Raises:
-        TraceError: the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            start = file.read(SNIFF_BYTES)
-    except (OSError, ValueError) as err:
-        raise unreadable(path, err) from err
-    if not start.startswith(GZIP_MAGIC):
-        return start
-    try:
-        return zlib.decompressobj(31).decompress(start, SNIFF_BYTES)
-    except zlib.error:
-        return b""
 
 
 def detect(start: bytes) -> InputFormat | None:

@@ -4,75 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pandas as pd
 
-from pptrace.ingest.otlp_facts import DEVICE
-from pptrace.recognise.collectives import find_calls
-from pptrace.recognise.devices import DeviceWork, device_work
-from pptrace.recognise.from_labels import tables_from_labels
-from pptrace.recognise.from_marks import tables_from_marks
-from pptrace.recognise.from_tables import tables_from_trace
-from pptrace.recognise.host_compute import HostWork, host_work
-from pptrace.recognise.host_order import HOST_ORDER, find_host_order
-from pptrace.recognise.mark_ranges import marked_ranges
-from pptrace.recognise.marked_calls import GROUPS_KEY, calls_with_marks, described
-from pptrace.recognise.rank_tables import RankTables
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.tables import CALLS, COMMS, OPS, InputFormat, Trace, TraceInfo, empty_table, stacked
-
-
-@dataclass(frozen=True, slots=True)
-class RankFound:
-    """What the trace of one rank holds, on its own clock.
-
-    The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
-    come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
-    :data:`~pptrace.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
-    (schema :data:`~pptrace.recognise.host_order.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which forward each
-    backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
-    ``host_work`` is when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as
-    in :class:`~pptrace.recognise.rank_tables.RankTables`.
-    """
-
-    info: TraceInfo
-    framework: str
-    ops: pd.DataFrame
-    comms: pd.DataFrame
-    memory: pd.DataFrame
-    work: DeviceWork
-    warnings: tuple[str, ...] = ()
-    calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
-    host_work: HostWork = field(default_factory=HostWork)
-    by_gaps: bool = False
-    host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
-    is_paired: bool = False
-
-    @property
-    def number(self) -> int:
-        assert self.info.rank is not None
-        return self.info.rank
-
-    def with_info(self, info: TraceInfo) -> RankFound:
-        return replace(self, info=info)
-
-    def with_more(self, later: RankFound) -> RankFound:
-        """This rank with the tables of another trace of it as well; what both say of themselves, this one says."""
-        info = replace(
-            self.info,
-            num_events=self.info.num_events + later.info.num_events,
-            metadata={**later.info.metadata, **self.info.metadata},
-            warnings=(*self.info.warnings, *later.info.warnings),
-        )
-        return replace(
-            self,
-            info=info,
-            ops=stacked([self.ops, later.ops]),
-            comms=stacked([self.comms, later.comms]),
-            memory=stacked([self.memory, later.memory]),
-            warnings=(*self.warnings, *later.warnings),
-        )
+from pptrace.ingest.otlp.process_facts import DEVICE
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, InputFormat, Trace, empty_table
+from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, described
+from pptrace.recognise.device.work import device_work
+from pptrace.recognise.ops.from_labels import tables_from_labels
+from pptrace.recognise.ops.from_marks import tables_from_marks
+from pptrace.recognise.ops.from_tables import tables_from_trace
+from pptrace.recognise.ops.host_compute import HostWork, host_work
+from pptrace.recognise.ops.mark_ranges import marked_ranges
+from pptrace.recognise.ops.tables import RankTables
+from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.unlabelled.host_order import find_host_order
 
 
 def agreeing(ranks: Sequence[RankFound]) -> list[RankFound]:

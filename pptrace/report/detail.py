@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import Int64
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
 
 MOST_BARS = 6_000
 """Up to so many ops each gets a bar: a browser draws them in well under a second."""

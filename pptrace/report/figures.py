@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import StepReport
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.report.colours import FONT, HOVER_LABEL
 from pptrace.report.detail import MOST_BARS, View, in_detail, near
 from pptrace.report.summary_figures import note, overview, rank_label, waterfall
@@ -35,6 +34,7 @@ from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
 from pptrace.timeline.windows import StepWindow
+from pptrace.workflow.analyse import Analysis
 
 __all__ = ["CONFIG", "STEP_FIGURES", "View", "note", "overview", "row_labels", "step_timeline", "timeline", "waterfall"]
 

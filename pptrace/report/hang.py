@@ -1,49 +1,13 @@
-"""From the PATHs of ``pptrace hang`` to a verdict, as text and as JSON, ``pptrace.hang/1``."""
+"""The verdict on a run that hung, as text and as JSON, ``pptrace.hang/1``."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
-from pptrace.errors import TraceError
-from pptrace.hang_diagnosis.words import as_json, lines, rank_text
-from pptrace.ingest.flight_dump import sniff_flight
-from pptrace.ingest.formats import first_bytes
-from pptrace.ingest.open import RUN_FILE
+from pptrace.hang_diagnosis.words import lines, rank_text
+from pptrace.workflow.find_hang import FoundHang
 
 HANG_SCHEMA = "pptrace.hang/1"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHang:
-    """``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` are those that were seen."""
-
-    hang: Mapping[str, Any] | None
-    reason: str
-    ranks: tuple[int, ...]
-    warnings: tuple[str, ...] = ()
-
-
-def find_hang(paths: Sequence[Path]) -> FoundHang:
-    """The verdict on the run of these dumps, or what a run directory says of its own.
-
-    Raises:
-        TraceError: there is no dump, and no run directory.
-    """
-    for path in paths:
-        if (run := run_of(path)) is not None and not _dumps_in(path):
-            return _of_run(path, run)
-    dumps = [dump for path in paths for dump in _dumps_of(path)]
-    dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
-    if not dumped.dumps and not dumped.unreadable:
-        raise TraceError("; ".join(dumped.warnings) or _nothing(paths))
-    diagnosis = diagnose_dumps(dumped)
-    ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
-    return FoundHang(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
 
 
 def hang_text(found: FoundHang) -> str:
@@ -62,78 +26,3 @@ def hang_object(found: FoundHang) -> dict[str, Any]:
         "ranks": list(found.ranks),
         "warnings": list(found.warnings),
     }
-
-
-def run_of(path: Path) -> Mapping[str, Any] | None:
-    """The run.json of a run directory, or of the file itself."""
-    file = path / RUN_FILE if path.is_dir() else path
-    if file.name != RUN_FILE or not file.is_file():
-        return None
-    try:
-        run = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return run if isinstance(run, dict) else None
-
-
-def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The verdict that ``pptrace run`` wrote down; None where there is none that can be read."""
-    hang = run.get("hang")
-    if not isinstance(hang, dict) or not isinstance(hang.get("detail"), str) or not isinstance(hang.get("ranks"), list):
-        return None
-    edges = hang.get("edges")
-    is_whole = _are_ranks(hang["ranks"]) and isinstance(edges, list) and all(map(_is_edge, edges))
-    return hang if is_whole and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
-
-
-def _is_edge(edge: object) -> bool:
-    """Whether this is what :meth:`pptrace.hang_diagnosis.waits.Edge.as_json` writes."""
-    if not isinstance(edge, dict) or not _are_ranks([edge.get("rank")]) or not _are_ranks(edge.get("waits_for")):
-        return False
-    is_call = isinstance(edge.get("call"), str) and isinstance(edge.get("group"), str)
-    return is_call and _are_ranks([edge.get("seq")])
-
-
-def _are_ranks(values: object) -> bool:
-    """Whether this is a list of whole numbers."""
-    return isinstance(values, list) and all(type(value) is int for value in values)
-
-
-def _of_run(path: Path, run: Mapping[str, Any]) -> FoundHang:
-    entries = run.get("ranks")
-    ranks = [entry.get("rank") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
-    hang = hang_of_run(run)
-    return FoundHang(hang, "" if hang else reason, tuple(sorted(rank for rank in ranks if isinstance(rank, int))))
-
-
-def _dumps_of(path: Path) -> list[Path]:
-    if path.is_dir():
-        return dump_paths(path, _dumps_in(path))
-    if not path.is_file():
-        raise TraceError(f"{path}: not found; expected a flight-recorder dump, or a directory with one per rank")
-    return [path]
-
-
-def _dumps_in(path: Path) -> list[Path]:
-    """The dumps in a directory, or one level down where it has none itself."""
-    if not path.is_dir():
-        return []
-    for pattern in ("*", "*/*"):
-        if dumps := [file for file in sorted(path.glob(pattern)) if file.is_file() and _is_dump(file)]:
-            return dumps
-    return []
-
-
-def _is_dump(path: Path) -> bool:
-    try:
-        return sniff_flight(first_bytes(path))
-    except (TraceError, OSError):
-        return False
-
-
-def _nothing(paths: Sequence[Path]) -> str:
-    return (
-        f"{paths[0]}: no flight-recorder dump in it; expected files such as nccl_trace_rank_0, one per rank, "
-        "or a run directory of pptrace run; set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT to get some"
-    )

@@ -10,10 +10,9 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from pptrace import __version__
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.hang_diagnosis.words import rank_text
-from pptrace.recognise.recognise import UNLABELLED
+from pptrace.recognise.run import UNLABELLED
 from pptrace.report import units
 from pptrace.report.figures import CONFIG, step_timeline, timeline
 from pptrace.report.hang_figure import EDGE_COLUMNS, edge_rows, wait_graph
@@ -21,6 +20,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
 from pptrace.simulator import Simulation
+from pptrace.workflow.analyse import Analysis
 
 
 def report_page(analysis: Analysis) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pptrace.analysis.analyse import Analysis
+from pptrace.workflow.analyse import Analysis
 
 _OPS, _COMMS = 0, 1
 

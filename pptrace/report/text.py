@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
-from pptrace.recognise.schedule import PlanSource
+from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
 from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, warning_lines
 from pptrace.schedule.plan import Plan

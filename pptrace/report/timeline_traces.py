@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from pptrace.intervals import Int64, clip, subtract, union
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.report.colours import (
     COMMUNICATION,
     KIND_COLOURS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pptrace.analysis.analyse import Analysis
+from pptrace.workflow.analyse import Analysis
 
 
 def write_tables(analysis: Analysis, directory: Path) -> None:
-    """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.tables.
+    """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.model.tables.
 
     Raises:
         OSError: the directory cannot be written.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.errors import ScheduleError
+from pptrace.model.tables import OPS, make_table
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Replay, Timed, replay
 from pptrace.simulator.costs import Costs
-from pptrace.tables import OPS, make_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import pandas as pd
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
-from pptrace.recognise.devices import DeviceWork
-from pptrace.recognise.host_compute import HostWork
-from pptrace.recognise.matching import MESSAGES, is_anonymous
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
+from pptrace.recognise.messages.match import is_anonymous
+from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 
 

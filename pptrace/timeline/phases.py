@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan

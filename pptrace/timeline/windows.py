@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMPUTE_KINDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.programs import pptrace
 
 pytestmark = pytest.mark.processes

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.report.load import load
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.actions import parse_action
+from pptrace.workflow.load import load
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
 from tests.instrument.pool import Pool

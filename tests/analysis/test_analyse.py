@@ -9,15 +9,15 @@ from functools import cache
 
 import pytest
 
-from pptrace.analysis.analyse import Analysis, analyse
 from pptrace.analysis.result import RankStep, Report
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind, SpanMark
+from pptrace.model.tables import MEMORY, Category, Trace, make_table
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import Costs, simulate
-from pptrace.tables import MEMORY, Category, Trace, make_table
+from pptrace.workflow.analyse import Analysis, analyse
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
 from tests.synthetic import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall
+from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.simulator.course import course_of
 from pptrace.slices import slice_of
-from pptrace.tables import COMMS, OPS, empty_table, make_table
 
 NO_OPS = slice_of(empty_table(OPS))
 

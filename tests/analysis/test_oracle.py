@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.result import RankDevice
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.device_oracle import Counted, count, kineto_pieces, nsight_pieces
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -8,8 +8,8 @@ from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.result import Bubble, ScheduleSummary, Severity, StepReport, Waterfall
 from pptrace.intervals import EMPTY, union
+from pptrace.model.tables import COMMS, make_table
 from pptrace.slices import Slice, slice_of
-from pptrace.tables import COMMS, make_table
 
 
 def comms_of(*rows: dict[str, object]) -> Slice:

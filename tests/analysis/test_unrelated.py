@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.analyse import analyse
 from pptrace.analysis.notes import is_plan_of_all, notes
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import report_step
 from pptrace.clock import Clock, ClockMethod
-from pptrace.recognise.recognise import recognise
-from pptrace.report.load import load
+from pptrace.model.tables import Category
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.simulator.course import course_of
-from pptrace.tables import Category
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.load import load
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
 RECORDING = record(build("1f1b", 2, 3, 1))

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pptrace.analysis.gpt_facts import GptFacts, Parameter, read_gpt_facts, stage_parameters
-from pptrace.analysis.step_volume import StepVolume, volume_of_run
-from pptrace.analysis.volume import (
+from pptrace.analysis.volume.gpt_facts import GptFacts, Parameter, read_gpt_facts, stage_parameters
+from pptrace.analysis.volume.step import StepVolume, volume_of_run
+from pptrace.analysis.volume.transformer import (
     AttentionSizes,
     Calls,
     TensorSizes,
@@ -26,8 +26,8 @@ from pptrace.analysis.volume import (
     ulysses_elements,
     ulysses_volume,
 )
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.schedule import PlanSource, ScheduleInfo
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
 
 WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}

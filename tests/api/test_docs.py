@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import pptrace
-from pptrace.tables import COMMS, MEMORY, OPS
+from pptrace.model.tables import COMMS, MEMORY, OPS
 from tests.programs import ROOT
 
 PAGE = ROOT / "docs" / "python.md"

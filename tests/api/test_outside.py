@@ -69,7 +69,7 @@ pptrace.simulate("1f1b", pp=4, microbatches=8).bubble_ratio.frob
 pptrace.hang("x").verdict.upper()
 """
 _HEAVY = (
-    "pandas numpy plotly torch polars msgspec rich click dash instrument pptrace.schedule pptrace.tables typing inspect"
+    "pandas numpy plotly torch polars msgspec rich click dash instrument pptrace.schedule pptrace.model typing inspect"
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import pptrace
 from pptrace.errors import TraceError, UsageError
-from pptrace.tables import COMMS, MEMORY, OPS
+from pptrace.model.tables import COMMS, MEMORY, OPS
 from tests.programs import SAMPLES, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"

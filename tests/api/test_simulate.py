@@ -11,8 +11,8 @@ import pytest
 
 import pptrace
 from pptrace.errors import ScheduleError
+from pptrace.model.tables import OPS
 from pptrace.schedule import registry
-from pptrace.tables import OPS
 from tests.programs import pptrace_here
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pptrace.ingest.nsight import read_nsight
+from pptrace.ingest.nsight.reader import read_nsight
 
 LIMIT_S = 10.0
 _OWNER = 1 << 48 | 4711 << 24

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.dashboards.synthetic import write_run
 
 MOST_GROWTH = 1.5

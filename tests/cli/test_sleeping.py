@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pptrace.analysis.attribution import measured_costs
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.report.load import load
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
+from pptrace.workflow.load import load
 from tests.programs import EXAMPLE, pptrace
 
 _TINY = (

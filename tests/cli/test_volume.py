@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pptrace.analysis.analyse import analyse
 from pptrace.analysis.result import Report
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.report.load import load
+from pptrace.model.tables import Trace
 from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
-from pptrace.tables import Trace
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.load import load
 from tests.programs import EXAMPLE, SAMPLES, pptrace
 
 _TINY = (

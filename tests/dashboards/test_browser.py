@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.load import load
 from pptrace.report.units import milliseconds, percent, ratio
+from pptrace.workflow.load import load
 
 pytestmark = pytest.mark.browser
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.report.html import report_page
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 
 DRAWN = "[...document.querySelectorAll('details[open] .plot')].every(plot => plot.querySelector('.main-svg'))"
 

@@ -8,8 +8,8 @@ import pytest
 import dashboards.store
 from dashboards.planned import plan_step
 from dashboards.store import Loaded, Store
-from pptrace.report.load import load
 from pptrace.simulator import simulate, uniform
+from pptrace.workflow.load import load
 
 
 def test_an_analysis_is_made_once_until_a_file_changes(tmp_path: Path, synthetic: ModuleType) -> None:

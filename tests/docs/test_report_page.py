@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from pptrace.analysis.result import Report, ScheduleCandidate
-from pptrace.report.hang import FoundHang, hang_object
-from pptrace.report.load import load
+from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
+from pptrace.workflow.find_hang import FoundHang
+from pptrace.workflow.load import load
 from tests.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")

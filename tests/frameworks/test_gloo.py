@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.analyse import Analysis, analyse
 from pptrace.clock import ClockMethod
 from pptrace.clock.bounds import lower_bounds
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.recognise.collectives import find_calls
-from pptrace.recognise.matching import only_posted
+from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.messages.match import only_posted
+from pptrace.workflow.analyse import Analysis, analyse
 from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
 from tests.instrument.pool import Pool
 

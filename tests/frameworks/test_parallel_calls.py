@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.frameworks.parallel_cases import BATCH, HIDDEN, LAYERS, STEPS, WIDTH, train_parallel
 from tests.instrument.pool import Pool
 

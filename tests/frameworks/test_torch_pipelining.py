@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.ingest.kineto import read_kineto
-from pptrace.recognise.recognise import recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.report.load import load
+from pptrace.ingest.kineto.reader import read_kineto
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.run import recognise
 from pptrace.report.to_json import report_object
+from pptrace.workflow.load import load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
 from tests.instrument.pool import Pool

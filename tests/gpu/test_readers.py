@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.device_oracle import Op, expectation, kineto_ops
 from tests.gpu import recorded
 from tests.gpu.comparison import differences

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pptrace.tables import Category
+from pptrace.model.tables import Category
 from tests.synthetic import START, Event
 
 SESSION = START - 5_000_000_000

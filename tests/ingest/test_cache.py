@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pptrace.ingest.cache as cache_module
-from pptrace.ingest import many, open_inputs, read_each
-from pptrace.ingest.cache import Cache, Packed, cache_beside
+import pptrace.ingest.job.disk_cache as cache_module
+from pptrace.ingest import open_inputs, read_each
 from pptrace.ingest.formats import read_file
-from pptrace.ingest.open import InputFile
-from pptrace.recognise.rank import RankFound
-from pptrace.report import cached
-from pptrace.report.cached import RankStore, find_in_rank, pack, unpack
-from pptrace.report.load import load
+from pptrace.ingest.inputs.resolve import InputFile
+from pptrace.ingest.job import read_job
+from pptrace.ingest.job.disk_cache import Cache, Packed, cache_beside
+from pptrace.model.tables import Category
+from pptrace.recognise.recognised_rank import RankFound
 from pptrace.report.to_json import report_object
-from pptrace.tables import Category
+from pptrace.workflow import rank_store
+from pptrace.workflow.load import load
+from pptrace.workflow.rank_store import RankStore, find_in_rank, pack, unpack
 from tests.ingest import nsight_files
 from tests.synthetic import START, Event
 
@@ -53,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return read_file(path, format, effort)
 
-    monkeypatch.setattr(many, "read_file", counted)
+    monkeypatch.setattr(read_job, "read_file", counted)
     return names
 
 
@@ -278,7 +279,7 @@ def test_processes_share_a_cache(tmp_path: Path, folder: Path, reads: list[str])
     inputs = open_inputs([run])
     many_large = pytest.MonkeyPatch()
     with many_large.context() as patch:
-        patch.setattr(many, "_LARGE_BYTES", 100)
+        patch.setattr(read_job, "_LARGE_BYTES", 100)
         first = read_each(inputs, find_in_rank, 2, store=RankStore(0))
         assert len(entries(folder)) == 2
         second = read_each(inputs, find_in_rank, 2, store=RankStore(0))
@@ -399,9 +400,9 @@ def test_the_path_of_a_trace_is_not_in_its_entry(write: Write, op: Op, folder: P
 
 def test_what_cannot_be_kept_is_refused() -> None:
     with pytest.raises(TypeError, match="object"):
-        cached._packed(None, np.array([object()]), "x", {}, "")
+        rank_store._packed(None, np.array([object()]), "x", {}, "")
     with pytest.raises(TypeError, match="set"):
-        cached._packed(None, {1}, "x", {}, "")
+        rank_store._packed(None, {1}, "x", {}, "")
 
 
 def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:

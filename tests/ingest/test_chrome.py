@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.chrome import read_chrome
-from pptrace.ingest.chrome_document import RawEvent, decode
-from pptrace.ingest.chrome_ranges import pair
-from pptrace.ingest.formats import detect, first_bytes, read_file
-from pptrace.report.load import load
+from pptrace.ingest.chrome.document import RawEvent, decode
+from pptrace.ingest.chrome.ranges import pair
+from pptrace.ingest.chrome.reader import read_chrome
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.formats import detect, read_file
+from pptrace.model.tables import Category, InputFormat
 from pptrace.schedule import registry
 from pptrace.simulator import simulate, uniform
-from pptrace.tables import Category, InputFormat
+from pptrace.workflow.load import load
 
 MEGASCAN = "megatronapp_megascan/data-1-pipeline-4-tensor-1-pp-aggregated-iter10.json"
 

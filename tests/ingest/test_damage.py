@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.ingest.repair import cleaned
-from pptrace.tables import Trace
+from pptrace.ingest.kineto.json_repair import cleaned
+from pptrace.model.tables import Trace
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.ingest import finish
-from pptrace.ingest.finish import _break_ties
+from pptrace.ingest.common import sort_events
+from pptrace.ingest.common.sort_events import _break_ties
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2)), max_size=30)
 
@@ -21,7 +21,7 @@ def test_events_of_equal_start_are_ordered_alike_in_parts_and_at_once(
     start, dur, key = np.array(found, dtype=np.int64).reshape(-1, 3).T
     order = np.argsort(start, kind="stable")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "_TIES_AT_ONCE", at_once)
+        patch.setattr(sort_events, "_TIES_AT_ONCE", at_once)
         _break_ties(order, start, (key,), dur)
     ordered = [found[place] for place in order]
     assert ordered == sorted(found, key=lambda row: (row[0], -row[1], row[2]))

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest.flight import read_flight
-from pptrace.ingest.flight_dump import read_dump
-from pptrace.ingest.formats import detect, first_bytes, read_file
-from pptrace.ingest.identity import rank_of_dump_name
-from pptrace.report.load import load
-from pptrace.tables import InputFormat
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.rank_names import rank_of_dump_name
+from pptrace.ingest.flight_recorder.dump import read_dump
+from pptrace.ingest.flight_recorder.reader import read_flight
+from pptrace.ingest.formats import detect, read_file
+from pptrace.model.tables import InputFormat
+from pptrace.workflow.load import load
 
 
 def entry(name: str, seq: int, state: str, group: tuple[str, str] = ("1", "pipeline"), **more: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from pptrace.errors import PptraceError
-from pptrace.report.load import load
 from pptrace.report.to_json import dump, report_object
+from pptrace.workflow.load import load
 from tests.ingest.test_damage import in_kineto_layout
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pptrace.ingest.kineto as kineto
+import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
-from pptrace.ingest.helper import NUM_SLOTS, SLOT_BYTES
-from pptrace.ingest.helpers import HelperError, Helpers
-from pptrace.ingest.kineto import read_kineto
-from pptrace.tables import Trace
+from pptrace.ingest.kineto.decode_pool import HelperError, Helpers
+from pptrace.ingest.kineto.decode_worker import NUM_SLOTS, SLOT_BYTES
+from pptrace.ingest.kineto.reader import read_kineto
+from pptrace.model.tables import Trace
 
 Write = Callable[..., Path]
 CORES = 3

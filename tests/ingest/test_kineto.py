@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat
+from pptrace.model.tables import COMM_ARGS, MEMORY, Category, Events, InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

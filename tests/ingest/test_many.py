@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest import InputFile, OpenedInputs, ReadResult, many, open_inputs, read_traces
-from pptrace.tables import InputFormat
+from pptrace.ingest import InputFile, OpenedInputs, ReadResult, open_inputs, read_traces
+from pptrace.ingest.job import read_job
+from pptrace.model.tables import InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -115,7 +116,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_a_failure(write: Write, op: O
 def test_processes_give_the_same_as_reading_here(
     write: Write, op: Op, jobs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
     paths = [write([op(ts=index + rank) for index in range(500)], f"rank{rank}.json.gz") for rank in range(3)]
     paths.append(write(b'{"traceEvents": [' + b" " * 200, "rank3.json"))
     done: list[tuple[float, int]] = []
@@ -149,7 +150,7 @@ class Deadly(InputFile):
 def test_a_reader_process_that_dies_is_replaced_by_reading_here(
     write: Write, op: Op, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
     paths = [write([op() for _ in range(50)], f"rank{rank}.json") for rank in range(3)]
     done: list[tuple[float, int]] = []
     files = tuple(Deadly(path, InputFormat.KINETO, None, path.stat().st_size) for path in paths)
@@ -162,7 +163,7 @@ _READS_TWO = """
 import multiprocessing, sys, threading
 from pathlib import Path
 from pptrace.ingest import many, open_inputs, read_traces
-many._LARGE_BYTES = 100
+read_job._LARGE_BYTES = 100
 ways, get = [], multiprocessing.get_context
 multiprocessing.get_context = lambda way: ways.append(way) or get(way)
 over = threading.Event()

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.formats import detect, first_bytes, read_file
-from pptrace.ingest.nccl_inspector import read_nccl_inspector
-from pptrace.report.load import load
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.formats import detect, read_file
+from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector
+from pptrace.model.tables import InputFormat
 from pptrace.report.to_json import dump, report_object
-from pptrace.tables import InputFormat
+from pptrace.workflow.load import load
 from tests.ingest.inspector_files import START_US, Call, Comm, line, write_process, write_run
 
 WORLD = Comm("0xabc", (0, 1, 2, 3))

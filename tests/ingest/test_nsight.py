@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.analysis.analyse import analyse
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.ingest.nsight import read_nsight
-from pptrace.ingest.nsight_export import STREAM_MAGIC
-from pptrace.ingest.nsight_pages import PageReader
-from pptrace.ingest.nsight_sqlite import NONE, Database
-from pptrace.recognise.devices import breakdown, device_work
+from pptrace.ingest.nsight.reader import read_nsight
+from pptrace.ingest.nsight.report_export import STREAM_MAGIC
+from pptrace.ingest.nsight.sqlite import NONE, Database
+from pptrace.ingest.nsight.sqlite_pages import PageReader
+from pptrace.model.tables import Category, InputFormat, Trace
+from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build
-from pptrace.tables import Category, InputFormat, Trace
+from pptrace.workflow.analyse import analyse
 from tests.ingest.nsight_files import (
     EARLY,
     GENERATIONS,

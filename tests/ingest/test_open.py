@@ -12,7 +12,7 @@ import pytest
 
 from pptrace.errors import TraceError, UsageError
 from pptrace.ingest import detect, open_inputs, read_traces
-from pptrace.tables import InputFormat
+from pptrace.model.tables import InputFormat
 
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

@@ -14,21 +14,22 @@ import pandas as pd
 import polars
 import pytest
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.analysis.result import Report
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.formats import detect, first_bytes, read_file
-from pptrace.ingest.many import read_traces
-from pptrace.ingest.open import open_inputs
-from pptrace.ingest.oplog import read_oplog
-from pptrace.ingest.oplog_frames import read_frame
-from pptrace.ingest.oplog_time import to_ns
-from pptrace.report.load import load
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.time_units import to_ns
+from pptrace.ingest.formats import detect, read_file
+from pptrace.ingest.inputs.resolve import open_inputs
+from pptrace.ingest.job.read_job import read_traces
+from pptrace.ingest.op_tables.files import read_frame
+from pptrace.ingest.op_tables.reader import read_oplog
+from pptrace.model.tables import InputFormat
 from pptrace.report.to_csv import write_tables
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import Simulation, simulate, uniform
-from pptrace.tables import InputFormat
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 Columns = dict[str, list[Any]]

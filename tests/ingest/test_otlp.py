@@ -12,15 +12,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.analysis.analyse import Analysis
 from pptrace.errors import PptraceError, TraceError
-from pptrace.ingest.formats import detect, first_bytes, read_file
-from pptrace.ingest.otlp import read_otlp
-from pptrace.report.load import load
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.formats import detect, read_file
+from pptrace.ingest.otlp.reader import read_otlp
+from pptrace.model.tables import InputFormat
 from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
-from pptrace.tables import InputFormat
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
 from tests.ingest.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
 from tests.roundtrip.styles import groups_of
 from tests.synthetic import PaperRun, run_on_paper

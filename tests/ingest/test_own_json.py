@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.report.load import load
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
+from pptrace.workflow.load import load
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v", "dualpipe"])

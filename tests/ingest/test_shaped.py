@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from pptrace.ingest.shaped import Sizes, sizes_of
-from pptrace.ingest.shapes import Args
+from pptrace.ingest.kineto.comm_shapes import Sizes, sizes_of
+from pptrace.ingest.kineto.event_types import Args
 
 
 def sizes(name: str, types: Any, dims: Any, values: Any = None) -> Sizes:

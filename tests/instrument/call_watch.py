@@ -11,7 +11,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from instrument.recorder import Recorder
-from pptrace.analysis.volume import Calls, Volume, total
+from pptrace.analysis.volume.transformer import Calls, Volume, total
 from pptrace.marks import Axis, CollectiveMark, ExchangeMark, Link, P2PMark, parse_mark
 
 CommunicationMark = P2PMark | CollectiveMark | ExchangeMark

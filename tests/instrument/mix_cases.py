@@ -28,9 +28,9 @@ from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.recorder import Recorder
 from instrument.route import Route
-from pptrace.analysis.gpt_facts import GptFacts
-from pptrace.analysis.volume import Volume
-from pptrace.recognise.mesh import MeshInfo
+from pptrace.analysis.volume.gpt_facts import GptFacts
+from pptrace.analysis.volume.transformer import Volume
+from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build

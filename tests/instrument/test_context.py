@@ -11,7 +11,7 @@ import torch
 from instrument.context.shard import ContextShape, Layout
 from instrument.context.squares import RingPlan
 from instrument.route import Route
-from pptrace.analysis.volume import AttentionSizes, Calls, Volume, attention_volume, total
+from pptrace.analysis.volume.transformer import AttentionSizes, Calls, Volume, attention_volume, total
 from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
 from tests.instrument.context_cases import (
     HEAD_DIM,

@@ -16,8 +16,8 @@ import pytest
 from instrument.mesh import MeshShape
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
-from pptrace.analysis.step_volume import StepVolume
-from pptrace.analysis.volume import total
+from pptrace.analysis.volume.step import StepVolume
+from pptrace.analysis.volume.transformer import total
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
 from tests.instrument.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.marked_cases import (

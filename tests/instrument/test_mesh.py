@@ -9,7 +9,7 @@ import pytest
 from instrument.mesh import MeshShape, fit_shape, read_order
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
-from pptrace.recognise.mesh import MeshInfo
+from pptrace.model.mesh import MeshInfo
 from tests.instrument.cases import mesh_facts
 from tests.instrument.pool import Pool
 

@@ -12,7 +12,7 @@ import pytest
 
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
-from pptrace.analysis.step_volume import StepVolume
+from pptrace.analysis.volume.step import StepVolume
 from tests.instrument.mix_cases import SIZES, STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
 from tests.instrument.pool import Pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pptrace.recognise.beside import by_plan
+from pptrace.recognise.messages.messages_from_plan import by_plan
 from pptrace.schedule.registry import build
 from tests.synthetic import run_on_paper
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.analyse import Analysis, analyse
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.recognise.between_messages import ops_between_messages
-from pptrace.recognise.catalogues import read_label
-from pptrace.recognise.labelled import Range
+from pptrace.recognise.labels import read_label
+from pptrace.recognise.ops.infer_between_messages import ops_between_messages
+from pptrace.recognise.ops.labelled_ranges import Range
+from pptrace.workflow.analyse import Analysis, analyse
 from tests.ingest.nsight_files import MIDDLE, Process, Report, write_report
 from tests.recognise.megatron_host import GLUE, Done, Rank, interleaved, one_f_one_b, run
 

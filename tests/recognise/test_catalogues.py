@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.recognise.catalogues import read_label
+from pptrace.recognise.labels import read_label
 from pptrace.schedule.actions import Action, Kind
 
 REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "framework_labels.json"

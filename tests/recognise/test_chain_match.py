@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, Trace, make_table
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.tables import COMM_ARGS, Category, Trace, make_table
 from tests.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.analysis.analyse import analyse
-from pptrace.recognise.collectives import find_calls
-from pptrace.recognise.comm_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
-from pptrace.recognise.devices import device_work
-from pptrace.recognise.recognise import recognise
+from pptrace.model.tables import Category, Trace
+from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL, hint_of_kernel, kind_of, kind_of_kernel
+from pptrace.recognise.device.work import device_work
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import Category, Trace
+from pptrace.workflow.analyse import analyse
 from tests.recognise.calls import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.recognise.common_steps import with_common_steps, with_recorded_steps
-from pptrace.recognise.rank import RankFound, recognise_rank
-from pptrace.recognise.recognise import recognise_ranks
+from pptrace.recognise.rank import recognise_rank
+from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.run import recognise_ranks
+from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.schedule.registry import build
 from tests.synthetic import record, renamed
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.recognise.devices import NO_DEVICE, breakdown, device_work
-from pptrace.tables import Category
+from pptrace.model.tables import Category
+from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
 from tests.synthetic import Event, make_trace
 
 NAMES = {

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from pptrace.ingest import open_inputs, read_traces
-from pptrace.recognise.recognise import recognise
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from tests.synthetic import record
 

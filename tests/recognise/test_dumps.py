@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from pptrace.analysis.analyse import Analysis
-from pptrace.report.load import load
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import Analysis
+from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import LEAD, Style, TorchBatched, Unlabelled, groups_of
 from tests.roundtrip.test_roundtrip import check_messages, cost

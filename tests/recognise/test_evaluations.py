@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.recognise.rank import RankFound, recognise_rank
-from pptrace.tables import Category
+from pptrace.model.tables import Category
+from pptrace.recognise.rank import recognise_rank
+from pptrace.recognise.recognised_rank import RankFound
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace
 
 GLOO_THREAD = 300

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.recognise.evidence import confidence, is_one_stage, peers_of
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, make_table
+from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.tables import COMM_ARGS, Category, make_table
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled
 from tests.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pptrace.recognise.call_comms import CALL_COMMS
-from pptrace.recognise.collectives import find_calls
-from pptrace.recognise.group_descriptions import axis_of_description
-from pptrace.recognise.group_shapes import ranks_of
-from pptrace.recognise.groups import Groups, configured_groups, find_groups
-from pptrace.recognise.matching import match_calls, unmatched
-from pptrace.recognise.recognise import recognise
-from pptrace.tables import Category
+from pptrace.model.tables import Category
+from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
+from pptrace.recognise.groups.descriptions import axis_of_description
+from pptrace.recognise.groups.topology import ranks_of
+from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
+from pptrace.recognise.messages.match import match_calls, unmatched
+from pptrace.recognise.run import recognise
 from tests.recognise.calls import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pptrace.analysis.analyse import analyse
 from pptrace.clock import ClockMethod
-from pptrace.recognise.collectives import find_calls
-from pptrace.recognise.matching import only_posted
-from pptrace.tables import Category
+from pptrace.model.tables import Category
+from pptrace.recognise.calls.find_calls import find_calls
+from pptrace.recognise.messages.match import only_posted
+from pptrace.workflow.analyse import analyse
 from tests.recognise.calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
 from tests.synthetic import START
 

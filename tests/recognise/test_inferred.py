@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of

@@ -7,13 +7,13 @@ import random
 import pandas as pd
 import pytest
 
-from pptrace.recognise.call_comms import CALL_COMMS
-from pptrace.recognise.kernels_by_plan import kernels_by_plan
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.schedule import PlanSource, ScheduleInfo
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import PlanSource, ScheduleInfo
+from pptrace.model.tables import COMMS, OPS, Schema, empty_table, make_table
+from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
+from pptrace.recognise.messages.kernels_from_plan import kernels_by_plan
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.tables import COMMS, OPS, Schema, empty_table, make_table
 from tests.roundtrip.styles import groups_of
 from tests.synthetic import PaperRun, run_on_paper
 

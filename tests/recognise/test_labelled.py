@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pptrace.recognise.catalogues import read_label
-from pptrace.recognise.labelled import Range, num_outside_steps, resolved
+from pptrace.recognise.labels import read_label
+from pptrace.recognise.ops.labelled_ranges import Range, num_outside_steps, resolved
 
 
 def ranges(*named: tuple[str, int, int]) -> list[Range]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Category
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import Category
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
 from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper

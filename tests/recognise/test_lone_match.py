@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.analysis.analyse import analyse
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Category, Trace
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.tables import Category, Trace
+from pptrace.workflow.analyse import analyse
 from tests.recognise.test_chain_match import NODE, Program
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace
 

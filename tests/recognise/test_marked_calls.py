@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pptrace.marks import AwaitMark, Axis, CallMark, SpanKind, SpanMark
-from pptrace.recognise.group_descriptions import axis_of_description
-from pptrace.recognise.group_shapes import Group, sizes_of
-from pptrace.recognise.mesh import MeshInfo, mesh_with_declared_pipelines
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import Category, Trace
+from pptrace.recognise.groups.descriptions import axis_of_description
+from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
+from pptrace.recognise.groups.topology import Group, sizes_of
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognise import recognise
-from pptrace.tables import Category, Trace
+from pptrace.recognise.run import recognise
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, marked
 
 FACTS: dict[str, Any] = {"world_size": 2, "backend": "gloo", "groups": {"0": {"ranks": [0, 1], "axis": "dp"}}}

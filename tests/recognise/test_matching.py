@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pptrace.recognise.matching import match_comms, with_transfers
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.recognise import recognise
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMMS, empty_table, make_table
+from pptrace.recognise.messages.match import match_comms, with_transfers
+from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import COMMS, empty_table, make_table
 from tests.synthetic import BYTES, Recording, record, without
 
 MESH = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.analysis.analyse import Analysis, analyse
 from pptrace.errors import ScheduleError
-from pptrace.recognise.shown import Detail
+from pptrace.model.tables import COMMS, Trace, empty_table
+from pptrace.recognise.partial.traced_ranks import Detail
 from pptrace.report.to_json import report_object
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.costs import Costs
-from pptrace.tables import COMMS, Trace, empty_table
+from pptrace.workflow.analyse import Analysis, analyse
 from tests.synthetic import make_trace, record
 
 COSTS = Costs({Kind.F: 100, Kind.I: 90, Kind.W: 110, Kind.B: 200}, p2p_latency_ns=7)

@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.recognise.catalogues import Label, read_label
-from pptrace.recognise.fit import fit
-from pptrace.recognise.groups import Groups
-from pptrace.recognise.labelled import Range, resolved
-from pptrace.recognise.mesh import mesh_from_stages, mesh_with_groups
-from pptrace.recognise.placement import loop, zigzag
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
+from pptrace.recognise.groups.axes import Groups
+from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
+from pptrace.recognise.labels import Label, read_label
+from pptrace.recognise.ops.labelled_ranges import Range, resolved
+from pptrace.recognise.placement.assign_stages import loop, zigzag
+from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.schedule.match_by_kinds import fit
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.tables import OPS, empty_table
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
 from tests.synthetic import Event, PaperRun, make_trace, run_on_paper

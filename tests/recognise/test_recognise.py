@@ -25,13 +25,14 @@ from pptrace.marks import (
     Transfer,
     WaitMark,
 )
-from pptrace.recognise.mesh import MeshInfo, mesh_from_stages
-from pptrace.recognise.recognise import recognise
-from pptrace.recognise.schedule import PlanSource
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import PlanSource
+from pptrace.model.tables import COMMS, OPS, Category
+from pptrace.recognise.groups.mesh import mesh_from_stages
+from pptrace.recognise.run import recognise
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from pptrace.tables import COMMS, OPS, Category
 from tests.synthetic import LEAD, MAIN_THREAD, START, Event, Recording, make_trace, marked, record, renamed, without
 
 SPLIT_BACKWARD = [["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pandas as pd
 import pytest
 
-from pptrace.recognise.mesh import MeshInfo, mesh_from_stages
-from pptrace.recognise.schedule import COMPUTE_KINDS, PlanSource, ScheduleInfo, recognise_schedule
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import PlanSource, ScheduleInfo
+from pptrace.model.tables import COMPUTE_KINDS, OPS, make_table
+from pptrace.recognise.groups.mesh import mesh_from_stages
+from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_rows
-from pptrace.tables import OPS, make_table
 
 Rows = list[list[str]]
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pptrace.analysis.analyse import analyse
-from pptrace.recognise.recognise import Recognised, recognise
-from pptrace.recognise.schedule import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Trace
+from pptrace.recognise.run import Recognised, recognise
 from pptrace.schedule.registry import build
-from pptrace.tables import Trace
+from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
 from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
 from tests.synthetic import Event, PaperRun, make_trace, run_on_paper

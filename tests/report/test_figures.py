@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.analysis.result import Bubble, PhaseSummary, RankStep, StepReport, Waterfall
-from pptrace.recognise.devices import DeviceBreakdown
+from pptrace.model.device import DeviceBreakdown
+from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.report.colours import KIND_COLOURS, ink, shade
 from pptrace.report.figures import note, overview, row_labels, timeline, waterfall
 from pptrace.schedule.registry import build
 from pptrace.simulator import Simulation, simulate, uniform
-from pptrace.tables import COMMS, OPS, empty_table, make_table
 from pptrace.timeline.windows import StepWindow
 
 MS = 1_000_000

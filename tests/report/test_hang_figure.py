@@ -12,7 +12,7 @@ from dashboards.pages.problem import layout
 from dashboards.store import Store
 from pptrace.report.hang_figure import edge_rows, wait_graph
 from pptrace.report.html import report_page
-from pptrace.report.load import load
+from pptrace.workflow.load import load
 from tests.programs import SAMPLES
 
 

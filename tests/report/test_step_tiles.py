@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pptrace.analysis.result import Report, StepReport
-from pptrace.report.load import load
 from pptrace.report.step_tiles import step_tiles
+from pptrace.workflow.load import load
 from tests.programs import SAMPLES
 
 

@@ -9,12 +9,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from pptrace.analysis.analyse import analyse
 from pptrace.analysis.result import Report
 from pptrace.analysis.verdict import with_verdict
 from pptrace.report.tables import Amount
 from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import analyse
 from tests.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()

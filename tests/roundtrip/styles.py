@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pptrace.marks import Axis, OpMark, P2PMark, Transfer, format_mark
+from pptrace.model.tables import Category
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
-from pptrace.tables import Category
 from tests.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun
 
 LEAD = 60

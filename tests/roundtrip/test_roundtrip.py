@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pptrace.ingest import open_inputs, read_each
+from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognise import Recognised, recognise_ranks
-from pptrace.recognise.schedule import COMPUTE_KINDS
-from pptrace.report.load import load
+from pptrace.recognise.run import Recognised, recognise_ranks
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
+from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import STYLES, Marks, Style, TorchLabels, Unlabelled, ZeroBubble
 from tests.schedule.shapes import legal_shapes

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from pptrace.errors import ScheduleError, UsageError
-from pptrace.recognise.schedule import identify
+from pptrace.recognise.schedule.recognise_schedule import identify
 from pptrace.schedule import interleaved, one_f_one_b
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
 from pptrace.schedule.lower import lower

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError
+from pptrace.model.tables import OPS
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -17,7 +18,6 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.replay import needs_of
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
-from pptrace.tables import OPS
 from tests.schedule.shapes import interleaved_shapes, legal_shapes, one_chunk_shapes, plans
 
 COSTS = [(1, 2), (3, 1), (5, 5), (7, 0)]

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from pptrace.clock import Clock, ClockMethod, shift
 from pptrace.intervals import Int64, length
-from pptrace.recognise.devices import device_work
-from pptrace.recognise.matching import with_transfers
-from pptrace.recognise.mesh import MeshInfo
-from pptrace.recognise.recognise import recognise
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMMS, OPS, Category, empty_table, make_table
+from pptrace.recognise.device.work import device_work
+from pptrace.recognise.messages.match import with_transfers
+from pptrace.recognise.run import recognise
 from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
-from pptrace.tables import COMMS, OPS, Category, empty_table, make_table
 from pptrace.timeline.lanes import Lane, communication_within, lane_of
 from pptrace.timeline.phases import phase_spans, tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows

@@ -1,0 +1,248 @@
+"""What every rank of a GPT run communicates in one step, predicted from the run's facts.
+
+The calls of the runtime in ``instrument/``, one after another: the batch along tp, then for each action of the plan the
+layers of its stage and the transfers to its neighbours, then gradients, loss, clipping and the optimizer. An update that is
+taken back (post-validation) is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from pptrace.analysis.volume.gpt_facts import GptFacts, read_gpt_facts, stage_parameters
+from pptrace.analysis.volume.gradients import GradientVolume, ShardedUnits
+from pptrace.analysis.volume.transformer import (
+    AttentionSizes,
+    BothWays,
+    TensorSizes,
+    Volume,
+    attention_again_volume,
+    attention_volume,
+    collective,
+    column_volume,
+    cross_entropy_volume,
+    messages,
+    tensor_volume,
+    times,
+    total,
+    vocabulary_volume,
+)
+from pptrace.marks import Axis, Collective
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import PlanSource, ScheduleInfo
+from pptrace.schedule.actions import Action, Kind, iter_halves
+from pptrace.schedule.plan import Plan
+
+_TOKEN_BYTES = 8
+_CONTROL_BYTES = 8
+
+
+class StepVolume:
+    """Predicts a run's steps.
+
+    Args:
+        facts: of the model and the options.
+        mesh: sizes and order of the axes; those of a run that told its facts are all known.
+        plan: the run's own, with sends and receives or without.
+    """
+
+    def __init__(self, facts: GptFacts, mesh: MeshInfo, plan: Plan) -> None:
+        self.facts = facts
+        self.mesh = mesh
+        self.plan = plan
+        self._every_step: dict[int, Volume] = {}
+
+    def of_rank(self, rank: int, step: int) -> Volume:
+        """What a global rank communicates in a step; {} where it is in no pipeline of the mesh."""
+        pp_rank = self.mesh.pp_rank(rank)
+        if pp_rank is None:
+            return {}
+        if rank not in self._every_step:
+            self._every_step[rank] = self._always(rank, pp_rank)
+        return total((self._every_step[rank], *self._clipping(pp_rank, step)))
+
+    def _always(self, rank: int, pp_rank: int) -> Volume:
+        """What is the same in every step."""
+        held = self._gradient_parts(rank, pp_rank)
+        return total((*self._batch(pp_rank), *self._actions(pp_rank), *held.volumes(), *self._loss(pp_rank)))
+
+    @property
+    def _tp(self) -> int:
+        return self.mesh.tp or 1
+
+    @property
+    def _cp(self) -> int:
+        return self.mesh.cp or 1
+
+    @property
+    def _replicas(self) -> int:
+        return self._cp * (self.mesh.dp or 1)
+
+    @property
+    def _replica_axis(self) -> Axis:
+        """Of equal parameters and different tokens (:attr:`instrument.mesh.Mesh.replicas`)."""
+        if self._cp == 1:
+            return Axis.DP
+        return Axis.CP if self._cp == self._replicas else Axis.DP_CP
+
+    @cached_property
+    def _tokens(self) -> int:
+        """Of a microbatch on one rank of cp."""
+        return self.facts.microbatch_size * self.facts.sequence // self._cp
+
+    @cached_property
+    def _tensor(self) -> TensorSizes:
+        facts = self.facts
+        num_bytes = self._tokens * facts.hidden * facts.item_bytes
+        return TensorSizes(self._tp, num_bytes, facts.sequence_parallel, facts.overlap)
+
+    @cached_property
+    def _attention(self) -> AttentionSizes:
+        facts, tp = self.facts, self._tp
+        return AttentionSizes(
+            facts.microbatch_size,
+            facts.sequence,
+            facts.heads // tp,
+            facts.kv_heads // tp if facts.kv_heads % tp == 0 else 1,
+            facts.head_dim,
+            facts.item_bytes,
+            self._cp // facts.ulysses,
+            facts.ulysses,
+        )
+
+    def _batch(self, pp_rank: int) -> Iterator[Volume]:
+        """Tokens for the first stage and targets for the last, from the first rank of tp."""
+        stages = self.plan.stages_of(pp_rank)
+        reads = int(any(self.plan.previous_stage(stage) is None for stage in stages))
+        reads += any(self.plan.next_stage(stage) is None for stage in stages)
+        num_bytes = reads * self.plan.num_microbatches * self._tokens * _TOKEN_BYTES
+        yield collective(Axis.TP, Collective.BROADCAST, self._tp, num_bytes, count=1 if reads else 0)
+
+    def _actions(self, pp_rank: int) -> Iterator[Volume]:
+        recomputed = self._fully_recomputed(pp_rank)
+        for action in iter_halves(self.plan.ranks[pp_rank]):
+            if action.kind is Kind.F:
+                yield self._forward(action)
+            elif action.kind in (Kind.B, Kind.I):
+                yield self._backward(action, (action.stage, action.microbatch) in recomputed)
+
+    def _forward(self, action: Action) -> Volume:
+        place, plan = self.plan.model_stage(action.stage), self.plan
+        parts = [times(self._layer.forward, self.facts.layers_per_stage[place])]
+        parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
+        if place == 0:
+            parts.append(vocabulary_volume(self._tensor).forward)
+        if place == plan.chain_length - 1:
+            parts.append(column_volume(self._tensor).forward)
+            parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
+        return total((*parts, self._gathered_units(place)))
+
+    def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
+        """Of a B or an I: a W communicates nothing."""
+        place, plan = self.plan.model_stage(action.stage), self.plan
+        num_layers = self.facts.layers_per_stage[place]
+        parts = [times(self._layer.backward, num_layers), times(self._again(fully_recomputed), num_layers)]
+        parts.append(self._transfers(action.stage, plan.previous_stage(action.stage), plan.next_stage(action.stage)))
+        if place == 0:
+            parts.append(vocabulary_volume(self._tensor).backward)
+        if place == plan.chain_length - 1:
+            parts.append(column_volume(self._tensor).backward)
+        return total((*parts, self._gathered_units(place)))
+
+    @cached_property
+    def _layer(self) -> BothWays:
+        tensor, attention = tensor_volume(self._tensor), attention_volume(self._attention)
+        return BothWays(total((tensor.forward, attention.forward)), total((tensor.backward, attention.backward)))
+
+    def _again(self, fully: bool) -> Volume:
+        """What a layer's backward repeats of its forward (arXiv 2205.05198, section 5)."""
+        if fully or self.facts.recompute == "full":
+            return self._layer.forward
+        return attention_again_volume(self._attention) if self.facts.recompute == "selective" else {}
+
+    def _fully_recomputed(self, pp_rank: int) -> frozenset[tuple[int, int | None]]:
+        """(stage, microbatch) of the forwards that keep their input alone beyond ``recompute_microbatches_beyond``.
+
+        Every window-th, the window being the most forwards in flight (:mod:`instrument.pipeline.outstanding`).
+        """
+        keep = self.facts.recompute_microbatches_beyond
+        if keep is None:
+            return frozenset()
+        halves = list(iter_halves(self.plan.ranks[pp_rank]))
+        changes = [{Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(half.kind, 0) for half in halves]
+        window = max(sum(changes[: end + 1]) for end in range(len(changes)))
+        forwards = [half for half in halves if half.kind is Kind.F]
+        return frozenset((f.stage, f.microbatch) for index, f in enumerate(forwards) if index % window >= keep)
+
+    def _transfers(self, stage: int, target: int | None, source: int | None) -> Volume:
+        """b · s/(cp · tp if SP) · h to the stage that reads an action's output, and from the one whose output it reads."""
+        placement = self.plan.placement
+        sent, received = (other is not None and placement[other] != placement[stage] for other in (target, source))
+        num_bytes = self._tensor.activation_bytes // (self._tp if self._tensor.is_cut else 1)
+        return messages(Axis.PP, num_bytes, int(sent), int(received))
+
+    def _gathered_units(self, place: int) -> Volume:
+        """ZeRO-3 gathers every unit for each forward and each backward (arXiv 1910.02054, section 7.2.2)."""
+        return self._units(place).gathered() if self.facts.zero == 3 else {}
+
+    def _units(self, place: int) -> ShardedUnits:
+        parameters = stage_parameters(self.facts, place, self._tp)
+        return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
+
+    def _gradient_parts(self, rank: int, pp_rank: int) -> GradientVolume:
+        places = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
+        group = self.mesh.group_of(rank, str(self._replica_axis)) or (rank,)
+        return GradientVolume(
+            self.facts,
+            tuple(self._units(place) for place in places),
+            self._tp,
+            self._replica_axis,
+            len(group),
+            group.index(rank),
+            self._is_tied_apart(places),
+            self._has_mirror(pp_rank),
+        )
+
+    def _is_tied_apart(self, places: list[int]) -> bool:
+        """Whether the other end of a tied embedding is on another rank."""
+        ends = (0 in places) + (self.plan.chain_length - 1 in places)
+        return self.facts.tied and self.plan.pp > 1 and ends == 1
+
+    def _has_mirror(self, pp_rank: int) -> bool:
+        return self.plan.num_chains > 1 and 2 * pp_rank != self.plan.pp - 1
+
+    def _loss(self, pp_rank: int) -> Iterator[Volume]:
+        """The mean over mirrored ends and over replicas, on ranks that have a last stage."""
+        if not any(self.plan.next_stage(stage) is None for stage in self.plan.stages_of(pp_rank)):
+            return
+        if self._has_mirror(pp_rank):
+            yield collective(Axis.MIRROR, Collective.ALL_REDUCE, 2, self.facts.sum_bytes)
+        yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, self.facts.sum_bytes)
+
+    def _clipping(self, pp_rank: int, step: int) -> Iterator[Volume]:
+        """The norm of the gradient, as single numbers (:mod:`instrument.optim.clipping`)."""
+        if not self.facts.clip_grad:
+            return
+        yield collective(Axis.TP, Collective.ALL_REDUCE, self._tp, _CONTROL_BYTES)
+        if self.facts.zero:
+            yield collective(self._replica_axis, Collective.ALL_REDUCE, self._replicas, _CONTROL_BYTES)
+        if self.facts.optimizer_sync != "post-validation":
+            yield collective(Axis.PP, Collective.ALL_REDUCE, self.plan.pp, _CONTROL_BYTES)
+            return
+        has_previous, has_next = int(pp_rank > 0), int(pp_rank < self.plan.pp - 1)
+        yield messages(Axis.PP, _CONTROL_BYTES, sent=has_next, received=has_previous)
+        # The sum of all comes back in the next step, and that of the last step after it, under its number.
+        validations = (step > 0) + (step == self.facts.steps - 1)
+        yield times(messages(Axis.PP, _CONTROL_BYTES, sent=has_previous, received=has_next), validations)
+
+
+def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo) -> StepVolume | None:
+    """The prediction for a run whose traces told their ``models``; None where they are not the GPT's or do not fit its plan."""
+    facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
+    plan = schedule.plan
+    if facts is None or plan is None or schedule.source is not PlanSource.METADATA or schedule.mismatches:
+        return None
+    tp, cp = mesh.tp or 1, mesh.cp or 1
+    fits = plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
+    return StepVolume(facts, mesh, plan) if fits else None

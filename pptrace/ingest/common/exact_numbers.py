@@ -1,0 +1,130 @@
+"""Numbers as JSON wrote them to int64: microseconds to nanoseconds digit by digit, and ids of any type.
+
+float64 has only a quarter of a microsecond left at today's epoch (1.7e15 µs), so no timestamp passes through it here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal, Overflow
+from typing import TypeAlias
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+
+Scalar: TypeAlias = int | float | str | None
+
+MISSING = int(np.iinfo(np.int64).min)
+"""No number where one should be."""
+ABSURD = MISSING + 1
+"""A number that no clock shows."""
+LIMIT_NS = 4 * 10**18
+"""Of absolute times and of times before a base is added; two of them still add up within int64. The year 2096."""
+
+_PLAIN = b"0123456789.,-"
+_NUMBERS = re.compile(rb"-?\d+(?:\.\d+)?(?:,-?\d+(?:\.\d+)?)*")
+_MAX_WIDTH = 20  # longer numbers may not fit int64
+_COMMA, _MINUS, _POINT = b",-."
+_POWERS = np.array([10**exponent for exponent in range(19)], dtype=np.int64)
+_WIDE = Context(prec=80)
+_NUMBER_AT_END = re.compile(r"(?:^|\D)(\d{1,18})$", re.ASCII)
+
+
+def nanoseconds(numbers: Sequence[bytes]) -> Int64:
+    """Nanoseconds of numbers in microseconds, each given as its JSON text (quoted or not).
+
+    Exact to the last digit; below a nanosecond rounds half to even. Texts that are no number give :data:`MISSING`, numbers
+    beyond :data:`LIMIT_NS` give :data:`ABSURD`.
+    """
+    if not numbers:
+        return np.zeros(0, dtype=np.int64)
+    text = b",".join(numbers)
+    if b'"' in text:
+        text = text.replace(b'"', b"")
+        plain = _NUMBERS.fullmatch(text) is not None
+    else:
+        plain = not text.translate(None, _PLAIN)
+    fast = _plain_nanoseconds(text) if plain else None
+    if fast is None or len(fast) != len(numbers):
+        return np.array([exact_nanoseconds(number) for number in numbers], dtype=np.int64)
+    return fast
+
+
+def _plain_nanoseconds(text: bytes) -> Int64 | None:
+    """All at once, for numbers of digits; None where some need a closer look."""
+    codes = np.frombuffer(text, dtype=np.uint8)
+    ends = np.append(np.flatnonzero(codes == _COMMA), len(codes))
+    widths = ends[1:] - ends[:-1] - 1
+    if ends[0] < 1 or ends[0] > _MAX_WIDTH or (len(widths) and (widths.min() < 1 or widths.max() > _MAX_WIDTH)):
+        return None
+    points = np.flatnonzero(codes == _POINT)
+    if len(points) == len(ends) and np.array_equal(points, ends - 4) and b"-" not in text:  # as Kineto writes them
+        result: Int64 = np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
+        return None if (result > LIMIT_NS).any() else result
+    owner = np.searchsorted(ends, points)
+    minuses = np.flatnonzero(codes[1:] == _MINUS)
+    if (owner[1:] == owner[:-1]).any() or (len(minuses) and (codes[minuses] != _COMMA).any()):
+        return None
+    try:
+        mantissa: Int64 = np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
+    except ValueError:  # a sign or a point alone
+        return None
+    decimals = np.zeros(len(ends), dtype=np.int64)
+    decimals[owner] = ends[owner] - points - 1
+    scale = _POWERS[np.maximum(3 - decimals, 0)]
+    limit = LIMIT_NS // scale
+    if ((mantissa > limit) | (mantissa < -limit)).any():  # not by abs(): what overflowed stands at int64's ends
+        return None
+    result = mantissa * scale
+    finer = np.flatnonzero(decimals > 3)
+    if len(finer):
+        result[finer] = _divide_half_even(mantissa[finer], _POWERS[decimals[finer] - 3])
+    return result
+
+
+def _divide_half_even(values: Int64, divisors: Int64) -> Int64:
+    quotient, rest = np.divmod(values, divisors)
+    half = divisors // 2  # divisors are powers of ten, so this is exact
+    up = (rest > half) | ((rest == half) & (quotient % 2 == 1))
+    return np.asarray(quotient + up, dtype=np.int64)
+
+
+def exact_nanoseconds(number: bytes) -> int:
+    """One number through Decimal: exponents, many digits, quoted text, null."""
+    try:
+        value = Decimal(bytes(number).strip(b'"').decode("ascii"))
+        if not value.is_finite():
+            return MISSING
+        if _WIDE.abs(value) > LIMIT_NS // 1000:
+            return ABSURD
+        return int(value.scaleb(3, _WIDE).to_integral_value(ROUND_HALF_EVEN, _WIDE))
+    except Overflow:
+        return ABSURD
+    except (ArithmeticError, ValueError):
+        return MISSING
+
+
+class Integers(dict[Scalar, int]):
+    """int64 for whatever a producer writes as a process, thread, device or stream: ``7``, ``"7"``, ``"stream 7"``; else -1.
+
+    Remembers what it has read, since there are few different ones.
+    """
+
+    def __call__(self, values: Sequence[Scalar]) -> Int64:
+        try:
+            return np.array(values, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            return np.fromiter(map(self.__getitem__, values), np.int64, len(values))
+
+    def __missing__(self, value: Scalar) -> int:
+        number = -1
+        if isinstance(value, str):
+            match = _NUMBER_AT_END.search(value.strip())
+            number = int(match[1]) if match else -1
+        elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+            number = int(value)
+        number = number if -(2**63) <= number < 2**63 else -1
+        self[value] = number
+        return number

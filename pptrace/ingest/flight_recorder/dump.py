@@ -1,0 +1,343 @@
+"""torch's flight-recorder dumps as they are: the last collectives and messages of a rank, finished or not, as pickle or JSON.
+
+    dump  = { "version", "pg_config": { id: { "name", "desc", "ranks": "[0, 1]" } }, "entries": [ entry, … ], … }
+    entry = { "profiling_name": "nccl:send 0->1" | "nccl:all_reduce" | …, "process_group": (name, desc), "state",
+              "collective_seq_id", "p2p_seq_id", "time_created_ns", "time_discovered_started_ns",
+              "time_discovered_completed_ns", "duration_ms", "input_sizes", "output_sizes", "input_dtypes", "is_p2p" }
+
+Of gloo (torch 2.13 and later) no message is recorded, ``state`` stays "scheduled", ``retired`` is the end of a call, and
+``pg_config`` names no group.
+
+(Versions 2.0 to 2.10: torch 2.4 to 2.13, torch/csrc/distributed/c10d/FlightRecorder.hpp, TraceUtils.h before; files
+nccl_trace_rank_R.) Ranks in a name are places in the group. Before version 2, groups are numbers ("pg_id") without members.
+The entries of a batch share the sequence numbers of the ``nccl:coalesced`` that follows them: one launch does them all, and what
+becomes of it is written there alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import unreadable
+from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
+from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
+
+_NAME = re.compile(
+    r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
+    r"(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?",
+    re.IGNORECASE,
+)
+_KINDS = {
+    "barrier": ("barrier", "all_reduce_barrier", "allreduce_barrier"),
+    "all_reduce": ("all_reduce", "allreduce"),
+    "all_gather": ("all_gather", "allgather"),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_to_all": ("all_to_all", "alltoall"),
+    "send": ("send",),
+    "recv": ("recv",),
+    "broadcast": ("broadcast",),
+    "gather": ("gather",),
+    "scatter": ("scatter",),
+    "reduce": ("reduce",),
+}
+_P2P = ("send", "recv")
+_COALESCED = "coalesced"
+_WORLD = "default_pg"
+_UNTOLD = ("", "undefined")
+_NOT_A_NUMBER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DumpGroup:
+    """A process group: ``ranks`` are its global ranks in order, () where the dump does not tell them."""
+
+    id: str = ""
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The same on every member, whose numbers of groups may differ."""
+        return self.description or self.id
+
+    @property
+    def is_world(self) -> bool:
+        return self.description == _WORLD
+
+    def member(self, place: int) -> int:
+        """The global rank at a place in the group; the place itself where the members are not told, -1 where it is none."""
+        return self.ranks[place] if 0 <= place < len(self.ranks) else place
+
+
+@dataclass(frozen=True, slots=True)
+class DumpCall:
+    """One entry. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
+
+    ``launch`` numbers what the host launched: the calls of a batch share it. ``place`` is the peer's place in the group.
+    """
+
+    kind: str
+    group: DumpGroup
+    seq: int
+    place: int
+    done: bool
+    started: bool
+    created_ns: int
+    start_ns: int
+    end_ns: int
+    bytes: int
+    launch: int = -1
+    dtype: str = ""
+    backend: str = ""
+    raw_group: int = -1  # the rank's own number of the group
+    counts: tuple[int, int] = field(default=(-1, -1), repr=False)  # of collectives and of messages in the group
+
+    @property
+    def peer(self) -> int:
+        return self.group.member(self.place) if self.place >= 0 else -1
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The same on every member of the group."""
+        return (self.group.name, "p2p" if self.kind in _P2P else "collective", self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What a rank (-1: unknown) recorded: the groups that it is a member of, and its last calls in their order."""
+
+    path: Path
+    rank: int
+    version: str
+    groups: tuple[DumpGroup, ...]
+    calls: tuple[DumpCall, ...]
+    is_whole: bool = True
+    """Whether the first call is the rank's first; the recorder keeps only the last ones."""
+    last_enqueued: Mapping[int, int] = field(default_factory=dict)
+    """The rank's own number of a group → the number of the last call made in it."""
+
+
+def sniff_flight(start: bytes) -> bool:
+    told = b"pg_config" in start or b"profiling_name" in start
+    is_json = start.lstrip()[:1] == b"{" and b'"traceEvents"' not in start and b'"distributedInfo"' not in start
+    is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    return told and (is_pickle or (is_json and (b'"entries"' in start or b'"pg_status"' in start)))
+
+
+def read_dump(path: Path) -> Dump:
+    """Read a dump.
+
+    Raises:
+        TraceError: the file is damaged, or holds more than plain values.
+    """
+    document = _document(path)
+    groups = _groups(document.get("pg_config"))
+    entries = document["entries"]
+    calls = tuple(_calls(entries, groups))
+    told = rank_of_value(document.get("rank"))
+    named = rank_of_dump_name(path.name)
+    rank = told if told is not None else named if named is not None else -1
+    first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
+    return Dump(
+        path,
+        rank,
+        str(document.get("version")),
+        tuple(dict.fromkeys(groups.values())),
+        calls,
+        is_whole=first in (None, 0),
+        last_enqueued=_last_enqueued(document.get("pg_status")),
+    )
+
+
+def _last_enqueued(status: object) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for key, group in status.items() if isinstance(status, dict) else []:
+        last = rank_of_value(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
+        if last is not None and str(key).isdecimal():
+            found[int(key)] = last
+    return found
+
+
+def read_dumps(paths: Sequence[Path]) -> tuple[tuple[Dump, ...], tuple[str, ...]]:
+    """The dumps that can be read, and a line for each that cannot."""
+    dumps: list[Dump] = []
+    lost: list[str] = []
+    for path in paths:
+        try:
+            dumps.append(read_dump(path))
+        except TraceError as err:
+            lost.append(f"{err} (left out; the traces are read without it)")
+    return tuple(dumps), tuple(lost)
+
+
+class _Plain(pickle.Unpickler):
+    """Containers, texts and numbers alone: a pickle that names any class or function is refused before it is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]}, which lies outside of it")
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as err:
+        raise unreadable(path, err) from err
+    try:
+        document = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as err:
+        raise TraceError(
+            f"{path}: damaged dump ({_line(err)}); expected plain values of torch's flight recorder"
+        ) from err
+    except (MemoryError, RecursionError, ImportError) as err:
+        raise TraceError(f"{path}: damaged dump; expected plain values of torch's flight recorder") from err
+    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
+        raise TraceError(f"{path}: no list of entries in it; expected a dump of torch's flight recorder; dump it again")
+    return document
+
+
+def _line(err: Exception) -> str:
+    return str(err).split("\n", 1)[0][:100]
+
+
+def _groups(config: object) -> dict[str, DumpGroup]:
+    """The groups by their names and by their ids."""
+    found: dict[str, DumpGroup] = {}
+    for key, group in config.items() if isinstance(config, dict) else []:
+        if not isinstance(group, dict):
+            continue
+        ranks = group.get("ranks")
+        if isinstance(ranks, str):
+            ranks = [int(part) for part in re.findall(r"\d{1,9}", ranks)]
+        whole = isinstance(ranks, list | tuple) and all(isinstance(rank, int) for rank in ranks)
+        name, description = str(group.get("name", key)), str(group.get("desc", ""))
+        known = DumpGroup(name, "" if description in _UNTOLD else description, tuple(ranks) if whole and ranks else ())
+        found[str(key)] = found[name] = known
+    return found
+
+
+def _calls(entries: list[Any], groups: Mapping[str, DumpGroup]) -> Iterator[DumpCall]:
+    """The calls in their order, each with its launch; a batch's with the state and the times of its end."""
+    pending: list[DumpCall] = []
+    for launch, entry in enumerate(entries):
+        call = _call(entry, groups, launch) if isinstance(entry, dict) else None
+        if call is None:
+            continue
+        if call.kind == _COALESCED:
+            pending = [_launched(member, call) for member in pending]
+            continue
+        if pending and (pending[-1].group, pending[-1].counts) != (call.group, call.counts):
+            yield from pending
+            pending = []
+        pending.append(call)
+    yield from pending
+
+
+def _launched(member: DumpCall, end: DumpCall) -> DumpCall:
+    """A call of a batch that ``end`` launched; others are as they were."""
+    if (member.group, member.counts) != (end.group, end.counts):
+        return member
+    return replace(
+        member,
+        launch=end.launch,
+        done=end.done or member.done,
+        started=end.started or member.started,
+        start_ns=end.start_ns,
+        end_ns=end.end_ns,
+    )
+
+
+def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int) -> DumpCall | None:
+    match = _NAME.match(str(entry.get("profiling_name", "")))
+    if match is None:
+        return None
+    word = match["kind"].lower()
+    kind = next((kind for kind, words in _KINDS.items() if word.startswith(words)), word)
+    created = _number(entry.get("time_created_ns"))
+    start = _number(entry.get("time_discovered_started_ns"))
+    start = start if start > 0 else created
+    duration, end = entry.get("duration_ms"), _number(entry.get("time_discovered_completed_ns"))
+    if isinstance(duration, int | float) and math.isfinite(duration) and 0 <= duration < 1e12:
+        end = start + round(duration * 1e6)
+    both = entry.get("seq_id")  # of the first versions, which count messages and collectives together
+    counts = _number(entry.get("collective_seq_id", both)), _number(entry.get("p2p_seq_id", both))
+    backend = match["backend"].lower()
+    is_done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
+    return DumpCall(
+        kind=kind,
+        group=_group_of(entry, groups),
+        seq=counts[kind in _P2P],
+        place=int(match["peer"]) if match["peer"] and len(match["peer"]) < 9 else -1,
+        done=is_done,
+        started=entry.get("state") == "started",
+        created_ns=created,
+        start_ns=start,
+        end_ns=end,
+        bytes=_bytes(entry),
+        launch=launch,
+        dtype=_dtype(entry),
+        backend=backend,
+        raw_group=_number(entry.get("pg_id")),
+        counts=counts,
+    )
+
+
+def _dtype(entry: Mapping[str, Any]) -> str:
+    """The element type, "" where several or none are named."""
+    named = {
+        str(dtype)
+        for side in ("input_dtypes", "output_dtypes")
+        for dtype in (entry[side] if isinstance(entry.get(side), list | tuple) else ())
+    }
+    return named.pop() if len(named) == 1 else ""
+
+
+def _group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup:
+    given = entry.get("process_group")
+    if not isinstance(given, list | tuple) or len(given) < 2:
+        return DumpGroup(description=_WORLD if entry.get("pg_id") == 0 else "")
+    name, description = str(given[0]), str(given[1])
+    known = groups.get(name, DumpGroup(name))
+    return known if description in _UNTOLD else replace(known, description=description)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else _NOT_A_NUMBER
+
+
+def _bytes(entry: Mapping[str, Any]) -> int:
+    """Of the larger side; -1 where sizes or types are not told."""
+    totals = [_side_bytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
+    return max(totals)
+
+
+def _side_bytes(sizes: object, dtypes: object) -> int:
+    if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple) or len(sizes) != len(dtypes):
+        return -1
+    total = 0
+    for shape, dtype in zip(sizes, dtypes, strict=True):
+        width = DTYPE_BYTES.get(str(dtype).lower())
+        good = isinstance(shape, list | tuple) and all(isinstance(size, int) and 0 <= size < 2**40 for size in shape)
+        if width is None or not good or len(shape) > 16:
+            return -1
+        total += math.prod(shape) * width
+    return total if total < 2**62 else -1

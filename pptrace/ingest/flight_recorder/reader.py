@@ -1,0 +1,110 @@
+"""Reader of torch's flight-recorder dumps (:mod:`pptrace.ingest.flight_recorder.dump`) that no trace lies beside.
+
+A dump has communication and no ops. Its use is then to say what a run that hangs waits for: a call that is not complete is held
+against the dumps beside this one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from pptrace.errors import TraceError
+from pptrace.ingest.flight_recorder.dump import DumpCall, read_dump
+from pptrace.ingest.ops.build import Tables, comms_table, ops_table
+
+_AXES = {
+    "pp": re.compile(r"pipeline|\bpp\b|mesh_pp", re.IGNORECASE),
+    "tp": re.compile(r"tensor|\btp\b|mesh_tp", re.IGNORECASE),
+    "cp": re.compile(r"context|\bcp\b|mesh_cp", re.IGNORECASE),
+    "ep": re.compile(r"expert|\bep\b|mesh_ep", re.IGNORECASE),
+    "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
+}
+_MOST_SHOWN = 5
+DUMP_PRODUCER = "torch flight recorder"
+NO_CALLS = (
+    "a flight-recorder dump without entries: the rank made no call that its recorder kept; "
+    "was TORCH_FR_BUFFER_SIZE 0, or had it ended?"
+)
+
+
+def read_flight(path: Path) -> Tables:
+    """The communication in a dump, and what of it is not complete, as warnings.
+
+    Raises:
+        TraceError: the file is damaged, or holds more than plain values.
+    """
+    dump = read_dump(path)
+    timed = [call for call in dump.calls if call.start_ns >= 0 and call.end_ns >= call.start_ns]
+    comms = comms_table(
+        {
+            "kind": [call.kind for call in timed],
+            "rank": [dump.rank] * len(timed),
+            "axis": [_axis(call.group.name) for call in timed],
+            "peer": [call.peer for call in timed],
+            "group_size": [2 if call.kind in ("send", "recv") else len(call.group.ranks) or -1 for call in timed],
+            "bytes": [call.bytes for call in timed],
+            "start_ns": [call.start_ns for call in timed],
+            "end_ns": [call.end_ns for call in timed],
+            "clock": ["host"] * len(timed),
+        },
+        len(timed),
+    )
+    ops = ops_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
+    warnings = tuple(_stuck(path, dump.rank, dump.calls)) if dump.calls else (NO_CALLS,)
+    return Tables("", f"{DUMP_PRODUCER} {dump.version}", ops, comms, warnings=warnings, only_rank=dump.rank)
+
+
+def _axis(group: str) -> str:
+    return next((axis for axis, pattern in _AXES.items() if pattern.search(group)), "unknown")
+
+
+def _stuck(path: Path, rank: int, calls: Sequence[DumpCall]) -> Iterator[str]:
+    """A line for each call that is not complete, the oldest first."""
+    open_calls = [call for call in calls if not call.done]
+    others = _others(path) if open_calls else {}
+    who = "this rank" if rank < 0 else f"rank {rank}"
+    for call in open_calls[:_MOST_SHOWN]:
+        peer = f" with rank {call.peer}" if call.peer >= 0 else ""
+        group = f"of group {call.group.name}" if call.group.name else "of a group without a name"
+        verb = "waits in" if call.started else "has not begun"
+        yield f"{who} {verb} {call.kind}{peer}, seq {call.seq} {group}{_elsewhere(call, rank, others)}"
+    if len(open_calls) > _MOST_SHOWN:
+        yield f"{who}: {len(open_calls) - _MOST_SHOWN} more calls are not complete"
+
+
+def _elsewhere(call: DumpCall, rank: int, others: Mapping[int, Mapping[tuple[str, str, int], bool]]) -> str:
+    """What the dumps of the other members say of the same call."""
+    if call.kind in ("send", "recv"):
+        return ""  # their numbers count for each pair of ranks
+    members = [other for other in others if other != rank and (not call.group.ranks or other in call.group.ranks)]
+    finished = [other for other in members if others[other].get(call.key) is True]
+    waiting = [other for other in members if others[other].get(call.key) is False]
+    absent = [other for other in members if call.key not in others[other]]
+    parts = [("finished", finished), ("not complete either", waiting), ("never called", absent)]
+    told = [f"{what} on rank {', '.join(map(str, ranks))}" for what, ranks in parts if ranks]
+    return f": {'; '.join(told)}" if told else ""
+
+
+def _others(path: Path) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
+    """For each rank with a dump beside this one: its calls, and which are complete."""
+    number = re.compile(r"\d+(?!.*\d)")
+    if number.search(path.name) is None:
+        return {}
+    same = re.compile(re.escape(number.sub("\0", path.name)).replace("\0", r"\d+"))
+    files = [other for other in sorted(path.parent.iterdir()) if same.fullmatch(other.name) and other.is_file()]
+    return _states(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+@lru_cache(maxsize=2)
+def _states(stamps: tuple[tuple[str, int, int], ...]) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
+    states: dict[int, Mapping[tuple[str, str, int], bool]] = {}
+    for name, _, _ in stamps:
+        try:
+            dump = read_dump(Path(name))
+        except TraceError:
+            continue  # its own reading says what is wrong with it
+        states[dump.rank] = {call.key: call.done for call in dump.calls}
+    return states

@@ -1,0 +1,378 @@
+"""What a user gives as PATH → the files to read, with the ranks they should have.
+
+    PATH = a trace file
+         | a directory with one trace per rank, in it or in its subdirectories
+         | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
+         | a run directory: run.json says which file is whose
+
+A file of Nsight Systems can hold several ranks. Flight-recorder dumps beside traces are no traces of their own: they say more of
+the calls in these (:mod:`pptrace.recognise.calls.from_flight_recorder`).
+
+No trace is read here: formats are told by the first bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pptrace.errors import TraceError, UsageError
+from pptrace.ingest.chrome.reader import has_kineto_members
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.rank_names import rank_of_value
+from pptrace.ingest.flight_recorder.dump import sniff_flight
+from pptrace.ingest.formats import archive_of, detect
+from pptrace.ingest.inputs.directories import copies, directories_below, entries_of
+from pptrace.ingest.nsight.report_export import RECORDED_SUFFIXES
+from pptrace.ingest.op_tables.pptrace_json import sniff_own_json
+from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, without_partners
+from pptrace.model.tables import InputFormat
+
+RUN_FILE = "run.json"
+RUN_SCHEMA = "pptrace.run/1"
+_TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *RECORDED_SUFFIXES)
+_MOST_SKIPPED = 20
+"""How many files a warning names."""
+_THEIR_TRACES = (
+    "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
+    "marks; for a report of those run the script without its profiler"
+)
+_MOST_SNIFFED = 200
+"""How many files below a directory that holds traces are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file to read. ``rank`` is what the run says it should be; None where nothing says so."""
+
+    path: Path
+    format: InputFormat | None
+    rank: int | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedInputs:
+    """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
+
+    ``dumps`` are flight-recorder dumps beside the traces in ``files``.
+    """
+
+    files: tuple[InputFile, ...]
+    warnings: tuple[str, ...] = ()
+    run: Mapping[str, Any] | None = None
+    run_dir: Path | None = None
+    dumps: tuple[Path, ...] = ()
+
+
+def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
+    """Resolve PATHs to trace files.
+
+    Raises:
+        UsageError: no path is given.
+        TraceError: a path does not exist, or a directory holds no trace.
+    """
+    if not paths:
+        raise UsageError("no path is given; expected trace files, a directory with one per rank, or a run directory")
+    parts = [_open_one(Path(path)) for path in paths]
+    warnings = [line for part in parts for line in part.warnings]
+    files: dict[Path, InputFile] = {}
+    for file in (file for part in parts for file in part.files):
+        if file.path.resolve() in files:
+            warnings.append(f"{file.path}: given more than once; read once")
+        files.setdefault(file.path.resolve(), file)
+    runs = [part for part in parts if part.run is not None]
+    if len(runs) > 1:
+        warnings.append(
+            f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
+        )
+    run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
+    chosen = set(without_partners([file.path for file in files.values()]))
+    alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
+    copied = copies([file.path for file in alike])
+    warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
+    left = [file for file in files.values() if file.path in chosen and file.path not in copied]
+    dumps = _dumps_beside(left)
+    traces = tuple(file for file in left if file.path not in dumps)
+    return OpenedInputs(traces, tuple(warnings), run, run_dir, dumps)
+
+
+def _open_one(path: Path) -> OpenedInputs:
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        exists = path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if not exists:
+        raise TraceError(
+            f"{path}: not found; expected a trace file, a directory of traces or a run directory; check the path"
+        )
+    if not path.is_file():
+        raise TraceError(
+            f"{path}: a pipe or a device, which can be read once only; expected a file; save the trace and give that"
+        )
+    if path.name == RUN_FILE and (run := _read_run(path)) is not None:
+        return _open_run(path.parent, run)
+    return OpenedInputs((_input_file(path, None),))
+
+
+def _input_file(path: Path, rank: int | None) -> InputFile:
+    by_name = InputFormat.NSYS_SQLITE if path.suffix in RECORDED_SUFFIXES else None
+    return InputFile(path, detect(first_bytes(path)) or by_name, rank, path.stat().st_size)
+
+
+def _open_directory(directory: Path) -> OpenedInputs:
+    warnings: list[str] = []
+    run_file = directory / RUN_FILE
+    if run_file.is_file():
+        run = _read_run(run_file)
+        if run is not None and run["ranks"]:
+            return _open_run(directory, _with_other_nodes(directory, run))
+        reason = (
+            f'unreadable; expected JSON with "schema": "{RUN_SCHEMA}"'
+            if run is None
+            else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
+        )
+        warnings.append(f"{run_file}: {reason}; took the traces beside it")
+    entries = entries_of(directory)
+    files, skipped = _taken([entry for entry in entries if entry.is_file()])
+    below = [(place, entry) for place in directories_below(directory, RUN_FILE) for entry in _files_of(place)]
+    if not files:
+        tensorboard = [
+            entry for place, entry in below if place.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
+        ]
+        files, skipped_below = _taken(tensorboard) if tensorboard else _taken([entry for _, entry in below])
+        skipped += skipped_below
+        if len({file.path.parent for file in files}) > 1:
+            warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
+    if not files:
+        raise TraceError(_no_traces(directory, entries, skipped))
+    skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
+    skipped += _left_below(directory, [entry for _, entry in below], files)
+    if skipped:
+        warnings.append(f"{directory}: skipped {_listed(skipped, _MOST_SKIPPED)}")
+    return OpenedInputs(tuple(files), tuple(warnings))
+
+
+def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
+    """Of files that lie together, the traces to read, and for the others what each is."""
+    candidates = [path for path in paths if not _is_run_file(path)]
+    return _best(*_trace_files(without_partners(_without_exported(candidates))))
+
+
+def _files_of(directory: Path) -> list[Path]:
+    try:
+        return [entry for entry in entries_of(directory) if entry.is_file()]
+    except (TraceError, OSError):
+        return []
+
+
+def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
+    """Traces in subdirectories, beside those that are read; no partner of a table is one."""
+    read = {file.path for file in files}
+    named = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
+    found, _ = _trace_files(without_partners(_without_exported(named[:_MOST_SNIFFED])))
+    return [
+        f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
+        for file in found
+        if not sniff_own_json(first_bytes(file.path))
+    ]
+
+
+def _why_left(path: Path, read: Collection[Path]) -> str:
+    """Beside traces that are read lies what has another name than TensorBoard gives them."""
+    if any(other.parent == path.parent for other in read):
+        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the traces beside it are"
+    return "in a subdirectory"
+
+
+def _without_exported(paths: Sequence[Path]) -> list[Path]:
+    """The files without those of Nsight Systems whose export, or whose report, lies beside them."""
+    steps = (".sqlite", *RECORDED_SUFFIXES)
+    latest: dict[Path, int] = {}
+    for path in paths:
+        if path.suffix in steps:
+            stem = path.with_suffix("")
+            latest[stem] = min(latest.get(stem, len(steps)), steps.index(path.suffix))
+    return [
+        path for path in paths if path.suffix not in steps or steps.index(path.suffix) == latest[path.with_suffix("")]
+    ]
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.name == RUN_FILE or path.match("run.node*.json")
+
+
+def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run with the ranks of all its nodes: each node but the first writes a file of its own."""
+    others = [_read_run(path) for path in sorted(directory.glob("run.node*.json"))]
+    return {
+        **run,
+        "ranks": [*run["ranks"], *(entry for other in others if other is not None for entry in other["ranks"])],
+    }
+
+
+def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
+    """Those that are traces, and for the others what each is."""
+    files: list[InputFile] = []
+    skipped: list[str] = []
+    for path in paths:
+        try:
+            file = _input_file(path, None)
+        except TraceError:
+            skipped.append(f"{path.name} (unreadable)")
+            continue
+        if file.format is not None:
+            files.append(file)
+        elif archive := archive_of(first_bytes(path)):
+            skipped.append(f"{path.name} (a {archive} archive; unpack it)")
+        elif path.name.endswith(_TRACE_SUFFIXES):
+            skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
+    return files, skipped
+
+
+def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
+    """Of a directory that holds ops in several forms, the one that says most.
+
+    Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
+    """
+    if not any(file.format is InputFormat.OPLOG for file in files):
+        return files, skipped
+    worth = {file.path: _worth(file) for file in files}
+    most = max(worth.values())
+    kept = {*(path for path, own in worth.items() if own == most), *_dumps_beside(files)}
+    left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
+    return [file for file in files if file.path in kept], [*skipped, *left]
+
+
+def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
+    """The flight-recorder dumps among files that hold a profiler's traces as well."""
+    if not any(file.format in (InputFormat.KINETO, InputFormat.NSYS_SQLITE) for file in files):
+        return ()
+    tables = (file.path for file in files if file.format is InputFormat.OPLOG)
+    return tuple(path for path in tables if sniff_flight(first_bytes(path)))
+
+
+def _is_dump(file: InputFile) -> bool:
+    """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
+    return file.format is InputFormat.OPLOG and sniff_flight(first_bytes(file.path))
+
+
+def _worth(file: InputFile) -> int:
+    start = first_bytes(file.path)
+    if file.format is InputFormat.OPLOG:
+        return 0 if sniff_own_json(start) or sniff_flight(start) else 2
+    return 1 if file.format in (InputFormat.KINETO, InputFormat.CHROME) and not has_kineto_members(start) else 3
+
+
+def _runs(entries: Sequence[Path]) -> list[str]:
+    return [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
+
+
+def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
+    if runs := _runs(entries):
+        return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
+    found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
+    return (
+        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
+        "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
+    )
+
+
+def _read_run(path: Path) -> Mapping[str, Any] | None:
+    """run.json, None where it is not one."""
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(run, dict) or not isinstance(run.get("ranks"), list):
+        return None
+    return run
+
+
+def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
+    """The files that run.json names; a rank without one is a warning."""
+    warnings: list[str] = []
+    if run.get("schema") != RUN_SCHEMA:
+        warnings.append(
+            f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this pptrace knows {RUN_SCHEMA!r}; read as that"
+        )
+    files: dict[Path, InputFile] = {}
+    missing: list[tuple[int, str]] = []
+    entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
+    named = "trace"
+    if not any(_trace_path(directory, entry.get("trace")) for entry in entries):
+        scripts = [entry for entry in entries if _trace_path(directory, entry.get("script_trace"))]
+        if scripts:
+            named = "script_trace"
+            warnings.append(_THEIR_TRACES)
+    for entry in entries:
+        rank = rank_of_value(entry.get("rank"))
+        if rank is None:
+            warnings.append(f"{directory / RUN_FILE}: rank {entry.get('rank')!r} is no number; skipped its trace")
+            continue
+        error = str(entry.get("error") or "").strip().split("\n")[-1]
+        failed = entry.get("status") not in (None, "ok")
+        state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
+        path = _trace_path(directory, entry.get(named))
+        if path is None:
+            missing.append((rank, state if failed else _why_missing(entry)))
+            continue
+        if failed:
+            warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
+        shared = path in files  # Nsight Systems records all ranks of a node into one file, which says who is who
+        files[path] = _input_file(path, None if shared else rank)
+    if not files:
+        raise TraceError(
+            f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
+            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{_hung(directory, run)}"
+        )
+    if missing:
+        warnings.insert(
+            0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(_same(missing))}"
+        )
+    return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
+
+
+def _hung(directory: Path, run: Mapping[str, Any]) -> str:
+    """Where to read who is to blame, of a run that hung before anything was recorded."""
+    hang = run.get("hang")
+    detail = hang.get("detail") if isinstance(hang, dict) else None
+    return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
+
+
+def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
+    """Each reason once, with the ranks that it is of."""
+    reasons: dict[str, list[int]] = {}
+    for rank, reason in missing:
+        reasons.setdefault(reason, []).append(rank)
+    return [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} ({reason})"
+        for reason, ranks in reasons.items()
+    ]
+
+
+def _why_missing(entry: Mapping[str, Any]) -> str:
+    """What the rank itself wrote down, if it did."""
+    note = entry.get("note")
+    kept = entry.get("script_trace")
+    where = f"; its trace is {kept}" if isinstance(kept, str) and kept else ""
+    return f"{note}{where}" if isinstance(note, str) and note else "no trace written"
+
+
+def _trace_path(directory: Path, name: object) -> Path | None:
+    """The file that run.json names for a rank, if it is there. Names that lead out of the directory are no names."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return None
+    path = directory / name
+    return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
+
+
+def _listed(items: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(items[:most])
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown

@@ -1,0 +1,163 @@
+"""The shapes of Chrome-trace events as Kineto writes them, for typed decoding.
+
+    event = { "ph": "X", "cat", "name", "pid", "tid", "ts", "dur", "args": {...} }     complete
+          | { "ph": "i" | "I" | "C", "name", "ts", "args": {...} }                     instant or counter
+          | { "ph": "M", "name", "pid", "args": {"name" | "labels"} }                  metadata
+          | { "ph": any other phase, ... }                                             skipped
+
+Keys may stand in any order; those not named here are skipped unread. Numbers whose digits matter, and ``args``, of which most
+are never used, stay undecoded (``Raw``) until someone wants them, so that a surprising type there costs nothing. Flow events
+(ac2g, fwdbwd: phases s, t, f) are skipped: correlation ids say the same, exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from pptrace.ingest.common.exact_numbers import Scalar
+
+ABSENT = Raw(b"")
+
+
+class DeviceArgs(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of device work and of the calls that launch it."""
+
+    device: Scalar = -1
+    stream: Scalar = -1
+    correlation: Scalar = -1
+
+
+class Args(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of communication."""
+
+    collective: Raw = field(default=ABSENT, name="Collective name")
+    in_nelems: Raw = field(default=ABSENT, name="In msg nelems")
+    out_nelems: Raw = field(default=ABSENT, name="Out msg nelems")
+    in_size: Raw = field(default=ABSENT, name="In msg size")
+    out_size: Raw = field(default=ABSENT, name="Out msg size")
+    dtype: Raw = ABSENT
+    group_size: Raw = field(default=ABSENT, name="Group size")
+    group_id: Raw = field(default=ABSENT, name="Process Group Name")
+    group_description: Raw = field(default=ABSENT, name="Process Group Description")
+    group_ranks: Raw = field(default=ABSENT, name="Process Group Ranks")
+    rank_start: Raw = field(default=ABSENT, name="Global rank start")
+    rank_stride: Raw = field(default=ABSENT, name="Global rank stride")
+    rank: Raw = field(default=ABSENT, name="Rank")
+    src: Raw = field(default=ABSENT, name="Src Rank")
+    dst: Raw = field(default=ABSENT, name="Dst Rank")
+    seq: Raw = field(default=ABSENT, name="Seq")
+    inputs: Raw = field(default=ABSENT, name="Concrete Inputs")
+    dims: Raw = field(default=ABSENT, name="Input Dims")
+    types: Raw = field(default=ABSENT, name="Input type")
+
+
+class NodeArgs(Struct, frozen=True, gc=False):
+    """What is used of the ``args`` of autograd's nodes, and of the calls that post messages between them."""
+
+    sequence: Scalar = field(default=-1, name="Sequence number")
+
+
+class MemoryArgs(Struct, frozen=True, gc=False):
+    """What is used of a ``[memory]`` event's ``args``."""
+
+    device_type: Scalar = field(default=None, name="Device Type")
+    device_id: Scalar = field(default=None, name="Device Id")
+    change: Scalar = field(default=None, name="Bytes")
+    allocated: Scalar = field(default=None, name="Total Allocated")
+    reserved: Scalar = field(default=None, name="Total Reserved")
+
+
+class MetadataArgs(Struct, frozen=True, gc=False):
+    name: Raw = ABSENT
+    labels: Raw = ABSENT
+
+
+NO_DEVICE_ARGS = DeviceArgs()
+NO_NODE_ARGS = NodeArgs()
+NO_MEMORY_ARGS = MemoryArgs()
+NO_METADATA_ARGS = MetadataArgs()
+
+
+class Complete(Struct, gc=False, tag="X", tag_field="ph"):
+    cat: str | None = ""
+    name: str | None = ""
+    pid: Scalar = -1
+    tid: Scalar = -1
+    ts: Raw = ABSENT
+    dur: Raw = ABSENT
+    args: Raw = ABSENT
+
+
+class Instant(Struct, gc=False, tag="i", tag_field="ph"):
+    name: str | None = ""
+    ts: Raw = ABSENT
+    args: MemoryArgs | None = NO_MEMORY_ARGS
+
+
+class OldInstant(Instant, gc=False, tag="I", tag_field="ph"):
+    pass
+
+
+class Counter(Instant, gc=False, tag="C", tag_field="ph"):
+    pass
+
+
+class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
+    name: str | None = ""
+    pid: Scalar = -1
+    args: MetadataArgs | None = NO_METADATA_ARGS
+
+
+class Begin(Struct, gc=False, tag="B", tag_field="ph"):
+    """Counted only: begin/end pairs are another format."""
+
+
+class Skipped(Struct, gc=False, tag="s", tag_field="ph"):
+    """Flows, async ranges, object snapshots: counted by nobody."""
+
+
+Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped
+
+_event_type: Any = Complete | Instant | OldInstant | Counter | Metadata | Begin | Skipped
+for _phase in "EtfbneNODPRcvVSTpF()=":  # every other phase of the format; each tag needs a shape of its own
+    _event_type |= msgspec.defstruct(f"Skipped_{_phase}", [], bases=(Skipped,), tag=_phase, tag_field="ph", gc=False)
+
+EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_event_type)
+EVENTS_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_event_type])
+DEVICE_ARGS_DECODER: msgspec.json.Decoder[list[DeviceArgs | None]] = msgspec.json.Decoder(list[DeviceArgs | None])
+NODE_ARGS_DECODER: msgspec.json.Decoder[list[NodeArgs | None]] = msgspec.json.Decoder(list[NodeArgs | None])
+SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
+"""All that msgspec raises on text that is not what it should be."""
+
+
+def value_of(raw: Raw) -> Any:
+    """The decoded value of an undecoded field; None where it is absent or unreadable."""
+    if not raw:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except DECODE_ERRORS:
+        return None
+
+
+def int_of(raw: Raw) -> int:
+    """The integer in an undecoded field, as a number or as text; -1 where there is none that fits int64."""
+    value = value_of(raw)
+    try:
+        number = int(value) if isinstance(value, int | float | str) else -1
+    except (ValueError, OverflowError):
+        return -1
+    return number if -(2**63) <= number < 2**63 else -1
+
+
+def text_of(raw: Raw) -> str:
+    value = value_of(raw)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else str(value)

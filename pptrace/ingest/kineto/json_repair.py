@@ -1,0 +1,161 @@
+"""What can still be read of text that is not quite JSON.
+
+Seen in real traces: control characters and raw newlines in names, bytes that are not UTF-8, bare ``nan`` and ``inf``, single
+backslashes in file paths, lone surrogates, unescaped quotes in kernel names, numbers as text, null where a value should be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from pptrace.ingest.kineto.event_types import (
+    DECODE_ERRORS,
+    EVENT_DECODER,
+    FIELDS_DECODER,
+    Begin,
+    Complete,
+    Counter,
+    Event,
+    Instant,
+    MemoryArgs,
+    Metadata,
+    MetadataArgs,
+    OldInstant,
+    Skipped,
+)
+
+_ALL_TO_SPACE = bytes(max(byte, 32) for byte in range(256))
+_CONTROL_TO_SPACE = bytes(byte if byte in b"\t\n\r" else max(byte, 32) for byte in range(256))
+_BARE_NUMBER = re.compile(rb"(?<=[:\[,])(\s*)[-+]?(?:nan|inf|infinity)(?:\([a-z]*\))?(?=\s*[,}\]])", re.IGNORECASE)
+_ESCAPE = re.compile(
+    rb'\\(?:["\\/bfnrt]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|)', re.DOTALL
+)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NAME = re.compile(
+    rb'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:|\}))', re.DOTALL
+)
+_QUOTE = re.compile(rb'(?<!\\)"')
+_INNER_QUOTE = re.compile(rb'(?<![\\{\[,:\s])"(?!\s*[,:}\]])')
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def cleaned(text: bytes) -> tuple[bytes, int]:
+    """The text with its harmless damage repaired, and at how many places. Cleaning twice changes nothing.
+
+    Newlines and tabs stay, because most of them are layout; the rest of the control characters become spaces.
+    """
+    printable = text.translate(_CONTROL_TO_SPACE)
+    places = 0 if printable == text else sum(a != b for a, b in zip(text, printable, strict=True))
+    try:
+        printable.decode("utf-8")
+    except UnicodeDecodeError:
+        replaced = printable.decode("utf-8", "replace")
+        places += replaced.count("\N{REPLACEMENT CHARACTER}")
+        printable = replaced.encode("utf-8")
+    numbered, num_numbers = _BARE_NUMBER.subn(rb"\1null", printable)
+    escaped = _ESCAPE.sub(_mended_escape, numbered) if b"\\" in numbered else numbered
+    return escaped, places + num_numbers + (escaped != numbered)
+
+
+def _mended_escape(match: re.Match[bytes]) -> bytes:
+    escape = match[0]
+    if escape == b"\\":
+        return b"\\\\"
+    return b"\\ufffd" if _SURROGATE.fullmatch(escape) else escape
+
+
+def flattened(text: bytes) -> bytes:
+    """The text with every control character a space: layout as well as raw newlines inside strings."""
+    return text.translate(_ALL_TO_SPACE)
+
+
+def requoted(text: bytes) -> bytes:
+    """The text with quotes escaped that stand inside a string: those of the name, then all that no JSON token explains."""
+    named = _NAME.sub(lambda match: match[1] + _QUOTE.sub(rb"\"", match[2]) + match[3], text)
+    return _INNER_QUOTE.sub(rb"\"", named)
+
+
+def event_of(span: bytes) -> Event | None:
+    """One event from the text of one object, however odd its types; None where it is none (no phase, broken)."""
+    try:
+        return EVENT_DECODER.decode(span)
+    except DECODE_ERRORS:
+        pass
+    try:
+        return _event_of_fields(FIELDS_DECODER.decode(span))
+    except DECODE_ERRORS:
+        return None
+
+
+def args_of(shape: type[S], text: bytes) -> S:
+    """What ``args`` hold of this shape, however odd the types of the others; defaults where they are none."""
+    try:
+        return _decoder(shape).decode(text)  # type: ignore[no-any-return]
+    except DECODE_ERRORS:
+        pass
+    try:
+        return _struct(shape, FIELDS_DECODER.decode(text))
+    except DECODE_ERRORS:
+        return shape()
+
+
+def _event_of_fields(fields: Mapping[str, Raw]) -> Event | None:
+    phase = _decoded(fields, "ph", str, "")
+    name = _decoded(fields, "name", str, "")
+    pid: int | str = _decoded(fields, "pid", int | str, -1)
+    raw_args: dict[str, Raw] = {} if phase == "X" else _decoded(fields, "args", dict[str, Raw], {})
+    ts = fields.get("ts", Raw(b""))
+    match phase:
+        case "X":
+            tid: int | str = _decoded(fields, "tid", int | str, -1)
+            dur = fields.get("dur", Raw(b""))
+            return Complete(_decoded(fields, "cat", str, ""), name, pid, tid, ts, dur, fields.get("args", Raw(b"")))
+        case "i":
+            return Instant(name, ts, _struct(MemoryArgs, raw_args))
+        case "I":
+            return OldInstant(name, ts, _struct(MemoryArgs, raw_args))
+        case "C":
+            return Counter(name, ts, _struct(MemoryArgs, raw_args))
+        case "M":
+            return Metadata(name, pid, _struct(MetadataArgs, raw_args))
+        case "B":
+            return Begin()
+        case _:
+            return Skipped() if phase else None
+
+
+@cache
+def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(shape)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _decoded(fields: Mapping[str, Raw], key: str, kind: Any, default: T) -> T:
+    """A field of the kind wanted, else the default."""
+    try:
+        value: T = _decoder(kind).decode(fields[key])
+    except (KeyError, *DECODE_ERRORS):
+        return default
+    return value
+
+
+def _struct(shape: type[S], raw: Mapping[str, Raw]) -> S:
+    """A struct from the fields that fit it; the others keep their defaults."""
+    values: dict[str, Any] = {}
+    for item in _fields(shape):
+        if item.encode_name in raw:
+            text = raw[item.encode_name]
+            values[item.name] = text if item.type is Raw else _decoded(raw, item.encode_name, item.type, item.default)
+    return shape(**values)

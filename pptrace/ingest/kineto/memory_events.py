@@ -1,0 +1,88 @@
+"""``[memory]`` instants (profile_memory=True) → :data:`pptrace.model.tables.MEMORY`.
+
+    args = { "Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved" }     torch ≥ 1.11
+         | { "Device Type", "Device Id", "Bytes" }                                          before
+
+``Device Type`` is c10's: 0 is the host, all others are accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from pptrace.ingest.common.exact_numbers import LIMIT_NS, Integers, nanoseconds
+from pptrace.ingest.kineto.event_types import Instant, MemoryArgs
+from pptrace.model.tables import MEMORY, Int64, make_table
+
+MEMORY_EVENT = "[memory]"
+_HOST = 0
+_UNKNOWN = -(2**62)
+_DIFFERENT_DEVICES = 1024
+
+
+@dataclass(slots=True)
+class MemoryColumns:
+    """All memory events so far, with times as in the file. Each column is a list of one array per batch."""
+
+    _parts: list[Int64] = field(default_factory=list)
+    _integers: Integers = field(default_factory=lambda: Integers({None: _UNKNOWN}))
+
+    def add(self, instants: Sequence[Instant]) -> None:
+        given = [(event.ts, event.args) for event in instants if event.name == MEMORY_EVENT and event.args is not None]
+        if not given:
+            return
+        args: list[MemoryArgs] = [item for _, item in given]
+        columns = (
+            nanoseconds([ts for ts, _ in given]),
+            self._integers([item.device_type for item in args]),
+            self._integers([item.device_id for item in args]),
+            self._integers([item.change for item in args]),
+            self._integers([item.allocated for item in args]),
+            self._integers([item.reserved for item in args]),
+        )
+        self._parts.append(np.stack(columns))
+
+    def extend(self, other: MemoryColumns) -> None:
+        """Add the events of another."""
+        self._parts += other._parts
+
+    def table(self, base_ns: int) -> pd.DataFrame:
+        """Memory over time, rank -1: of all accelerators together where there are any, else of the host.
+
+        Totals of several devices add up to the process's. Traces of before torch 1.11 give only changes: there
+        ``allocated_bytes`` counts from the first event and ``reserved_bytes`` is -1.
+        """
+        columns = np.concatenate(self._parts, axis=1) if self._parts else np.zeros((6, 0), dtype=np.int64)
+        columns = columns[:, np.abs(columns[0].astype(np.float64) + float(base_ns)) < LIMIT_NS]
+        accelerated = columns[:, columns[1] > _HOST]
+        if accelerated.shape[1]:
+            columns = accelerated
+        time, kind, device, change, allocated, reserved = columns[:, np.lexsort(columns[[5, 4, 3, 2, 1, 0]])]
+        with_totals = allocated != _UNKNOWN
+        if with_totals.any():
+            keep = with_totals
+            group = (kind[keep] * _DIFFERENT_DEVICES + device[keep]).astype(np.int64)
+            time = time[keep]
+            allocated = _sum_over_groups(allocated[keep], group)
+            reserved = _sum_over_groups(np.where(reserved[keep] == _UNKNOWN, 0, reserved[keep]), group)
+        else:
+            allocated = np.cumsum(np.where(change == _UNKNOWN, 0, change))
+            reserved = np.full(len(time), -1)
+        rank = np.full(len(time), -1)
+        return make_table(
+            MEMORY,
+            {"rank": rank, "t_ns": time + base_ns, "allocated_bytes": allocated, "reserved_bytes": reserved},
+        )
+
+
+def _sum_over_groups(level: Int64, group: Int64) -> Int64:
+    """At each row the sum over groups of the level last seen in each."""
+    step = np.zeros_like(level)
+    for one in np.unique(group):
+        rows = group == one
+        step[rows] = np.diff(level[rows], prepend=0)
+    return np.cumsum(step)

@@ -1,0 +1,197 @@
+"""Files of tables as frames whose texts and numbers are as in the file: CSV, Parquet, or JSON.
+
+json = "[" row ("," row)* "]" | row (newline row)*      row = { column: cell, … }, the first with "kind" and a start
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import GZIP_MAGIC, unreadable
+
+if TYPE_CHECKING:
+    import polars
+
+PARQUET_MAGIC = b"PAR1"
+_DELIMITERS = ",;\t"
+_HEADER_BYTES = 16 * 1024
+_KIND = frozenset({"kind", "optype"})
+_TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
+
+
+def header_of(start: bytes) -> tuple[str, ...]:
+    """The column names of a CSV file that begins with these bytes; () where the first line is no header of ops."""
+    first = start[:_HEADER_BYTES].removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
+    line = first.decode("utf-8", "replace").strip("\r")
+    for delimiter in _DELIMITERS:
+        try:
+            names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
+        except csv.Error:  # no text of lines
+            return ()
+        if _KIND & set(names) and (_TIME & set(names) or "rank" in names):
+            return names
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The rows of a file; of CSV every cell is text, "" where empty.
+
+    ``cut`` is the text of a last line that ends before its last cell, of which there is no row, as a killed job leaves it.
+    ``is_open``: the last row that is there has all of its cells and no end of its line: the last of them may be cut.
+    """
+
+    rows: pd.DataFrame
+    cut: str = ""
+    is_open: bool = False
+
+
+def sniff_rows(start: bytes) -> bool:
+    """Whether a file that begins with these bytes holds a table's rows as JSON, one list or one row a line."""
+    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
+    text = text.removeprefix("[").lstrip()
+    if not text.startswith("{"):
+        return False
+    try:
+        row, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):  # longer than a row, or none
+        return False
+    return bool(_KIND & set(row) and _TIME & set(row)) and not any(
+        isinstance(cell, list | dict) for cell in row.values()
+    )
+
+
+def read_frame(path: Path) -> Frame:
+    """The table in a file.
+
+    Raises:
+        TraceError: the file cannot be read, is damaged or holds no rows.
+    """
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as err:
+        raise unreadable(path, err) from err
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as err:
+            raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
+    if content.startswith(PARQUET_MAGIC):
+        frame = Frame(_parquet(path, content))
+    else:
+        frame = _json(path, content) if sniff_rows(content[:_HEADER_BYTES]) else _csv(path, content)
+    if frame.rows.empty:
+        raise TraceError(f"{path}: a table without rows; expected one per op; was anything recorded?")
+    return frame
+
+
+def _parquet(path: Path, content: bytes) -> pd.DataFrame:
+    try:
+        import polars
+    except ImportError:
+        raise TraceError(
+            f"{path}: Parquet, and polars is not installed; install it (pip install polars) or give the table as CSV"
+        ) from None
+    try:
+        with _silent_threads():
+            table = polars.read_parquet(io.BytesIO(content))
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as err:
+        panicked = isinstance(err, polars.exceptions.PanicException)  # its message is about polars, not the file
+        reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
+        raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
+    return pd.DataFrame({column.name: _cells(column) for column in table})
+
+
+def _json(path: Path, content: bytes) -> Frame:
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    whole, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
+    cut = last if whole and not last.rstrip().endswith("}") else ""
+    try:
+        rows = (
+            [json.loads(line) for line in (whole if cut else text).splitlines() if line.strip()]
+            if whole
+            else json.loads(text)
+        )
+    except (ValueError, RecursionError) as err:
+        raise TraceError(f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row a line") from err
+    rows = rows if isinstance(rows, list) else [rows]
+    bad = next((place for place, row in enumerate(rows) if not isinstance(row, dict)), None)
+    if bad is not None:
+        raise TraceError(
+            f"{path}: row {bad + 1}: {str(rows[bad])[:40]!r}; expected an object with a cell for each column"
+        )
+    return Frame(pd.DataFrame(rows, dtype=object), cut.strip())
+
+
+@contextmanager
+def _silent_threads() -> Iterator[None]:
+    """Nothing reaches stderr: where polars' threads meet damage they write a backtrace there, besides the exception."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _cells(column: polars.Series) -> pd.Series[Any]:
+    """Numbers as an array; texts, and whole numbers with gaps, as objects: as floats they would not be exact."""
+    if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
+        return pd.Series(column.to_numpy())
+    return pd.Series(column.to_list(), dtype=object)
+
+
+def _csv(path: Path, content: bytes) -> Frame:
+    names = header_of(content)
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    first = text.split("\n", 1)[0]
+    delimiter = max(_DELIMITERS, key=first.count)
+    if not names:
+        raise TraceError(
+            f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
+            "rank,step,kind,stage,microbatch,start_ns,end_ns"
+        )
+    whole, _, last = text.rpartition("\n")
+    num_cells = [_num_cells(line, delimiter) for line in (whole.rpartition("\n")[2], last)]
+    cut = last if whole and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
+    rows = io.StringIO(whole if cut else text)
+    try:
+        frame = pd.read_csv(
+            rows,
+            sep=delimiter,
+            dtype=str,
+            keep_default_na=False,
+            na_filter=False,
+            on_bad_lines="error",
+        )
+    except (ValueError, pd.errors.ParserError, csv.Error) as err:
+        reason = str(err).strip().split("\n", 1)[0][:120]
+        raise TraceError(f"{path}: no table ({reason}); expected as many cells in each line as columns") from err
+    return Frame(frame.rename(columns=str.strip), cut, is_open=bool(last) and not cut)
+
+
+def _num_cells(line: str, delimiter: str) -> int:
+    try:
+        return len(next(csv.reader([line], delimiter=delimiter), []))
+    except csv.Error:
+        return 0

@@ -1,0 +1,67 @@
+"""Ops in pptrace's own JSON: ``pptrace simulate … --json FILE --ops`` and ``pptrace analyze … --json FILE --ops``.
+
+simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …] }, …], … }
+report     = { "schema": "pptrace.report/1", "steps": [{ "step", "ranks": [{ "rank", "ops": [op, …] }, …] }, …], … }
+op         = { "kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"[, "parts": [op, op]] }
+
+The ``parts`` of an op are the halves of an overlapped pair.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import unreadable
+
+_SCHEMA = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"pptrace\.(?:simulation|report)/1"')
+
+
+def sniff_own_json(start: bytes) -> bool:
+    return _SCHEMA.match(start) is not None
+
+
+def read_own_json(path: Path) -> pd.DataFrame:
+    """Its ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`.
+
+    Raises:
+        TraceError: the file is damaged or was written without ops.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as err:
+        raise unreadable(path, err) from err
+    except (ValueError, RecursionError) as err:
+        raise TraceError(f"{path}: damaged JSON ({err}); expected a whole file of pptrace; write it again") from err
+    rows = list(_rows(document))
+    if not rows:
+        raise TraceError(
+            f"{path}: a {document['schema']} without ops; expected them in it; write it with --ops as well"
+        )
+    return pd.DataFrame(rows)
+
+
+def _rows(document: Any) -> Iterator[dict[str, Any]]:
+    is_simulation = str(document["schema"]).startswith("pptrace.simulation")
+    steps = [document] if is_simulation else _objects(document.get("steps"))
+    for step in steps:
+        for rank in _objects(step.get("ranks")):
+            for op in _objects(rank.get("ops")):
+                shared = {"rank": rank.get("rank"), "step": 0 if is_simulation else step.get("step")}
+                yield {**shared, **op, "pair": _pair(op), "source": "simulated" if is_simulation else "label"}
+
+
+def _pair(op: dict[str, Any]) -> str:
+    """An overlapped pair as text, from its halves; "" for a simple op."""
+    halves = [f"{half.get('stage')}{half.get('kind')}{half.get('microbatch')}" for half in _objects(op.get("parts"))]
+    return f"({';'.join(halves)})OVERLAP_F_B" if halves else ""
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,0 +1,164 @@
+"""Reader of op-level formats, in which each row is an op already: nothing has to be recognised in events.
+
+CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` beside ``ops``
+                 ByteDance's straggler traces (:mod:`pptrace.ingest.op_tables.bytedance`)
+JSON             Primus' pipeline dumps (:mod:`pptrace.ingest.op_tables.primus`)
+                 pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
+JSON or pickle   torch's flight-recorder dumps, with communication and no ops (:mod:`pptrace.ingest.flight_recorder`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.common.rank_names import rank_of_file_name
+from pptrace.ingest.common.time_units import to_ns
+from pptrace.ingest.flight_recorder.dump import sniff_flight
+from pptrace.ingest.flight_recorder.reader import read_flight
+from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
+from pptrace.ingest.op_tables.bytedance import bytedance_tables
+from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
+from pptrace.ingest.op_tables.pptrace_json import read_own_json, sniff_own_json
+from pptrace.ingest.op_tables.primus import read_primus, sniff_primus
+from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
+from pptrace.ingest.ops.build import Tables, traces_of
+from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
+from pptrace.ingest.ops.stages import placed_stages
+from pptrace.ingest.ops.steps import COMPUTE
+from pptrace.model.tables import MEMORY, OP_TABLE, Trace, empty_table, make_table
+
+OPLOG_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
+_OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
+
+
+def sniff_oplog(start: bytes) -> bool:
+    """Whether a file that begins with these (decompressed) bytes holds ops."""
+    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of, sniff_rows)
+    return start.startswith(PARQUET_MAGIC) or any(sniff(start) for sniff in sniffs)
+
+
+def read_oplog(path: Path) -> tuple[Trace, ...]:
+    """A trace for each rank in the file.
+
+    Raises:
+        TraceError: the file is damaged, lacks a column, or a row of it cannot be true.
+    """
+    start = first_bytes(path)
+    if sniff_primus(start):
+        return traces_of(path, read_primus(path))
+    if sniff_flight(start):
+        return traces_of(path, read_flight(path))
+    if sniff_own_json(start):
+        return traces_of(path, _own(path, [(path, Frame(read_own_json(path)))], "pptrace"))
+    frame = read_frame(path)
+    table = frame.rows
+    if "optype" in table and "kind" not in table:
+        if missing := sorted(BYTEDANCE_COLUMNS - set(table.columns)):
+            raise TraceError(
+                f"{path}: no column {missing[0]!r}; expected it beside 'optype' in a straggler trace; add it"
+            )
+        return traces_of(path, bytedance_tables(path, table), _cut_lines(path, frame))
+    files = [(path, frame)]
+    if (comms := partner(path, "comms")) is not None:
+        files.append((comms, read_frame(comms)))
+    return traces_of(path, _own(path, files, OP_TABLE))
+
+
+def partner(path: Path, table: str) -> Path | None:
+    """The file of another table beside ``path``: comms.csv beside ops.csv, rank0.comms.csv beside rank0.ops.csv."""
+    if not _OPS_NAME.search(path.name):
+        return None
+    other = path.with_name(_OPS_NAME.sub(table, path.name, count=1))
+    return other if other != path and other.is_file() else None
+
+
+def without_partners(paths: Sequence[Path]) -> list[Path]:
+    """The files without those that are read together with another of them."""
+    partners = {partner(path, table) for path in paths for table in ("comms", "memory")}
+    partners |= {path.with_name("config.json") for path in paths if path.name.startswith("pp_rank_")}  # Primus'
+    return [path for path in paths if path not in partners]
+
+
+def _cut_lines(path: Path, frame: Frame) -> tuple[str, ...]:
+    return (f"{path}: cut off in its last row, {frame.cut[:60]!r}: left it out",) if frame.cut else ()
+
+
+def _checked(path: Path, frame: Frame, rank: int | None) -> Checked:
+    """The rows of a file, without one that was cut off; a bad cell anywhere else is an error."""
+    try:
+        return check_table(path, frame.rows, rank)
+    except TraceError:
+        if not frame.is_open or len(frame.rows) < 2:
+            raise
+    return replace(
+        check_table(path, frame.rows.iloc[:-1], rank), damage=(f"{path}: cut off in its last row: left it out",)
+    )
+
+
+def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tables:
+    """Tables with the columns that we document."""
+    rank = rank_of_file_name(path.name)
+    checked = [_checked(file, frame, rank) for file, frame in files]
+    lines = [*(line for file, frame in files for line in _cut_lines(file, frame))]
+    lines += [line for part in checked for line in part.damage]
+    ops, comms = tables_of(checked)
+    compute = ops["kind"].isin(COMPUTE).to_numpy()
+    given = pd.concat([part.ops for part in checked if len(part.ops)] or [checked[0].ops], ignore_index=True)
+    if "stage" not in given and (ops["chunk"] > 0).any():
+        if ops["rank"].nunique() < 2:
+            raise TraceError(
+                f"{path}: chunks of one rank and no column 'stage'; expected it where each rank has a file of its own; add it"
+            )
+        ops["stage"] = np.where(compute, placed_stages(ops, pp_ranks(given)), -1)
+    if "chunk" not in given:
+        ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
+    facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)
+    if notes := [line for part in checked for line in part.notes]:
+        facts = {**facts, "notes": notes}
+    source = "simulation" if (ops["source"] == "simulated").all() and len(ops) else "op table"
+    return Tables(framework, source, ops, comms, _memory(path), facts, facts_of, tuple(lines))
+
+
+def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
+    """The place of each op's stage among the stages of its rank."""
+    staged = ops["stage"].where(ops["stage"] >= 0)
+    return (staged.groupby(ops["rank"]).rank(method="dense").fillna(0) - 1).astype("int64")
+
+
+def _memory(path: Path) -> pd.DataFrame:
+    found = partner(path, "memory")
+    if found is None:
+        return empty_table(MEMORY)
+    table = read_frame_of_memory(found)
+    columns = {}
+    for name in MEMORY:
+        values, good = to_ns(table[name], "ns")
+        if not good.all():
+            row = int(np.argmin(good))
+            raise TraceError(f"{found}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
+        columns[name] = values
+    return make_table(MEMORY, columns)
+
+
+def read_frame_of_memory(path: Path) -> pd.DataFrame:
+    """The table of memory, as ``pptrace analyze --csv`` writes it.
+
+    Raises:
+        TraceError: it cannot be read or lacks a column.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as err:
+        raise TraceError(f"{path}: no table ({err}); expected {', '.join(MEMORY)}; write it again") from err
+    missing = [name for name in MEMORY if name not in table]
+    if missing:
+        raise TraceError(f"{path}: no column {missing[0]!r}; expected {', '.join(MEMORY)}; write it again")
+    return table

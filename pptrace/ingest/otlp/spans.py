@@ -1,0 +1,200 @@
+"""OpenTelemetry spans as JSON → columns.
+
+    document  = {"resourceSpans": [{"resource": {"attributes": …}, "scopeSpans": [{"spans": [span, …]}]}]}
+    span      = {"name", "startTimeUnixNano", "endTimeUnixNano", "attributes": [{"key", "value": {"intValue": …}}], …}
+    printed   = {"name", "context", "start_time", "end_time", "attributes": {…}, "resource": {"attributes": {…}}}
+
+A file of the collector's exporter holds a document per line; the SDK's ConsoleSpanExporter prints spans between a program's other
+lines (OTLP 1.x, ``opentelemetry/proto/trace/v1/trace.proto``; opentelemetry-python, ``sdk/trace/export``). 64-bit numbers are
+text or numbers. ``batches`` and ``instrumentationLibrarySpans`` are older names of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from pptrace.ingest.common.exact_numbers import LIMIT_NS
+from pptrace.ingest.common.json_texts import Text, closed
+from pptrace.model.tables import Int32, Int64
+
+Attributes = Mapping[str, str | int | float | bool]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_Made = TypeVar("_Made")
+
+
+class _Span(msgspec.Struct, gc=False, rename="camel"):
+    name: str = ""
+    start_time_unix_nano: int | str = -1
+    end_time_unix_nano: int | str = -1
+    attributes: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Scope(msgspec.Struct, gc=False):
+    spans: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Resource(msgspec.Struct, gc=False):
+    attributes: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Resources(msgspec.Struct, gc=False, rename="camel"):
+    resource: _Resource | None = None
+    scope_spans: list[_Scope] = []
+    instrumentation_library_spans: list[_Scope] = []
+
+
+class _Document(msgspec.Struct, gc=False, rename={"resource_spans": "resourceSpans"}):
+    """A document of OTLP, or one printed span: which, its members tell."""
+
+    resource_spans: list[_Resources] = []
+    batches: list[_Resources] = []
+    trace: msgspec.Raw = msgspec.Raw(b"")
+    name: str = ""
+    start_time: str | None = None
+    end_time: str | None = None
+    attributes: msgspec.Raw = msgspec.Raw(b"")
+    resource: _Resource | None = None
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document, strict=False)
+_DOCUMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_SPANS = msgspec.json.Decoder(list[_Span], strict=False)
+_SPAN = msgspec.json.Decoder(_Span, strict=False)
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+@dataclass(slots=True)
+class SpanColumns:
+    """The spans of a file as they are read. ``resources`` are the sets of attributes that a span's ``resource`` counts in.
+
+    ``told`` are a span's own attributes, by the number of the span, where ``chosen`` picks its name; ``num_lost`` spans could not
+    be read, and ``num_damaged`` values are cut off or broken.
+    """
+
+    chosen: Callable[[str], bool]
+    names: dict[str, int] = field(default_factory=dict)
+    name: list[int] = field(default_factory=list)
+    start_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    resource: list[int] = field(default_factory=list)
+    resources: dict[bytes, int] = field(default_factory=dict)
+    told: dict[int, Attributes] = field(default_factory=dict)
+    num_lost: int = 0
+    num_damaged: int = 0
+
+    def add(self, text: Text) -> None:
+        """The spans of one value of JSON; those of a damaged one as far as they are whole."""
+        if text.is_whole and self._add_value(text.data):
+            return
+        self.num_damaged += 1
+        if (rescued := closed(text.data)) is not None:
+            self._add_value(rescued)
+
+    def _add_value(self, data: bytes) -> bool:
+        """Whether the value could be read."""
+        if data[:1] == b"[":
+            parts = _decoded(_DOCUMENTS.decode, data)
+            read = [self._add_value(bytes(part)) for part in parts or ()]
+            return parts is not None and all(read)
+        document = _decoded(_DOCUMENT.decode, data)
+        if document is None:
+            return False
+        for resources in (*document.resource_spans, *document.batches):
+            own = self._number_of(resources.resource)
+            for scope in (*resources.scope_spans, *resources.instrumentation_library_spans):
+                self._add_spans(scope.spans, own)
+        if document.start_time is not None and document.end_time is not None:
+            times = nanoseconds_of(document.start_time), nanoseconds_of(document.end_time)
+            self._add_span(document.name, *times, self._number_of(document.resource), document.attributes)
+        trace = bytes(document.trace)
+        return self._add_value(trace) if trace[:1] == b"{" else True
+
+    def _number_of(self, resource: _Resource | None) -> int:
+        text = b"" if resource is None else bytes(resource.attributes)
+        return self.resources.setdefault(text, len(self.resources))
+
+    def _add_spans(self, text: msgspec.Raw, resource: int) -> None:
+        spans = _decoded(_SPANS.decode, text)
+        if spans is None:
+            parts = _decoded(_DOCUMENTS.decode, text) or []
+            made = [_decoded(_SPAN.decode, part) for part in parts]
+            spans = [span for span in made if span is not None]
+            self.num_lost += len(made) - len(spans)
+        for span in spans:
+            start, end = _number(span.start_time_unix_nano), _number(span.end_time_unix_nano)
+            self._add_span(span.name, start, end, resource, span.attributes)
+
+    def _add_span(self, name: str, start_ns: int, end_ns: int, resource: int, attributes: msgspec.Raw) -> None:
+        if not 0 < start_ns <= end_ns <= LIMIT_NS:
+            self.num_lost += 1
+            return
+        if len(attributes) > 2 and self.chosen(name) and (told := attributes_of(attributes)):
+            self.told[len(self.name)] = told
+        self.name.append(self.names.setdefault(name, len(self.names)))
+        self.start_ns.append(start_ns)
+        self.end_ns.append(end_ns)
+        self.resource.append(resource)
+
+    def arrays(self) -> tuple[Int32, Int64, Int64, Int32]:
+        """(name, start, end, resource) of every span."""
+        return (
+            np.array(self.name, dtype=np.int32),
+            np.array(self.start_ns, dtype=np.int64),
+            np.array(self.end_ns, dtype=np.int64),
+            np.array(self.resource, dtype=np.int32),
+        )
+
+
+def _decoded(decode: Callable[[bytes | msgspec.Raw], _Made], data: bytes | msgspec.Raw) -> _Made | None:
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _number(value: int | str) -> int:
+    """A 64-bit number, as text or not; -1 where it is none."""
+    try:
+        return int(value)
+    except ValueError:
+        return -1
+
+
+def nanoseconds_of(text: str) -> int:
+    """ns since 1970 of an ISO 8601 time; -1 where it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return -1
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+
+
+def attributes_of(text: msgspec.Raw | bytes) -> Attributes:
+    """Attributes as plain values; those that are lists or maps are left out."""
+    value = _decoded(_ANY.decode, text) if len(text) else None
+    if isinstance(value, dict):
+        pairs: Sequence[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        pairs = [(entry.get("key"), _plain(entry.get("value"))) for entry in entries]
+    else:
+        return {}
+    return {key: own for key, own in pairs if isinstance(key, str) and isinstance(own, str | int | float | bool)}
+
+
+def _plain(value: object) -> object:
+    """What an attribute's ``{"intValue": "3"}`` holds."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    ((kind, own),) = value.items()
+    if kind == "intValue":
+        number = _number(own) if isinstance(own, int | str) else -1
+        return number if not isinstance(own, bool) else None
+    return own if kind in ("stringValue", "boolValue", "doubleValue") else None

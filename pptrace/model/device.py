@@ -1,0 +1,67 @@
+"""What is known of one rank's device: its work, and its whole trace in sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.intervals import Int64, union
+
+Rows: TypeAlias = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
+
+    ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded. ``unseen`` is what shows
+    that the rank works on a device of which no event was recorded: its host ranges then last as long as launching does.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    stream: Int64
+    launch_ns: Int64
+    is_compute: npt.NDArray[np.bool_]
+    is_communication: npt.NDArray[np.bool_]
+    unseen: str = ""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def intervals(self, chosen: npt.NDArray[np.bool_]) -> Int64:
+        return union(self.start_ns[chosen], self.end_ns[chosen])
+
+    @cached_property
+    def compute(self) -> Int64:
+        return self.intervals(self.is_compute)
+
+    @cached_property
+    def communication(self) -> Int64:
+        return self.intervals(self.is_communication)
+
+    @cached_property
+    def memory(self) -> Int64:
+        return self.intervals(~self.is_compute & ~self.is_communication)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBreakdown:
+    """How a stretch of device time was spent, ns. The fields are those of the report's ``device`` objects.
+
+    Each nanosecond belongs to one category, in the order compute, communication, memory. ``overlap_ratio`` is
+    (communication ∩ compute) / communication, None where there is no communication.
+    """
+
+    first_ns: int | None
+    last_ns: int | None
+    busy_ns: int | None
+    compute_ns: int | None
+    communication_ns: int | None
+    memory_ns: int | None
+    idle_ns: int | None
+    overlap_ratio: float | None

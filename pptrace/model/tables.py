@@ -1,0 +1,308 @@
+"""The tables that walk through pptrace: their columns, dtypes and units.
+
+Time is int64 nanoseconds (``_ns``), bytes are int64 (``_bytes``); ranks are global ranks. Events are columnar and stay
+numpy, because a trace has millions of them; ops, comms and memory are pandas frames with one row per occurrence.
+Where a value is unknown, integers are -1 and strings are "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class Category(IntEnum):
+    """What an event is, whatever its producer calls it. Everything below HOST_LIMIT ran on the host."""
+
+    CPU_OP = 0
+    ANNOTATION = 1  # a range that a program put there: record_function, NVTX
+    RUNTIME = 2  # driver or runtime call; launches device work with the same correlation
+    PYTHON = 3
+    OVERHEAD = 4  # of the profiler itself
+    OTHER = 5
+    HOST_LIMIT = 16
+    KERNEL = 17
+    MEMCPY = 18
+    MEMSET = 19
+    DEVICE_ANNOTATION = 20  # a range projected onto a stream by the producer: not work
+    DEVICE_SYNC = 21  # waiting recorded on a stream: not work
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
+
+    ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
+    ``correlation`` joins a runtime call to the device work it launched; a node of autograd's engine has its sequence number
+    there, and a ``c10d`` send or receive that of the node which its thread makes next; -1 where there is none.
+    ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
+    """
+
+    category: Int8
+    name_id: Int32
+    start_ns: Int64
+    dur_ns: Int64
+    device: Int32
+    stream: Int64
+    thread: Int64
+    correlation: Int64
+    names: tuple[str, ...]
+    comm_args: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.dur_ns
+
+    def ends_of(self, rows: npt.NDArray[np.integer[Any]]) -> Int64:
+        """When some of the events end; of a large trace the ends of all take as much memory as its starts."""
+        ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]
+        return ends
+
+
+SESSION = "session "
+"""How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
+
+
+HOST = "host "
+"""How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
+HOST_NAME = "host_name"
+"""The fact that is the name of the host as the producer of a trace wrote it: equal names may be those of two hosts."""
+
+
+class InputFormat(StrEnum):
+    """``inputs[].format`` of the report."""
+
+    KINETO = "kineto"
+    NSYS_SQLITE = "nsys-sqlite"
+    CHROME = "chrome"
+    OPLOG = "oplog"
+    OTLP = "otlp"
+    NCCL_INSPECTOR = "nccl-inspector"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """What a trace says about itself.
+
+    ``rank`` is None until something says which it is. ``metadata`` is the object under the trace's ``pptrace`` key (the facts
+    that pptrace's own recorder wrote), {} for traces of others. ``distributed`` is the producer's own description of the
+    job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person.
+    """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    num_events: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one trace file holds of one rank; the fields that :class:`TraceInfo` has as well mean the same.
+
+    ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are there where the format itself names ops, told by
+    ``framework``'s names; ``events`` are then empty. Where they are None, ops have to be recognised in the events.
+    ``calls`` (schema CALLS) is there where the format holds communication alone.
+    """
+
+    path: str
+    format: InputFormat
+    rank: int | None
+    producer: str
+    events: Events
+    memory: pd.DataFrame
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    distributed: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    ops: pd.DataFrame | None = None
+    comms: pd.DataFrame | None = None
+    framework: str = ""
+    calls: pd.DataFrame | None = None
+
+    @property
+    def num_events(self) -> int:
+        rows = 0 if self.ops is None else len(self.ops)
+        rows += 0 if self.calls is None else len(self.calls)
+        return len(self.events) + rows + (0 if self.comms is None else len(self.comms))
+
+    @property
+    def info(self) -> TraceInfo:
+        return TraceInfo(
+            self.path,
+            self.format,
+            self.rank,
+            self.producer,
+            self.num_events,
+            self.metadata,
+            self.distributed,
+            self.warnings,
+        )
+
+    def with_info(self, info: TraceInfo) -> Trace:
+        """The same trace with another rank or more warnings."""
+        rank = -1 if info.rank is None else info.rank
+        memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
+        return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
+
+    def with_more(self, later: Trace) -> Trace:
+        """This rank's trace with the tables of another one as well; what both say of themselves, this one says."""
+        return replace(
+            self,
+            memory=stacked([self.memory, later.memory]),
+            metadata={**later.metadata, **self.metadata},
+            warnings=(*self.warnings, *later.warnings),
+            ops=stacked([self.ops, later.ops]),
+            comms=stacked([self.comms, later.comms]),
+        )
+
+
+Schema = Mapping[str, str]
+
+COMM_ARGS: Schema = {
+    "event": "int64",  # row in Events
+    "collective": "str",  # as the producer names it
+    "in_bytes": "int64",
+    "out_bytes": "int64",
+    "group_id": "str",
+    "group_description": "str",
+    "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
+    "group_size": "int64",
+    "src": "int64",
+    "dst": "int64",
+    "seq": "int64",
+    "in_elements": "int64",  # of a call or a work without a collective's name, whose shapes were recorded
+}
+
+OPS: Schema = {
+    "rank": "int64",
+    "step": "int64",
+    "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
+    "stage": "int64",
+    "chunk": "int64",
+    "microbatch": "int64",
+    "phase": "str",
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "clock": "str",  # device or host
+    "source": "str",  # label or inferred; simulated for a simulated run
+    "pair": "str",  # of an OVERLAP_F_B, whose other columns are its forward half's: the whole action as text
+}
+
+COMMS: Schema = {
+    "rank": "int64",
+    "step": "int64",
+    "kind": "str",  # send, recv, all_reduce, …
+    "axis": "str",
+    "peer": "int64",  # the other global rank of a send or receive
+    "group_size": "int64",
+    "bytes": "int64",
+    "direction": "str",  # F or B for pipeline sends and receives
+    "stage": "int64",
+    "microbatch": "int64",
+    "start_ns": "int64",  # this side is ready
+    "posted_ns": "int64",  # where it was posted ahead: the call let go of the host; otherwise start_ns
+    "asked_ns": "int64",  # from here to end_ns this side waits for it; start_ns where it was not posted ahead
+    "end_ns": "int64",  # this side is done
+    "transfer_start_ns": "int64",  # both sides are ready; equals start_ns until the two sides are matched
+    "transfer_end_ns": "int64",  # this transfer is over; before end_ns where this side still waited for others of its group
+    "stream": "int64",
+    "match": "int64",  # the same number on both ends of a transfer or all members of a collective
+    "clock": "str",  # device or host; none where end − start is known and when that was is not
+}
+
+CALLS: Schema = {
+    "kind": "str",  # send, recv, all_reduce, …; send_recv where only a kernel for either was seen
+    "group_id": "str",
+    "description": "str",
+    "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
+    "group_size": "int64",
+    "peer": "int64",  # global rank
+    "local_peer": "int64",  # the peer's place in the group, where that alone is known
+    "bytes": "int64",  # of the larger of input and output
+    "seq": "int64",
+    "host_ns": "int64",  # start of the host's call; of the kernel where that was not recorded
+    "start_ns": "int64",  # the following as in COMMS
+    "posted_ns": "int64",
+    "asked_ns": "int64",
+    "end_ns": "int64",
+    "stream": "int64",
+    "clock": "str",  # as in COMMS
+    "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
+    "hint": "str",  # axis that the library is made for: ep for DeepEP, tp for user buffers; "" for the others
+    "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
+    "worker": "int64",  # the thread that did its work, one of its process group's alone (gloo)
+}
+"""Communication of one rank whose axis is not known yet, one row per call."""
+
+MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
+
+
+def stacked(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
+    """The rows of tables of one schema, those that are there, as one; empty ones would make columns floats."""
+    present = [table for table in tables if table is not None]
+    return pd.concat([table for table in present if len(table)] or present[:1], ignore_index=True)
+
+
+def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:
+    """A frame with exactly the schema's columns and dtypes, in its order.
+
+    Raises:
+        KeyError: a column of the schema is not given.
+        ValueError: a column is given that the schema does not have, or lengths differ.
+    """
+    extra = set(columns) - set(schema)
+    if extra:
+        raise ValueError(f"columns not in the schema: {sorted(extra)}")
+    dtypes = {"str": "object"}
+    frame = {name: pd.Series(columns[name], dtype=dtypes.get(dtype, dtype)) for name, dtype in schema.items()}
+    return pd.DataFrame(frame)
+
+
+def no_events() -> Events:
+    """Events of a trace that has ready ops instead."""
+    none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    category = np.zeros(0, dtype=np.int8)
+    return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
+
+
+def empty_table(schema: Schema) -> pd.DataFrame:
+    return _empty(tuple(schema.items())).copy()
+
+
+@cache
+def _empty(columns: tuple[tuple[str, str], ...]) -> pd.DataFrame:
+    """Made once: a small trace has more tables without rows than with."""
+    return make_table(dict(columns), {name: [] for name, _ in columns})
+
+
+COMPUTE_KINDS = ("F", "B", "I", "W", "OVERLAP_F_B")
+
+
+MESSAGES = ("send", "recv", "send_recv", "unknown")
+"""Kinds that are, or may be, messages between two ranks."""
+
+
+ONE_CLOCK = "one_clock"
+"""The fact of ranks whose times stand on one clock already: what they share, such as the table that holds them all."""
+
+
+OP_TABLE = "oplog"
+"""The framework of tables with the columns that we document."""

@@ -1,0 +1,137 @@
+"""Calls of traces that do not say with whom, named by the flight-recorder dumps of the same ranks.
+
+A dump has the group, the peer and the size of each call of NCCL, in the order in which the host made them, with its time by the
+wall clock; a trace has the times of the same calls, by the same clock or by one of its own. The calls of one kind are held
+against each other in their order (:mod:`pptrace.recognise.calls.pair_flight_recorder`). Where a trace shows messages only as
+kernels, each launch
+of them is one, and may be several messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
+from pptrace.model.tables import CALLS, TraceInfo, make_table
+from pptrace.recognise.calls.pair_flight_recorder import P2P, Launch, is_wall_clock, sides_of
+from pptrace.recognise.recognised_rank import RankFound
+
+
+def with_dumps(ranks: Sequence[RankFound], dumps: Sequence[Dump]) -> tuple[tuple[RankFound, ...], tuple[str, ...]]:
+    """What was found in the ranks' traces with the groups, peers and sizes that dumps tell, and lines that say of which.
+
+    What a trace itself says is never changed, and a dump whose calls are not those of the trace changes nothing.
+    """
+    own: dict[int, Dump] = {}
+    unused: dict[str, list[str]] = {}
+    for dump in dumps:
+        if dump.rank in own or dump.rank not in {found.number for found in ranks}:
+            why = "a second one of its rank: not used" if dump.rank in own else "no trace is of its rank: not used"
+            unused.setdefault(why, []).append(dump.path.name)
+        else:
+            own[dump.rank] = dump
+    kept = []
+    counts: dict[int, tuple[int, int]] = {}
+    for found in ranks:
+        named = _named(found, own[found.number]) if found.number in own else _Named(found)
+        kept.append(named.found)
+        if named.count:
+            counts[found.number] = (named.count, named.total)
+        if named.why:
+            unused.setdefault(named.why, []).append(own[found.number].path.name)
+    return tuple(kept), tuple(_lines(counts, unused))
+
+
+def _lines(counts: Mapping[int, tuple[int, int]], unused: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if counts:
+        which = f"rank {next(iter(counts))}" if len(counts) == 1 else f"{len(counts)} ranks"
+        named, total = map(sum, zip(*counts.values(), strict=True))
+        some = f"{named} of {total}" if named < total else f"all {total}"
+        yield (
+            f"flight-recorder dumps name the groups, peers and sizes of {some} calls of {which}, found by their order and times"
+        )
+    for why, names in unused.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"flight-recorder dump {names[0]}{more}: {why}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A rank with what its dump tells, of how many of all calls of the kinds that both have, and why not of others."""
+
+    found: RankFound
+    count: int = 0
+    total: int = 0
+    why: str = ""
+
+
+def _named(found: RankFound, dump: Dump) -> _Named:
+    calls = found.calls.sort_values("host_ns", kind="stable")
+    sides = list(sides_of(calls, dump))
+    if not sides:
+        return _Named(found, why="the trace has no calls of the kinds in it: not used")
+    num_within = sum(_num_within(side.rows, dump) for side in sides)
+    if not num_within:
+        return _Named(found, why="its calls were made at another time than the trace's, or in another run: not used")
+    pairs = {side.kind: dict(side.pairs()) for side in sides}
+    launches = {index: launch for own in pairs.values() for index, launch in own.items()}
+    if 2 * len(launches) < num_within:
+        return _Named(found, why="its calls are not the trace's, or could be in several ways: not used")
+    left = [kind for kind, own in pairs.items() if not own]
+    why = f"which of its {', '.join(left)} calls are the trace's is not clear" if left else ""
+    rows = list(_rows(calls, launches))
+    table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
+    total = sum(len(side.rows) for side in sides)
+    return _Named(replace(found, calls=table, info=_with_groups(found.info, dump.groups)), len(launches), total, why)
+
+
+def _num_within(rows: pd.DataFrame, dump: Dump) -> int:
+    """How many of the calls were made while the dump's were; all of them on a clock of their own."""
+    if not is_wall_clock(rows):
+        return len(rows)
+    times = [call.created_ns for call in dump.calls if call.created_ns >= 0]
+    return int(rows["host_ns"].between(min(times), max(times)).sum())
+
+
+def _rows(calls: pd.DataFrame, launches: Mapping[int, Launch]) -> Iterator[Mapping[Any, Any]]:
+    """The calls, a launch of several messages as one row for each."""
+    is_numbered = bool((calls["seq"] >= 0).any())
+    for index, row in zip(calls.index.tolist(), calls.to_dict("records"), strict=True):
+        for call in launches.get(index, ()):
+            told = _told(row, call)
+            yield told if is_numbered or call.kind in P2P else {**told, "seq": call.seq}
+        if index not in launches:
+            yield row
+
+
+def _told(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
+    """The row of a call with what it lacks."""
+    group, ranks = call.group, list(call.group.ranks)
+    size = len(ranks) or -1
+    return {
+        **row,
+        "kind": call.kind,
+        "group_id": row["group_id"] or group.id,
+        "description": row["description"] or group.description,
+        "group_ranks": row["group_ranks"] or (json.dumps(ranks) if ranks else ""),
+        "group_size": row["group_size"] if row["group_size"] > 0 else size,
+        "local_peer": row["local_peer"] if row["local_peer"] >= 0 else call.place,
+        "bytes": row["bytes"] if row["bytes"] >= 0 else call.bytes,
+    }
+
+
+def _with_groups(info: TraceInfo, groups: Sequence[DumpGroup]) -> TraceInfo:
+    """The groups of the rank, and how many ranks there are, where the trace itself does not say."""
+    config = [
+        {"pg_name": group.id, "pg_desc": group.description, "pg_size": len(group.ranks), "ranks": list(group.ranks)}
+        for group in groups
+        if group.ranks
+    ]
+    sizes = [len(group.ranks) for group in groups if group.is_world and group.ranks]
+    world = {"world_size": sizes[0]} if sizes else {}
+    return replace(info, distributed={"pg_config": config, **world, **info.distributed})

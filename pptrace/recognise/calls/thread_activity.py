@@ -1,0 +1,54 @@
+"""What the threads that called a communication did around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from pptrace.intervals import Int64
+from pptrace.model.tables import Category, Events
+
+_ENGINE = "autograd::engine::evaluate_function"
+
+
+class Backward:
+    """Whether a call was made by autograd's engine."""
+
+    def __init__(self, events: Events) -> None:
+        engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
+        rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
+        self._threads: dict[int, tuple[Int64, Int64]] = {}
+        for thread in np.unique(events.thread[rows]).tolist():
+            own = rows[events.thread[rows] == thread]
+            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
+
+    def tells(self, thread: int, time_ns: int) -> int:
+        if not self._threads or thread < 0:
+            return -1
+        if thread not in self._threads:
+            return 0
+        starts, ends = self._threads[thread]
+        place = int(np.searchsorted(starts, time_ns, side="right")) - 1
+        return int(place >= 0 and time_ns < ends[place])
+
+
+class Busy:
+    """Until when a thread went on with operators while a message of the host's was under way."""
+
+    def __init__(self, events: Events, threads: Collection[int]) -> None:
+        self._threads: dict[int, tuple[Int64, Int64]] = {}
+        if not threads:
+            return
+        waits = np.array([name.endswith("::wait_tensor") for name in events.names], dtype=bool)
+        works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
+        rows = np.flatnonzero(works & np.isin(events.thread, list(threads)))
+        for thread in threads:
+            own = rows[events.thread[rows] == thread]
+            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
+
+    def until(self, thread: int, start_ns: int, end_ns: int) -> int:
+        """The end of the last operator that the thread began in [start_ns, end_ns), at most end_ns; start_ns without any."""
+        starts, ends = self._threads[thread]
+        low, high = np.searchsorted(starts, (start_ns, end_ns))
+        return min(max(int(ends[high - 1]), start_ns), end_ns) if low < high else start_ns

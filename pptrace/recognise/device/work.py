@@ -1,0 +1,143 @@
+"""Which device work is computing, communicating or moving memory, and which host call launched it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.intervals import intersect as intersect_sets
+from pptrace.intervals import length, merge, subtract, union
+from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
+from pptrace.model.tables import Category, Events
+from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
+
+_NCCL_CALL = re.compile(r"(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z]")
+"""Not the range of a batch, which may never end."""
+_DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
+_LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch")
+_OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
+_DEVICE_BACKEND = re.compile(r"(?:cuda:)?nccl")
+
+
+NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
+
+
+def device_work(events: Events, backend: str = "") -> DeviceWork:
+    """The kernels, copies and fills of a rank, each with its launch; ``backend`` is the process groups' where it is known."""
+    rows = np.flatnonzero(_is_work(events))
+    calls = launch_calls(events, rows)
+    is_kernel = events.category[rows] == Category.KERNEL
+    communicates = _communicates(events, rows, calls)
+    return DeviceWork(
+        start_ns=events.start_ns[rows],
+        end_ns=events.ends_of(rows),
+        stream=events.stream[rows],
+        launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
+        is_compute=is_kernel & ~communicates,
+        is_communication=communicates,
+        unseen="" if len(rows) else _unseen(events, backend),
+    )
+
+
+def _unseen(events: Events, backend: str) -> str:
+    """What shows that a rank without device events works on a device: a name of the trace, "" where nothing does.
+
+    That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs beside it as well.
+    """
+    on_host = np.isin(events.category, (Category.CPU_OP, Category.ANNOTATION))
+    chosen = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]
+    if _DEVICE_BACKEND.fullmatch(backend):
+        chosen.append((_OPERATOR, on_host))
+    for pattern, rows in chosen:
+        matching = {place: name for place, name in enumerate(events.names) if pattern.search(name)}
+        for place in events.name_id[rows].tolist() if matching else ():
+            if place in matching:
+                return matching[place]
+    return ""
+
+
+def communication_rows(events: Events) -> Rows:
+    """The events that carry data between devices: kernels by name, and copies that a collective launched."""
+    if not len(events):
+        return np.empty(0, dtype=np.intp)
+    may = _names_matching(events, COMMUNICATION_KERNEL)[events.name_id]
+    rows = np.flatnonzero((may & _is_work(events)) | (events.category == Category.MEMCPY))
+    return rows[_communicates(events, rows, launch_calls(events, rows))]
+
+
+def _is_work(events: Events) -> npt.NDArray[np.bool_]:
+    return np.isin(events.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
+
+
+def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
+    """Which of the device rows communicate; ``calls`` are the host calls that launched them."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_)
+    category, name_id = events.category[rows], events.name_id[rows]
+    named = _names_matching(events, COMMUNICATION_KERNEL)
+    communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named[name_id]
+    copies = (category == Category.MEMCPY) & (calls >= 0)
+    if copies.any():
+        communicates[copies] = _inside_calls(events, calls[copies])
+    return communicates
+
+
+def _names_matching(events: Events, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    return np.array([bool(pattern.search(name)) for name in events.names], dtype=np.bool_)
+
+
+def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
+    """Which launches lie inside a host range of a collective on their own thread."""
+    named = np.array([bool(_NCCL_CALL.match(name)) for name in events.names], dtype=np.bool_)
+    on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
+    ranges = np.flatnonzero(on_host & named[events.name_id])
+    inside = np.zeros(len(launches), dtype=np.bool_)
+    times, threads = events.start_ns[launches], events.thread[launches]
+    for thread in np.unique(threads).tolist():
+        own = ranges[events.thread[ranges] == thread]
+        mine = np.flatnonzero(threads == thread)
+        if len(own):
+            place = np.searchsorted(events.start_ns[own], times[mine], side="right") - 1
+            latest = np.maximum.accumulate(events.ends_of(own))
+            inside[mine] = (place >= 0) & (times[mine] < latest[np.maximum(place, 0)])
+    return inside
+
+
+def launch_calls(events: Events, rows: Rows) -> Rows:
+    """The runtime call that launched each of these device events, by correlation id; -1 where it was not recorded."""
+    is_call = (events.category == Category.RUNTIME) & (events.correlation >= 0)
+    calls = np.flatnonzero(is_call).astype(np.int32 if len(events) <= np.iinfo(np.int32).max else np.int64)
+    if not len(calls) or not len(rows):
+        return np.full(len(rows), -1, dtype=np.intp)
+    calls = calls[np.argsort(events.correlation[calls], kind="stable")]
+    known = events.correlation[calls]
+    wanted = events.correlation[rows]
+    at = np.searchsorted(known, wanted)
+    np.minimum(at, len(known) - 1, out=at)
+    return np.where((known[at] == wanted) & (wanted >= 0), calls[at], np.intp(-1))
+
+
+def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:
+    """Split device time by category, over [start_ns, end_ns) or, by default, from the first work to the last."""
+    if not len(work):
+        return NO_DEVICE
+    first = int(work.start_ns.min()) if start_ns is None else start_ns
+    last = int(work.end_ns.max()) if end_ns is None else end_ns
+    window = union([first], [last])
+    compute, communication, memory = (
+        intersect_sets(part, window) for part in (work.compute, work.communication, work.memory)
+    )
+    hidden = length(intersect_sets(communication, compute))
+    busy = length(merge(compute, communication, memory))
+    return DeviceBreakdown(
+        first_ns=first,
+        last_ns=last,
+        busy_ns=busy,
+        compute_ns=length(compute),
+        communication_ns=length(subtract(communication, compute)),
+        memory_ns=length(subtract(memory, merge(compute, communication))),
+        idle_ns=last - first - busy,
+        overlap_ratio=hidden / length(communication) if len(communication) else None,
+    )

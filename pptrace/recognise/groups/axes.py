@@ -1,0 +1,339 @@
+"""Process groups → axes of the mesh (tp, pp, cp, dp, ep), pipelines of global ranks, and what that was taken from.
+
+In this order: the description that the framework gave the group; what the group is used for; the shape of its rank list. A group
+that nothing tells about keeps the axis "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from pptrace.recognise.groups.descriptions import axis_of_description
+from pptrace.recognise.groups.topology import (
+    GROUP_COLUMNS,
+    MESH_AXES,
+    UNKNOWN,
+    CallKey,
+    Chain,
+    Group,
+    chains_of,
+    edges_of,
+    exchanges,
+    key_of,
+    multiply_up,
+    one_way_rings,
+    ranks_of,
+    sizes_of,
+)
+from pptrace.recognise.groups.usage import Use, axis_of_use, together
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a run with their axes.
+
+    ``of_call`` finds a group by (rank, id, description, ranks as JSON, size), the columns of a call; ``axes`` by group.
+    ``pipelines`` are rank lists of the pp groups; ``sizes`` the axes' sizes as far as the groups tell; ``evidence`` says how.
+    ``unnamed`` is by rank the group of messages that name none, as gloo's do. ``rings`` are groups whose messages go one way
+    around a ring, or both ways at once, which those of no pipeline do for sure.
+    """
+
+    of_call: Mapping[CallKey, Group]
+    axes: Mapping[Group, str]
+    world_size: int | None
+    sizes: Mapping[str, int]
+    pipelines: tuple[tuple[int, ...], ...]
+    evidence: tuple[str, ...] = ()
+    unnamed: Mapping[int, Group] = field(default_factory=dict)
+    rings: frozenset[Group] = frozenset()
+
+
+def find_groups(
+    calls: Mapping[int, pd.DataFrame],
+    distributed: Mapping[int, Mapping[str, Any]],
+    steps: Mapping[int, int],
+    by_use: bool = True,
+    no_pipeline: Collection[int] = (),
+) -> Groups:
+    """The groups of all ranks.
+
+    Args:
+        calls: by rank its communication (schema ``CALLS``).
+        distributed: by rank what its profiler wrote about the job (Kineto's ``distributedInfo``).
+        steps: by rank how many steps its trace has, where that is known.
+        by_use: whether use and shape may tell the axis of a group that no description tells: not where the traces show neither
+            steps nor backwards, between which tp and dp, or pipelines and other exchanges, look alike.
+        no_pipeline: ranks whose messages no pipeline explains: their groups of messages are none of a pipeline.
+    """
+    world = _world_size(distributed)
+    configured = {rank: configured_groups(info) for rank, info in distributed.items()}
+    of_call, uses = _used(calls, configured, world, steps)
+    unnamed = {rank: _group_of_messages(configured.get(rank, {}), world) for rank in calls}
+    edges = edges_of(calls, of_call, unnamed)
+    rings = one_way_rings(edges) | exchanges(calls, of_call, edges)
+    rings |= {group for group, pairs in edges.items() if all(set(pair) <= set(no_pipeline) for pair in pairs)}
+    if not by_use:
+        return _described(of_call, uses, world, unnamed, rings | frozenset(edges))
+
+    def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
+        return chains_of(edges, axes, rings, set(calls), world)
+
+    told = _axes(uses, world, one_way_rings(edges), rings, chains)
+    pipelines = _pipelines(told.axes, chains(told.axes))
+    sizes = sizes_of(told.axes, pipelines, world)
+    if world is not None and not multiply_up(sizes, world):
+        told.doubt(sizes, world)
+        pipelines = _pipelines(told.axes, chains(told.axes))
+        sizes = _without_surplus(sizes_of(told.axes, pipelines, world), world)
+    return Groups(of_call, told.axes, world, sizes, pipelines, told.lines(), unnamed, rings)
+
+
+def _described(
+    of_call: Mapping[CallKey, Group],
+    uses: Mapping[Group, Use],
+    world: int | None,
+    unnamed: Mapping[int, Group],
+    rings: frozenset[Group],
+) -> Groups:
+    """The groups with the axes that their descriptions tell."""
+    axes = {
+        group: axis_of_description(group.description) or ("world" if _is_whole(group, world) else UNKNOWN)
+        for group in uses
+    }
+    pipelines = _pipelines(axes, ())
+    is_whole = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
+    sizes = sizes_of(axes, pipelines, world if is_whole else None)
+    return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | frozenset(uses))
+
+
+def _used(
+    calls: Mapping[int, pd.DataFrame],
+    configured: Mapping[int, Mapping[str, Group]],
+    world: int | None,
+    steps: Mapping[int, int],
+) -> tuple[dict[CallKey, Group], dict[Group, Use]]:
+    """The group of each key of calls, and what each group is used for: nothing, for those that are only configured."""
+    of_call: dict[CallKey, Group] = {}
+    uses: dict[Group, Use] = {}
+    for rank, table in calls.items():
+        for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
+            key = key_of(rank, columns)
+            group = _complete(_group_of(key), configured.get(rank, {}), world)
+            of_call[key] = group
+            uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
+    for known in configured.values():
+        for group in known.values():
+            uses.setdefault(_complete(group, known, world), Use())
+    return of_call, uses
+
+
+def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
+    declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
+    return tuple(declared) or tuple(chain.ranks for chain in chains if chain.whole)
+
+
+def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
+    """The sizes as far as they multiply up to the ranks; first dp goes, whose groups frameworks cut into parts most."""
+    for doubtful in ((), ("dp",), ("dp", "cp", "tp"), MESH_AXES):
+        kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
+        if multiply_up(kept, world):
+            return kept
+    return {}
+
+
+def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
+    """The groups that ``distributedInfo.pg_config`` lists, by name: those that the rank belongs to."""
+    config = distributed.get("pg_config")
+    entries = list(config.values()) if isinstance(config, Mapping) else config
+    if not isinstance(entries, list):
+        return {}
+    found = {}
+    for entry in entries:
+        if isinstance(entry, Mapping) and entry.get("pg_name") is not None:
+            ranks = ranks_of(entry.get("ranks"))
+            size = entry.get("pg_size")
+            name = str(entry["pg_name"])
+            known = size if isinstance(size, int) else len(ranks) or -1
+            found[name] = Group(name, str(entry.get("pg_desc") or ""), ranks if len(ranks) == known else (), known)
+    return found
+
+
+def _group_of(key: CallKey) -> Group:
+    _, group_id, description, ranks, size = key
+    return Group(group_id, description, ranks_of(ranks), size)
+
+
+def _complete(group: Group, configured: Mapping[str, Group], world: int | None) -> Group:
+    """The group with what its configuration adds. Without a list of ranks, one as large as the world holds them all."""
+    known = configured.get(group.id) if group.id else None
+    if not group.id and not group.ranks and len({(known.ranks, known.size) for known in configured.values()}) == 1:
+        known = next(iter(configured.values()))  # a call that names no group can only mean one like this
+    description = group.description or (known.description if known else "")
+    ranks = group.ranks or (known.ranks if known else ())
+    size = group.size if group.size > 0 else len(ranks) or (known.size if known else -1)
+    if not ranks and world is not None and size == world and size <= 2**20:
+        ranks = tuple(range(world))
+    return Group(group.id or (known.id if known else ""), description, ranks, size)
+
+
+def _group_of_messages(configured: Mapping[str, Group], world: int | None) -> Group:
+    """The pipeline's group where the configuration describes one, else the default group, in which places are global ranks."""
+    described = [group for group in configured.values() if axis_of_description(group.description) == "pp"]
+    return _complete(described[0], configured, world) if described else Group("", "default_pg", (), -1)
+
+
+def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
+    sizes = {info.get("world_size") for info in distributed.values()}
+    told = [size for size in sizes if isinstance(size, int) and size > 0]
+    return max(told) if told else None
+
+
+@dataclass(slots=True)
+class _Told:
+    """The axes of groups while they are being found, and by reason the groups that no description tells."""
+
+    axes: dict[Group, str] = field(default_factory=dict)
+    inferred: dict[str, list[Group]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def taken(self) -> set[str]:
+        return set(self.axes.values())
+
+    def tell(self, groups: Iterable[Group], axis: str, why: str) -> None:
+        for group in groups:
+            self.axes[group] = axis
+            self.inferred.setdefault(f"{axis} by {why}", []).append(group)
+
+    def doubt(self, sizes: Mapping[str, int], world: int) -> None:
+        """Take back what use and shape tell of tp, cp and dp, since the sizes do not multiply up."""
+        shown = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
+        self.doubts.append(f"{shown} do not multiply up to {world} ranks: null where only use or rank lists tell")
+        for reason, groups in list(self.inferred.items()):
+            if not reason.startswith(("pp ", "ep ")):
+                self.axes.update(dict.fromkeys(groups, UNKNOWN))
+                del self.inferred[reason]
+
+    def lines(self) -> tuple[str, ...]:
+        reasons = (f"{what} (group {_shown([*map(_named, groups)])})" for what, groups in self.inferred.items())
+        return (*reasons, *self.doubts)
+
+
+def _axes(
+    uses: Mapping[Group, Use],
+    world: int | None,
+    one_way: frozenset[Group],
+    rings: frozenset[Group],
+    chains: Callable[[Mapping[Group, str]], tuple[Chain, ...]],
+) -> _Told:
+    """The axis of each group, with the reason where use or shape tells it.
+
+    Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
+    """
+    told = _Told({group: axis for group in uses if (axis := axis_of_description(group.description))})
+    own = [group for group in uses if group not in told.axes and group.description != "default_pg" and _is_named(group)]
+    around = [group for group in own if group in one_way]
+    told.tell(around, "cp", "its ring of sends and receives, which go one way around")
+    open_groups = [group for group in uses if group not in told.axes and group not in rings and _is_named(group)]
+    families = _families(open_groups, world)
+    whole = families.pop("world", [])
+    undecided = []
+    for family in sorted(families.values(), key=lambda family: (family[0].stride or 0, family[0].size)):
+        use = together(uses[group] for group in family)
+        found = axis_of_use(use, told.taken, family[0])
+        if found is not None:
+            told.tell(family, *found)
+        elif not any(use.kinds.values()):
+            undecided.append(family)
+    _tell_pipelines(told, [group for group in open_groups if group not in told.axes], chains(told.axes), world)
+    free = [family for family in undecided if not any(group in told.axes for group in family)]
+    for axis, why, alike in _by_rank_lists(free, told.taken, world):
+        told.tell(alike, axis, why)
+    _tell_whole(told, whole, uses)
+    for group in uses:
+        told.axes.setdefault(group, "world" if group in whole or _is_whole(group, world) else UNKNOWN)
+    return told
+
+
+def _tell_pipelines(told: _Told, groups: Sequence[Group], chains: Sequence[Chain], world: int | None) -> None:
+    """The smallest groups along whose ranks the messages go, which another group carried."""
+    for chain in chains:
+        along = [group for group in groups if group.description != "default_pg" and chain.runs_along(group, world)]
+        smallest = min((group.size for group in along), default=0)
+        told.tell([group for group in along if group.size == smallest], "pp", "the messages between its neighbours")
+
+
+def _tell_whole(told: _Told, whole: Sequence[Group], uses: Mapping[Group, Use]) -> None:
+    """What the groups of all ranks are used for, where no others split the ranks, even if nothing tells how."""
+    used = [
+        group for group, use in uses.items() if group not in told.axes and group.size > 1 and any(use.kinds.values())
+    ]
+    if not used or not set(used) <= set(whole) or told.taken & {"tp", "cp", "dp", "pp", "dp-cp"}:
+        return
+    found = axis_of_use(together(uses[group] for group in used), set(), used[0])
+    if found is not None and found[0] != "pp":
+        told.tell(used, *found)
+
+
+def _is_named(group: Group) -> bool:
+    """Whether calls with this group are of one group: it has a name or its ranks."""
+    return bool(group.id or group.ranks)
+
+
+def _is_whole(group: Group, world: int | None) -> bool:
+    return group.description == "default_pg" or (world is not None and world > 1 and group.size == world)
+
+
+def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[Group]]:
+    """Groups of one shape: equal size and stride. Those that hold the whole world are the family "world"."""
+    families: dict[object, list[Group]] = {}
+    for group in groups:
+        if _is_whole(group, world):
+            families.setdefault("world", []).append(group)
+        else:
+            shape = (group.size, group.stride) if group.ranks else (group.id, group.size)
+            families.setdefault(shape, []).append(group)
+    return families
+
+
+def _by_rank_lists(
+    families: Sequence[Sequence[Group]], taken: set[str], world: int | None
+) -> list[tuple[str, str, Sequence[Group]]]:
+    """Axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then dp.
+
+    An axis tiles all ranks: the first and last rank of a pipeline, which share embeddings, are none.
+    """
+    if world is None:
+        return []
+    shaped = [family for family in families if family[0].size > 1 and _tiles(family[0], world)]
+    shaped.sort(key=lambda family: family[0].stride or 0)
+    found: list[tuple[str, str, Sequence[Group]]] = []
+    for family in shaped:
+        first = family[0]
+        axis = "tp" if first.stride == 1 and "tp" not in taken else "dp" if "dp" not in taken else None
+        if axis is not None:
+            taken = taken | {axis}
+            found.append((axis, f"its rank list, stride {first.stride}", family))
+    return found
+
+
+def _tiles(group: Group, world: int) -> bool:
+    """Whether groups of this size and stride can hold each rank once."""
+    return group.stride is not None and world % (group.stride * group.size) == 0
+
+
+def _named(group: Group) -> str:
+    name = f"'{group.id}'" if group.id else "without a name"
+    if not group.ranks:
+        return name
+    shown = ", ".join(map(str, group.ranks[:4]))
+    return f"{name} [{shown}{', …' if len(group.ranks) > 4 else ''}]"
+
+
+def _shown(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "")

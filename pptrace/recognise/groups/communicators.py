@@ -1,0 +1,63 @@
+"""Communicators that name each process's place alone → the global ranks of their members."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pptrace.ingest.nccl_inspector.reader import COMMUNICATORS
+
+Facts = Mapping[int, Mapping[str, Any]]
+_UNSURE = "no communicator holds all processes of these files: which rank each of them was is not known, nor who sends to whom"
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """``calls`` with the ranks of their groups, what each rank says of the job, and a line where ranks are not to be believed."""
+
+    calls: Mapping[int, pd.DataFrame]
+    distributed: Facts
+    warnings: tuple[str, ...] = ()
+
+
+def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: Facts) -> Members:
+    """Fill in the ranks of communicators of which each member has a trace and says its own rank.
+
+    A process takes its place in the largest communicator for its rank where that has as many ranks as there are files: which is
+    right if all of them are in one.
+
+    Args:
+        calls, facts, distributed: by rank; ``facts`` name the communicators of ranks whose calls are to be filled in.
+    """
+    own = {rank: said[COMMUNICATORS] for rank, said in facts.items() if isinstance(said.get(COMMUNICATORS), Mapping)}
+    claimed = [rank for rank in own if distributed.get(rank, {}).get("rank") == rank]
+    if not claimed:
+        return Members(calls, distributed)
+    ranks = {group: _ordered(*members) for group, members in _members({rank: own[rank] for rank in claimed}).items()}
+    if sorted(claimed) not in ranks.values():
+        unsure = {rank: {} if rank in own else said for rank, said in distributed.items()}
+        return Members(calls, unsure, (_UNSURE,))
+    known = {group: json.dumps(members) for group, members in ranks.items() if members}
+    filled = {
+        rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]]) if rank in own else table
+        for rank, table in calls.items()
+    }
+    return Members(filled, distributed)
+
+
+def _members(places: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
+    """By communicator its size, and the global rank at each of its places."""
+    found: dict[str, tuple[int, dict[int, int]]] = {}
+    for rank, own in places.items():
+        for group, (place, size) in own.items():
+            found.setdefault(group, (size, {}))[1][place] = rank
+    return found
+
+
+def _ordered(size: int, ranks: Mapping[int, int]) -> list[int]:
+    """The global ranks in the order of their places; [] unless all are known."""
+    return [ranks[place] for place in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []

@@ -1,0 +1,178 @@
+"""Which ranks form a pipeline, and which form a group of each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pandas as pd
+
+from pptrace.model.mesh import AXES, MeshInfo
+from pptrace.recognise.groups.axes import Groups
+from pptrace.recognise.groups.topology import multiply_up
+
+
+def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
+    """The mesh as the ranks' own facts tell it; None when they do not."""
+    known = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
+    if not known:
+        return None
+    sizes = known[0]["mesh"]
+    assert isinstance(sizes, Mapping)
+
+    def size(axis: str) -> int | None:
+        value = sizes.get(axis, 1)  # a mesh that does not name an axis has none
+        return value if isinstance(value, int) else None
+
+    pipelines: list[tuple[int, ...]] = []
+    for facts in known:
+        ranks = facts.get("pp_ranks")
+        if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
+            continue
+        if ranks and tuple(ranks) not in pipelines:
+            pipelines.append(tuple(ranks))
+    world = known[0].get("world_size")
+    order = sizes.get("order")
+    names = tuple(order.split("-")) if isinstance(order, str) else AXES
+    return MeshInfo(
+        num_ranks=world if isinstance(world, int) else num_ranks,
+        pp=size("pp"),
+        vpp=size("vpp"),
+        tp=size("tp"),
+        cp=size("cp"),
+        dp=size("dp"),
+        ep=size("ep"),
+        pipelines=tuple(sorted(pipelines)),
+        order=names if sorted(names) == sorted(AXES) else AXES,
+    )
+
+
+def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
+    """The mesh with the pipelines that a watched runtime named, also where not all of their ranks have a trace."""
+    named: set[tuple[int, ...]] = set()
+    for facts in metadata:
+        ranks = facts.get("pp_ranks")
+        if isinstance(ranks, Sequence) and ranks and all(isinstance(rank, int) for rank in ranks):
+            named.add(tuple(ranks))
+    if len({len(pipeline) for pipeline in named}) != 1:
+        return mesh
+    pp = len(next(iter(named)))
+    return replace(mesh, pp=pp, pipelines=tuple(sorted(named)), in_order=False)
+
+
+def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> MeshInfo:
+    """The mesh as the stages seen on each rank tell it.
+
+    Ranks that hold the same stages are replicas; the i-th of each form the i-th pipeline. tp, cp and dp stay unknown unless
+    there is just one replica.
+    """
+    holders: dict[frozenset[int], list[int]] = {}
+    for rank in sorted(stages):
+        holders.setdefault(stages[rank], []).append(rank)
+    columns = _with_absent(holders) or [holders[key] for key in sorted(holders, key=min)]
+    replicas = min((len(column) for column in columns), default=0)
+    single = 1 if replicas == 1 else None
+    return MeshInfo(
+        num_ranks=num_ranks,
+        pp=len(columns) or None,
+        vpp=max((len(key) for key in holders), default=None),
+        tp=single,
+        cp=single,
+        dp=single,
+        ep=single,
+        pipelines=tuple(tuple(column[index] for column in columns) for index in range(replicas)),
+    )
+
+
+def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
+    """The columns of one looped pipeline that lacks traces in its middle; [] where stages and ranks do not say whose.
+
+    Chunk c of place r is stage c·p + r, and the ranks that are there lie at equal distances in the order of their places.
+    """
+    chunks = max(map(len, holders), default=0)
+    present = {min(stages): ranks[0] for stages, ranks in holders.items()}
+    pp = max(present, default=0) + 1
+    if chunks > 1:
+        pp = min(after - before for stages in holders for before, after in pairwise(sorted(stages)))
+    looped = all(sorted(stages) == list(range(min(stages), min(stages) + len(stages) * pp, pp)) for stages in holders)
+    alone = all(len(ranks) == 1 for ranks in holders.values())
+    if not looped or not alone or len(present) < 2 or len(present) == pp or max(present) >= pp:
+        return []
+    (first, rank), (last, other) = min(present.items()), max(present.items())
+    stride, rest = divmod(other - rank, last - first)
+    if rest or stride < 1 or any(own != rank + stride * (place - first) for place, own in present.items()):
+        return []
+    return [[number] for place in range(pp) if (number := rank + stride * (place - first)) >= 0]
+
+
+def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
+    """The mesh of the ops with the axis that their collectives name, if it is one, and if its groups can be the replicas.
+
+    Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
+    """
+    replicas = len(mesh.pipelines)
+    rows = comms[~comms["kind"].isin(("send", "recv")) & ~comms["axis"].isin(_OF_PIPELINES)]
+    named = set(rows["axis"].tolist())
+    if (
+        replicas < 2
+        or replicas * (mesh.pp or 0) != mesh.num_ranks
+        or len(named) != 1
+        or not named <= {"tp", "cp", "dp"}
+    ):
+        return mesh
+    if set(rows["group_size"].tolist()) - {replicas, -1}:
+        return mesh
+    (axis,) = named
+    sizes = dict.fromkeys(("tp", "cp", "dp"), 1) | {str(axis): replicas}
+    groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
+    for order in (AXES, ("pp", *(name for name in AXES if name != "pp"))):
+        known = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
+        if all(known.group_of(rank, str(axis)) == group for group in groups for rank in group):
+            return known
+    return mesh
+
+
+_OF_PIPELINES = ("pp", "embd", "mirror", "world")
+"""Axes whose groups the pipelines and the number of ranks tell."""
+
+
+def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
+    """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
+    return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)
+
+
+def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
+    """The mesh of the ops with what the process groups tell: sizes of axes, the number of ranks, and pipelines.
+
+    Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
+    each rank with ops must be in one.
+    """
+    held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
+    compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
+    fits = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
+    for pipeline in groups.pipelines:
+        stages = [held[rank] for rank in pipeline if rank in held]
+        fits = fits and len(set(stages)) == len(stages)
+    named = _beside(mesh, groups.sizes)
+    num_ranks = max(mesh.num_ranks, groups.world_size or 0)
+    pp = len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp")
+    if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
+        named |= dict.fromkeys(("tp", "cp", "dp"))
+    return replace(
+        mesh,
+        num_ranks=num_ranks,
+        pp=pp,
+        tp=named["tp"],
+        cp=named["cp"],
+        dp=named["dp"],
+        ep=named["ep"],
+        pipelines=groups.pipelines if fits and compute else mesh.pipelines,
+        in_order=mesh.in_order and not fits,
+    )
+
+
+def _beside(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
+    """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
+    several = any(size > 1 for size in sizes.values())
+    return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in ("tp", "cp", "dp", "ep")}

@@ -1,0 +1,241 @@
+"""The shapes of process groups: rank lists, pipelines by who talks to whom, and the sizes of the axes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from pptrace.recognise.groups.descriptions import axis_of_description
+
+UNKNOWN = "unknown"
+MESH_AXES = ("tp", "cp", "pp", "dp")
+"""The axes whose sizes multiply up to the number of ranks; experts share the ranks of others."""
+GROUP_COLUMNS = ["group_id", "description", "group_ranks", "group_size"]
+CallKey: TypeAlias = tuple[int, str, str, str, int]
+"""Rank, and the :data:`GROUP_COLUMNS` of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: ``ranks`` are its global ranks in order, () where no trace tells them; ``size`` -1 if unknown."""
+
+    id: str
+    description: str
+    ranks: tuple[int, ...]
+    size: int
+
+    @property
+    def stride(self) -> int | None:
+        """The distance between neighbours; None where it is not the same for all."""
+        if len(self.ranks) < 2:
+            return None
+        steps = {after - before for before, after in zip(self.ranks, self.ranks[1:], strict=False)}
+        return steps.pop() if len(steps) == 1 else None
+
+
+def key_of(rank: int, columns: Any) -> CallKey:
+    """The key of a call of ``rank`` with these :data:`GROUP_COLUMNS`."""
+    group_id, description, ranks, size = columns
+    return rank, str(group_id), str(description), str(ranks), int(size)
+
+
+def ranks_of(value: object) -> tuple[int, ...]:
+    """A list of ranks, as a list or as JSON; () where it is elided or none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return ()
+    if not isinstance(value, list) or not all(type(rank) is int and rank >= 0 for rank in value):
+        return ()
+    return tuple(value)
+
+
+_REPLICAS = ("mesh_dp_replicate", "mesh_replicate", "mesh_replica")
+_SHARDS = ("mesh_dp_shard", "mesh_shard", "mesh_fsdp")
+"""Dimensions of a mesh that are data parallel together (HSDP)."""
+
+
+def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], world: int | None) -> dict[str, int]:
+    """The axes' sizes. What is described completely but for one axis, the size of the world completes."""
+    sizes: dict[str, int] = {}
+    described = False
+    parts: dict[str, dict[str, int]] = {}
+    for group, axis in axes.items():
+        if group.size > 0 and axis in ("tp", "cp", "pp", "ep", "dp", "dp-cp"):
+            parts.setdefault(axis, {})[group.description] = group.size
+            described = described or bool(axis_of_description(group.description))
+    for axis, by_description in parts.items():
+        replicate, shard = (
+            next((by_description[name] for name in names if name in by_description), None)
+            for names in (_REPLICAS, _SHARDS)
+        )
+        sizes[axis] = replicate * shard if replicate and shard else max(by_description.values())
+    if pipelines:
+        sizes["pp"] = len(pipelines[0])
+    whole_dp = sizes.pop("dp-cp", None)
+    if world is None:
+        return sizes
+    if whole_dp is not None and "dp" not in sizes and "cp" in sizes:
+        sizes["dp"] = max(whole_dp // sizes["cp"], 1)
+    if described:
+        rest = {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and whole_dp)}
+        if "dp" not in sizes or world == _product((sizes | rest).get(axis, 1) for axis in MESH_AXES):
+            sizes |= rest  # else an axis that no group describes has more than one rank
+    known = _product(sizes.get(axis, 1) for axis in MESH_AXES)
+    if known == world:
+        sizes |= {axis: 1 for axis in MESH_AXES if axis not in sizes}
+    elif "dp" not in sizes and {"tp", "cp", "pp"} <= set(sizes) and world % known == 0:
+        sizes["dp"] = world // known
+    return sizes
+
+
+def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
+    """Whether a mesh with axes of these sizes may have that many ranks; an axis without a size may have any."""
+    known = [size for axis in MESH_AXES if (size := sizes.get(axis)) is not None]
+    return _product(known) == world if len(known) == len(MESH_AXES) else world % max(_product(known), 1) == 0
+
+
+def _product(numbers: Iterable[int]) -> int:
+    product = 1
+    for number in numbers:
+        product *= number
+    return product
+
+
+Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
+"""By group who sends to whom: pairs of global ranks, source and target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Ranks that messages connect, in order. Where it is not ``whole``, ranks without a trace may talk to further ones."""
+
+    ranks: tuple[int, ...]
+    edges: frozenset[tuple[int, int]]
+    whole: bool
+
+    def runs_along(self, group: Group, world: int | None) -> bool:
+        """Whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a ring.
+
+        The group of the whole world holds them without telling anything.
+        """
+        if not set(self.ranks) <= set(group.ranks) or group.size == world:
+            return False
+        if self.whole:
+            return len(group.ranks) == len(self.ranks)
+        place = {rank: index for index, rank in enumerate(group.ranks)}
+        apart = {(place[target] - place[source]) % len(place) for source, target in self.edges}
+        return apart <= {1, len(place) - 1}
+
+
+def chains_of(
+    edges: Edges, axes: Mapping[Group, str], rings: Collection[Group], present: Collection[int], world: int | None
+) -> tuple[Chain, ...]:
+    """Who talks to whom outside ``rings`` and the groups of other axes: each connected set of ranks.
+
+    Args:
+        present: the ranks that have a trace.
+        world: how many ranks there are.
+    """
+    free = ("world", UNKNOWN)
+    links = {
+        edge
+        for group, pairs in edges.items()
+        if (axis := axes.get(group, UNKNOWN)) == "pp" or (axis in free and group not in rings)
+        for edge in pairs
+    }
+    peers: dict[int, set[int]] = {}
+    for source, target in links:
+        peers.setdefault(source, set()).add(target)
+        peers.setdefault(target, set()).add(source)
+    return tuple(
+        Chain(
+            ranks,
+            frozenset(edge for edge in links if edge[0] in ranks),
+            len(ranks) == world or all(rank in present or len(peers[rank]) > 1 for rank in ranks),
+        )
+        for ranks in _connected(peers)
+        if len(ranks) > 1
+    )
+
+
+def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
+    """The sets of ranks that are connected by their peers, each in order, by their first ranks."""
+    found: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for first in sorted(peers):
+        if first in seen:
+            continue
+        members, new = {first}, {first}
+        while new:
+            new = {peer for rank in new for peer in peers[rank]} - members
+            members |= new
+        seen |= members
+        found.append(tuple(sorted(members)))
+    return found
+
+
+def one_way_rings(edges: Edges) -> frozenset[Group]:
+    """Groups in which each rank of three or more sends to one and receives from one other, around a ring, and never back.
+
+    A pipeline that trains sends gradients back, and one that only runs forward ends at its last rank.
+    """
+    return frozenset(group for group, pairs in edges.items() if _goes_around(pairs))
+
+
+def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
+    after = dict(edges)
+    one_way = len(after) == len(edges) and set(after) == set(after.values())
+    return one_way and all(after[after[rank]] != rank for rank in after)
+
+
+def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
+    """Groups whose ranks never send but while they receive, both in one kernel: two ranks, or several that never send back.
+
+    A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
+    one way; seen only in its middle, it may look the same, so that such a group is of no axis for sure.
+    """
+    may = {group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)}
+    one_way = set()
+    for rank, table in calls.items():
+        messages = table[table["kind"].isin(("send", "recv"))]
+        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+            both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
+            if (part["clock"] != "device").any() or not both.all():
+                one_way.add(of_call[key_of(rank, columns)])
+    return frozenset(may - one_way)
+
+
+def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
+    return len({rank for edge in edges for rank in edge}) == 2
+
+
+def edges_of(
+    calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], unnamed: Mapping[int, Group]
+) -> dict[Group, set[tuple[int, int]]]:
+    """The messages whose peer is known, by the group of their calls."""
+    edges: dict[Group, set[tuple[int, int]]] = {}
+    for rank, table in calls.items():
+        messages = table[table["kind"].isin(("send", "recv"))]
+        for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
+            group = of_call[key_of(rank, columns)]
+            named = group if group.id or group.ranks else unnamed[rank]
+            for kind, told, place in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
+                peer = global_peer(told, place, named)
+                if peer >= 0:
+                    edges.setdefault(group, set()).add((rank, peer) if kind == "send" else (peer, rank))
+    return edges
+
+
+def global_peer(peer: int, local_peer: int, group: Group) -> int:
+    """The global rank of a peer that may be known by its place in the group only; -1 where that does not tell."""
+    if peer >= 0 or local_peer < 0:
+        return int(peer)
+    if group.ranks:
+        return group.ranks[local_peer] if local_peer < len(group.ranks) else -1
+    return int(local_peer) if group.description == "default_pg" else -1

@@ -1,0 +1,94 @@
+"""What a process group is used for, and the axis that this tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from pptrace.recognise.groups.topology import Group
+
+
+@dataclass(slots=True)
+class Use:
+    """What a group, or a family of equal groups, was used for.
+
+    ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
+    calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
+    makes in a step, where these are most of them; ``largest_bytes`` is of an all-reduce, -1 where no call tells its size.
+    """
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    backward: Counter[int] = field(default_factory=Counter)
+    hints: Counter[str] = field(default_factory=Counter)
+    trains: bool = False
+    num_equal: float = 0.0
+    largest_bytes: int = -1
+
+    def add(self, calls: pd.DataFrame, num_steps: int) -> None:
+        """Count the calls that one rank made in so many steps."""
+        self.kinds.update(calls["kind"].tolist())
+        self.hints.update(hint for hint in calls["hint"].tolist() if hint)
+        self.trains = self.trains or bool((calls["backward"] >= 0).any())
+        reduced = calls[calls["kind"] == "all_reduce"]
+        self.backward.update(reduced["backward"].tolist())
+        sizes = Counter(size for size in reduced["bytes"].tolist() if size >= 0)
+        most = max(sizes.values(), default=0)
+        if 2 * most >= len(reduced):
+            self.num_equal = max(self.num_equal, most / max(num_steps, 1))
+        self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
+
+
+def together(uses: Iterable[Use]) -> Use:
+    whole = Use()
+    for use in uses:
+        whole.kinds += use.kinds
+        whole.backward.update(use.backward)
+        whole.hints += use.hints
+        whole.trains = whole.trains or use.trains
+        whole.num_equal = max(whole.num_equal, use.num_equal)
+        whole.largest_bytes = max(whole.largest_bytes, use.largest_bytes)
+    return whole
+
+
+_SEVERAL = 2
+"""A single all-to-all may be anything."""
+_MANY = 8
+"""So many all-reduces of one size on a rank in a step are more than a few buckets of gradients."""
+_FEW_BYTES = 64
+"""No all-reduce of gradients is so small: a norm, a loss, a flag."""
+
+
+def axis_of_use(use: Use, taken: Collection[str], group: Group) -> tuple[str, str] | None:
+    """(axis, why) of a group from what is done in it; None where that does not tell. ``taken`` have groups already."""
+    kinds, num_calls = use.kinds, sum(use.kinds.values())
+    for axis, count in use.hints.most_common(1):
+        if 2 * count >= num_calls:
+            return axis, f"its kernels, of a library that is made for {axis}"
+    messages = kinds["send"] + kinds["recv"]
+    if messages and messages >= num_calls / 2:
+        return ("cp", "its ring of sends and receives") if "pp" in taken else ("pp", "its sends and receives")
+    if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (num_calls - messages) / 2:
+        return ("cp", "its all-to-alls") if "ep" in taken else ("ep", "its all-to-alls")
+    if kinds["all_reduce"]:
+        return _axis_of_all_reduces(use, taken)
+    if kinds["reduce_scatter"] or (kinds["all_gather"] and use.trains):
+        if group.stride == 1 and "tp" not in taken and "dp" in taken:
+            return "tp", "its all-gathers and reduce-scatters between neighbours"
+        return ("dp", "its all-gathers and reduce-scatters") if "dp" not in taken else None
+    return None
+
+
+def _axis_of_all_reduces(use: Use, taken: Collection[str]) -> tuple[str, str] | None:
+    """Those of activations come in the forward and in the backward; those of gradients in the backward or after it."""
+    total = use.backward[0] + use.backward[1]
+    share = use.backward[1] / total if total else None
+    if use.num_equal >= _MANY and (share is None or 0.05 <= share < 0.95):
+        return ("tp", "its many equal all-reduces") if "tp" not in taken else None
+    if share is None or 0 <= use.largest_bytes <= _FEW_BYTES:
+        return None  # without a backward there are no gradients
+    if share >= 0.95 and use.num_equal < _MANY:
+        return "dp", "its all-reduces in the backward"
+    return ("dp", "its all-reduces of gradients") if "dp" not in taken or "tp" in taken else None

@@ -1,0 +1,174 @@
+"""Kernels that send or receive, nothing tells which, as the messages of a known plan: by the ops before and after them.
+
+Captures without NCCL's own ranges, and Kineto without operators, show ``SendRecv`` kernels alone, each one a message or a batch
+of several, both ways. What an op made leaves in the first kernel that begins after it, and what an op reads has come in the last
+one that ended before it. That is taken where every message of every rank of a pipeline has a kernel then, every kernel a message,
+and the two kernels of each message can have run at the same time. Of two kernels between two ops either may be the send
+(DeepSpeed receives from the rank before it first, and from the one after it last): right is the order in which the two kernels of
+a message end together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.recognise.groups.topology import UNKNOWN
+from pptrace.recognise.messages.messages_from_plan import Planned, planned
+
+_P2P = ("send", "recv")
+_NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
+_FUSED = "send_recv"
+_DRIFT_NS = 50_000
+"""By so much clocks may move against each other within a trace, and the two kernels of a message end apart."""
+_MOST = 0.9
+_RECEIVED_FIRST: tuple[frozenset[int], ...] = (
+    frozenset(),
+    frozenset({-1}),
+    frozenset({1}),
+    frozenset({-1, 1}),
+)
+"""From which neighbours a rank may receive before it sends to them: the one before it (-1), or the one after it (1)."""
+
+
+def kernels_by_plan(
+    calls: pd.DataFrame, known: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, mesh: MeshInfo
+) -> tuple[pd.DataFrame, str]:
+    """``calls`` (schema CALL_COMMS) with the kernels of whole pipelines as the plan's messages, and a line that says so or "".
+
+    A kernel that carries several messages is a row for each. Pipelines of which a message is told, here or in ``known`` (schema
+    COMMS), stay as they are.
+    """
+    if schedule.plan is None:
+        return calls, ""
+    unclear = calls[(calls["kind"] == _FUSED) & (calls["axis"] == UNKNOWN)]
+    telling = {rank for told in (calls, known) for rank in told.loc[told["kind"].isin(_P2P), "rank"].tolist()}
+    parts, replaced = [], []
+    for pipeline in mesh.pipelines:
+        kernels = unclear[unclear["rank"].isin(pipeline)]
+        if len(pipeline) != schedule.plan.pp or kernels.empty or telling & set(pipeline):
+            continue
+        orders = (_of_pipeline(kernels, ops, schedule, pipeline, early) for early in _RECEIVED_FIRST)
+        found = next((order for order in orders if order is not None and _can_be(order)), None)
+        if found is not None:
+            parts.append(found.drop(columns="shared"))
+            replaced += kernels.index.tolist()
+    if not parts:
+        return calls, ""
+    line = (
+        f"{len(replaced)} kernels that may send or receive are taken as the messages that {schedule.plan.name} has between the "
+        "ops before and after them"
+    )
+    return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A message of a step, and the kernel that carries it by its place among the rank's."""
+
+    message: Planned
+    kind: str
+    step: int
+    kernel: int
+
+
+def _of_pipeline(
+    kernels: pd.DataFrame,
+    ops: pd.DataFrame,
+    schedule: ScheduleInfo,
+    pipeline: Sequence[int],
+    received_first: frozenset[int],
+) -> pd.DataFrame | None:
+    """The messages of all ranks; None where one has no kernel or a kernel none of them."""
+    parts = []
+    for place, rank in enumerate(pipeline):
+        own = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
+        given = list(_carried(own, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, place))
+        found = list(_swapped(given, place, received_first))
+        if {one.kernel for one in found} != set(range(len(own))):
+            return None
+        carried = Counter(one.kernel for one in found)
+        rows = own.iloc[[one.kernel for one in found]]
+        parts.append(
+            rows.assign(
+                kind=[one.kind for one in found],
+                axis="pp",
+                step=[one.step for one in found],
+                peer=[pipeline[one.message.other] for one in found],
+                shared=[carried[one.kernel] for one in found],
+                group_size=2,
+                direction=[one.message.direction for one in found],
+                stage=[one.message.op.stage for one in found],
+                microbatch=[one.message.op.microbatch or 0 for one in found],
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, place: int) -> Iterator[_Carried]:
+    """The planned messages of a rank; the kernel is -1 where there is none, or where the op is not in the trace."""
+    starts, ends = kernels["start_ns"].to_numpy(), np.maximum.accumulate(kernels["end_ns"].to_numpy())
+    for step, rows in ops.groupby("step"):
+        plan = schedule.plan_of(int(str(step)))
+        if plan is None:
+            continue
+        spans = dict(zip(_tuples(rows, *_NAME), _tuples(rows, *_TIMES), strict=True))
+        for kind in _P2P:
+            for message in planned(plan, place, sends=kind == "send"):
+                span = spans.get((message.op.kind.value, message.op.stage, message.op.microbatch))
+                if span is None:
+                    at = -1
+                elif kind == "send":
+                    at = int(np.searchsorted(starts, span[1], side="left"))
+                else:
+                    at = int(np.searchsorted(ends, span[0], side="right")) - 1
+                yield _Carried(message, kind, int(str(step)), at if at < len(kernels) else -1)
+
+
+def _swapped(carried: Sequence[_Carried], place: int, received_first: frozenset[int]) -> Iterator[_Carried]:
+    """The messages with those changed of two kernels in a row that a neighbour is sent to and received from in this order."""
+    counts = Counter(one.kernel for one in carried)
+    alone = {(one.kernel, one.kind): one.message.other for one in carried if counts[one.kernel] == 1}
+    for one in carried:
+        away = 1 if one.kind == "send" else -1
+        other = alone.get((one.kernel + away, "recv" if one.kind == "send" else "send"))
+        is_pair = counts[one.kernel] == 1 and other == one.message.other
+        early = (1 if one.message.other > place else -1) in received_first
+        yield replace(one, kernel=one.kernel + away) if is_pair and early else one
+
+
+def _tuples(rows: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].tolist() for name in columns), strict=True)
+
+
+def _can_be(messages: pd.DataFrame) -> bool:
+    """Whether for each pair of ranks one offset of their clocks lets the two kernels of all messages run at the same time, and
+    most of those that carry nothing else end together.
+    """
+    sends, recvs = (messages[messages["kind"] == kind] for kind in _P2P)
+    made = recvs["stage"] - np.where(recvs["direction"] == "F", 1, -1)
+    key = ["step", "direction", "microbatch", "stage"]
+    both = sends.merge(recvs.assign(stage=made), on=key, suffixes=("", "_to"))
+    if not len(sends) == len(recvs) == len(both) or (both["peer"] != both["rank_to"]).any():
+        return False
+    sign = np.where(both["rank"] < both["rank_to"], 1, -1)  # of what is added to the clock of the pair's second rank
+    begun, over = sign * (both["start_ns"] - both["end_ns_to"]), sign * (both["end_ns"] - both["start_ns_to"])
+    both = both.assign(
+        one=both[["rank", "rank_to"]].min(axis=1),
+        other=both[["rank", "rank_to"]].max(axis=1),
+        lower=np.minimum(begun, over),
+        upper=np.maximum(begun, over),
+        ahead=sign * (both["end_ns"] - both["end_ns_to"]),
+    )
+    bounds = both.groupby(["one", "other"]).agg(lower=("lower", "max"), upper=("upper", "min"))
+    alone = both[(both["shared"] == 1) & (both["shared_to"] == 1)]
+    off = (alone["ahead"] - alone.groupby(["one", "other"])["ahead"].transform("median")).abs()
+    together = (off <= _DRIFT_NS).groupby([alone["one"], alone["other"]]).mean()
+    return bool((bounds["lower"] <= bounds["upper"] + _DRIFT_NS).all() and (together >= _MOST).all())

@@ -1,0 +1,79 @@
+"""Messages that not all have ranges, so that order does not number them: each is that of the op next to it on its rank.
+
+A receive comes right before the op that reads it, a send right after the op that made it. What a stage at an end of the pipeline
+calls for a neighbour that it does not have moves nothing and is no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS
+
+
+def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]) -> pd.DataFrame:
+    """``comms`` in which unnumbered messages of ``ranks`` have stage and microbatch; without those that no op stands next to.
+
+    Args:
+        comms: schema COMMS; the rows meant are of the pipeline, with a direction and without stage and microbatch.
+        ops: schema OPS with stages and microbatches, where they are known.
+    """
+    is_open = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp") & comms["direction"].isin(PRODUCERS)
+    is_open &= (comms["microbatch"] < 0) & (comms["stage"] < 0) & (comms["peer"] < 0) & comms["rank"].isin(ranks)
+    if not is_open.any():
+        return comms
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
+    of_rank = {int(str(rank)): own for rank, own in compute.groupby("rank")}
+    parts = [comms[~is_open]]
+    for (rank, kind), rows in comms[is_open].groupby(["rank", "kind"]):
+        if (own := of_rank.get(int(str(rank)))) is not None:
+            parts.append(_of_rank(rows.sort_values("start_ns", kind="stable"), own, sends=kind == "send"))
+    found: pd.DataFrame = pd.concat([part for part in parts if len(part)] or parts[:1])
+    return found[_has_other_end(found, mesh) | ~found.index.isin(comms.index[is_open])].sort_index()
+
+
+def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
+    """The messages of one rank and way that an op of the right kind stands next to, the nearest one of each op."""
+    if sends:
+        place = np.searchsorted(ops["end_ns"].to_numpy(), rows["start_ns"].to_numpy(), side="right") - 1
+    else:
+        place = np.searchsorted(ops["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), side="left")
+    inside = (place >= 0) & (place < len(ops))
+    rows, own = rows[inside], ops.iloc[place[inside]]
+    fits = np.array(
+        [kind in PRODUCERS[way] for kind, way in zip(own["kind"], rows["direction"], strict=True)], dtype=bool
+    )
+    named = rows.assign(**{name: own[name].to_numpy() for name in ("step", "stage", "microbatch")})
+    named = named.assign(posted_ns=named["start_ns"], asked_ns=named["start_ns"])  # the host waits inside of the call
+    named = named[fits & (own["stage"].to_numpy() >= 0)]
+    named = named[named["microbatch"] >= 0]
+    kept: pd.DataFrame = named.drop_duplicates(
+        ["step", "direction", "stage", "microbatch"], keep="first" if sends else "last"
+    )
+    return kept
+
+
+def _has_other_end(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
+    """Whether there is a stage where a message would come from or go to, as far as the number of stages is known."""
+    away = np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
+    other = comms["stage"] + away
+    num_stages = mesh.pp * mesh.vpp if mesh.pp and mesh.vpp else np.iinfo(np.int64).max
+    return (other >= 0) & (other < num_stages)
+
+
+def without_half_seen(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` (matched) without messages between two of ``ranks`` of which one side alone is there, and a line about them."""
+    between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(("send", "recv"))
+    half = between & (comms["axis"] == "pp") & (comms["match"] < 0)
+    if not half.any():
+        return comms, ()
+    line = (
+        f"{int(half.sum())} of {int(between.sum())} sends and receives have a span on one rank alone (a call that both sends and "
+        "receives may have none): they are left out, and what messages without spans took counts as bubble"
+    )
+    return comms[~half].reset_index(drop=True), (line,)

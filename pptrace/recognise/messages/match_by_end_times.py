@@ -1,0 +1,126 @@
+"""Collectives that name no group, matched on aligned clocks: the kernels of one collective end together on all of its ranks.
+
+What runs after a rank's last op of a step joins ranks that were in different places of the pipeline: the norm of the gradients,
+the gradients of embeddings that the first and the last stage share. A rank that comes early waits inside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pptrace.clock.bounds import ALL_TO_ALL
+from pptrace.clock.result import READING_NS, Clock
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.recognise.groups.topology import UNKNOWN
+
+_DISTINCT = 2
+"""Any other call of the kind in that step has to end so many times as far away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The comms table with the collectives that were found to be one, and a line that says so."""
+
+    comms: pd.DataFrame
+    told: tuple[str, ...] = ()
+
+
+def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> Together:
+    """Match collectives after the last ops of steps, of which nothing tells the group, by their common ends.
+
+    The last k of a kind in a step are the same collectives on a set of ranks if they end together on all of them, as near as the
+    clocks tell, in every step. Sets are all ranks, those of a pipeline, and its two ends where the ranks between them have no
+    other. What is of no set stays as it is.
+
+    Args:
+        comms, ops: all ranks (schemas COMMS, OPS) on the common clock.
+    """
+    left = _after_ops(comms, ops)
+    far_ns = max(clock.uncertainty_ns or 0, READING_NS)
+    numbers: dict[int, int] = {}
+    first = int(comms["match"].max()) + 1 if len(comms) else 0
+    found: dict[tuple[int, ...], int] = {}
+    for ranks, between in _sets(mesh, left):
+        for kind in sorted(set(left["kind"])) if clock.relates(ranks) else ():
+            rows = left[(left["kind"] == kind) & ~left.index.isin(list(numbers))]
+            if rows["rank"].isin(between).any():
+                continue
+            rows = rows[rows["group_size"].isin((-1, len(ranks)))]
+            for members in _common(rows, ops, ranks, far_ns):
+                numbers |= dict.fromkeys(members, first + sum(found.values()))
+                found[ranks] = found.get(ranks, 0) + 1
+    if not numbers:
+        return Together(comms)
+    matched = comms.copy()
+    matched.loc[list(numbers), "match"] = list(numbers.values())
+    return Together(matched, (_line(found),))
+
+
+def _line(found: Mapping[tuple[int, ...], int]) -> str:
+    shown = [f"{count} on ranks {', '.join(map(str, ranks))}" for ranks, count in found.items()]
+    more = f" and {len(shown) - 2} more sets of ranks" if len(shown) > 2 else ""
+    return (
+        "collectives after the ops of a step whose group was not recorded are taken as one where they end together in every "
+        f"step, and the time before the last rank came as waiting: {'; '.join(shown[:2])}{more}"
+    )
+
+
+def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
+    """The kernels of collectives without a group between the ops of two steps of their rank, with the step that they follow."""
+    unnamed = comms["kind"].isin(ALL_TO_ALL) & (comms["axis"] == UNKNOWN) & (comms["match"] < 0)
+    rows = comms[unnamed & (comms["clock"] == "device")]
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0)]
+    spans = compute.groupby(["rank", "step"]).agg(begin=("start_ns", "min"), over=("end_ns", "max"))
+    parts: list[pd.DataFrame] = [rows.iloc[:0]]
+    for rank, own in rows.groupby("rank"):
+        steps = spans[spans.index.get_level_values("rank") == rank].sort_values("over")
+        place = np.searchsorted(steps["over"].to_numpy(), own["start_ns"].to_numpy(), side="right") - 1
+        following = np.append(steps["begin"].to_numpy()[1:], np.iinfo(np.int64).max)
+        inside = (place >= 0) & (own["start_ns"].to_numpy() < following[place])
+        parts.append(own[inside].assign(step=steps.index.get_level_values("step").to_numpy()[place[inside]]))
+    found: pd.DataFrame = pd.concat(parts)
+    return found.sort_values("end_ns", kind="stable")
+
+
+def _sets(mesh: MeshInfo, rows: pd.DataFrame) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sets of ranks that may share a collective, the largest first, each with the ranks that then have none of their own."""
+    present = set(rows["rank"].tolist())
+    whole = (tuple(range(mesh.num_ranks)), *mesh.pipelines)
+    ends = [((pipeline[0], pipeline[-1]), pipeline[1:-1]) for pipeline in mesh.pipelines if len(pipeline) > 2]
+    for ranks, between in dict.fromkeys((*((ranks, ()) for ranks in whole), *ends)):
+        if len(ranks) > 1 and present.issuperset(ranks):
+            yield ranks, between
+
+
+def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], far_ns: int) -> Iterator[list[int]]:
+    """The rows of each collective of these ranks: the last ones of each step, as many as end together in all steps."""
+    own = rows[rows["rank"].isin(ranks)]
+    calls = {(int(str(step)), int(str(rank))): part["end_ns"] for (step, rank), part in own.groupby(["step", "rank"])}
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & ops["rank"].isin(ranks) & (ops["step"] >= 0)]
+    by_step = [[calls.get((step, rank)) for rank in ranks] for step in sorted(compute["step"].unique().tolist())]
+    whole = [[ends for ends in step if ends is not None] for step in by_step]
+    if any(len(step) < len(ranks) for step in whole):
+        return
+    count = min((_num_common([ends.to_numpy() for ends in step], far_ns) for step in whole), default=0)
+    for step in whole:
+        for place in range(1, count + 1):
+            yield [int(ends.index[-place]) for ends in step]
+
+
+def _num_common(sides: Sequence[Int64], far_ns: int) -> int:
+    """How many calls from the last one back end together on all sides, and near no other. Each side has its ends in order."""
+    count = 0
+    for place in range(1, min(map(len, sides)) + 1):
+        ends = [int(side[-place]) for side in sides]
+        low, high = min(ends), max(ends)
+        gaps = [low - int(side[-place - 1]) for side in sides if len(side) > place]
+        gaps += [int(side[-place + 1]) - high for side in sides if place > 1]
+        if high - low > far_ns or min(gaps, default=far_ns) <= _DISTINCT * (high - low):
+            break
+        count = place
+    return count

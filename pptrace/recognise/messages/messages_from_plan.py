@@ -1,0 +1,131 @@
+"""Messages of a known plan, told by the ops beside them: a send follows the op that made it, a receive comes before its reader.
+
+A function that sends and receives in one call is called on all ranks of a pipeline, with nothing to send or to receive on some
+of them: which of its messages there were, the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.mesh import MeshInfo
+from pptrace.schedule.actions import Action
+from pptrace.schedule.messages import Direction, messages_of_rank
+from pptrace.schedule.plan import Plan
+from pptrace.slices import Slice, slices
+
+PlanOf = Callable[[int], Plan]
+"""The plan of a step."""
+
+PRODUCERS = {str(direction): direction.producers for direction in Direction}
+"""By direction: the kinds of ops whose output moves that way."""
+
+
+def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
+    """The ops of a rank whose output goes to another rank, or whose input comes from one."""
+    return (op for op, message in messages_of_rank(plan, rank, sends) if message.direction == direction)
+
+
+def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame | None:
+    """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
+
+    Args:
+        comms: with messages by order alone (their stage is below 0).
+        ops: with the stages and microbatches of the plan.
+        plan_of: the plan of each step.
+    """
+    lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
+    parts = [comms.drop(lacking.index)]
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+        place = mesh.pp_rank(int(str(rank)))
+        if place is None or direction not in PRODUCERS:
+            return None
+        kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
+        mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
+        wanted = {
+            (a.stage, a.microbatch)
+            for a in moving(plan_of(int(str(step))), place, str(direction), sends=kind == "send")
+        }
+        taken = _of_neighbours(rows, mine.sort_values("start_ns", kind="stable"), sends=kind == "send")
+        taken = taken[[key in wanted for key in zip(taken["stage"], taken["microbatch"], strict=True)]]
+        taken = taken.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
+        if len(taken) < len(wanted):
+            return None
+        parts.append(taken)
+    return pd.concat(parts).sort_index()
+
+
+def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
+    """The messages in time order, each with the stage and microbatch of the last op before it, or of the first after it."""
+    ordered = rows.sort_values("start_ns", kind="stable")
+    if sends:
+        place = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
+    else:
+        place = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
+    inside = (place >= 0) & (place < len(ops))
+    own = ops.iloc[place[inside]]
+    return ordered[inside].assign(stage=own["stage"].to_numpy(), microbatch=own["microbatch"].to_numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
+
+    op: Action
+    direction: str
+    other: int
+
+
+def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
+    """The messages of a rank in the order of their ops."""
+    for op, message in messages_of_rank(plan, rank, sends):
+        other = message.target_stage if sends else message.source_stage
+        yield Planned(op, message.direction, plan.placement[other])
+
+
+def by_plan(
+    calls: pd.DataFrame, ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], pipeline: Sequence[int], rank: int
+) -> pd.DataFrame:
+    """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
+
+    A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
+    as planned, or one would be sent before it was made or read before it was there, none of that step is named.
+    """
+    wanted: dict[tuple[int, str], list[Planned]] = {}
+    steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
+    named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
+    messages = calls.assign(place=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
+    for (step, kind), rows in slices(messages, ("step", "kind")).items():
+        plan = plan_of(step)
+        if plan is None or plan.pp != len(pipeline):
+            continue
+        key = (plan.num_microbatches, kind)
+        if key not in wanted:
+            wanted[key] = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
+        ordered = rows.in_order_of("start_ns")
+        for place, message in zip(ordered["place"], _in_turn(wanted[key], ordered, steps.get(step)), strict=False):
+            named["direction"][place] = message.direction
+            named["stage"][place], named["microbatch"][place] = message.op.stage, message.op.microbatch
+            named["peer"][place] = pipeline[message.other]
+    return calls.assign(**named).astype(calls.dtypes)
+
+
+def _in_turn(wanted: Sequence[Planned], messages: Slice, ops: Slice | None) -> list[Planned]:
+    """What the sends or the receives of a step are, in the order of time; nothing where its ops do not allow that."""
+    if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
+        return []
+    keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
+    places = {key: place for place, key in enumerate(keys)}
+    own = [places.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted]
+    if min(own) < 0:
+        return []
+    beside = ops.where(np.repeat(own, len(messages) // len(wanted)))
+    is_send = messages["kind"] == "send"
+    possible = np.where(
+        is_send, messages["start_ns"] >= beside["end_ns"], messages["end_ns"] <= beside["start_ns"]
+    ).all()
+    return [message for message in wanted for _ in range(len(messages) // len(wanted))] if possible else []

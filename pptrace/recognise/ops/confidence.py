@@ -1,0 +1,61 @@
+"""What speaks for ops that order alone tells: whether the messages agree with them, and a word of confidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from pptrace.model.tables import Events, Int64
+from pptrace.schedule.actions import Kind
+
+_TO_NEXT, _TO_PREVIOUS = (Kind.SEND_F, Kind.RECV_B), (Kind.SEND_B, Kind.RECV_F)
+_SPARE = 10
+"""Of so many ops one may lack its message, or its counterpart: traces begin and end anywhere."""
+
+
+def peers_of(events: Events, rows: Int64) -> list[int]:
+    """With whom each of these calls exchanges a message, as its own record or one inside it says; -1 where none does."""
+    args = events.comm_args[(events.comm_args["src"] >= 0) | (events.comm_args["dst"] >= 0)]
+    told = args["event"].to_numpy()
+    order = np.argsort(events.start_ns[told], kind="stable")
+    told, peers = told[order], args[["src", "dst"]].max(axis=1).to_numpy()[order]
+    low = np.searchsorted(events.start_ns[told], events.start_ns[rows])
+    high = np.searchsorted(events.start_ns[told], events.ends_of(rows))
+    found = []
+    for row, first, last in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
+        own = {int(peers[at]) for at in range(first, last) if events.thread[told[at]] == events.thread[row]}
+        found.append(own.pop() if len(own) == 1 else -1)
+    return found
+
+
+def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], forwards: int, backwards: int) -> bool:
+    """Whether messages are those of a rank with one stage of a pipeline, so that the ops beside them tell their directions.
+
+    Such a rank has one neighbour before it and another one behind it, and a message of each kind for all of its ops or none.
+
+    Args:
+        messages: what each message is by the op beside it, and its peer (-1: unknown).
+        sent: the kinds of those that are some op's first.
+        forwards, backwards: how many ops there are.
+    """
+    after = {peer for kind, peer in messages if kind in _TO_NEXT and peer >= 0}
+    before = {peer for kind, peer in messages if kind in _TO_PREVIOUS and peer >= 0}
+    if len(after) > 1 or len(before) > 1 or after & before:
+        return False
+    counts = Counter(sent)
+    wanted = {Kind.SEND_F: forwards, Kind.RECV_F: forwards, Kind.SEND_B: backwards, Kind.RECV_B: backwards}
+    return all(not counts[kind] or wanted[kind] - counts[kind] <= max(1, wanted[kind] // _SPARE) for kind in wanted)
+
+
+def confidence(explained: int, total: int, forwards: int, backwards: int, agree: bool) -> str:
+    """How far the ops are to be trusted.
+
+    low: less than three quarters of the operators (or kernels) lie in them, or forwards and backwards are not about equally
+    many. high: nine tenths lie in them, and the messages agree. medium: all others, such as those of ranks with several chunks,
+    and those found by kernels, which tell no directions.
+    """
+    if 4 * explained < 3 * total or abs(forwards - backwards) > max(1, forwards // _SPARE):
+        return "low confidence"
+    return "high confidence" if agree and 10 * explained >= 9 * total else "medium confidence"

@@ -1,0 +1,136 @@
+"""Ops that no range names, in traces whose messages are labelled: what a host thread did from one message to the next.
+
+    … recv_forward │ forward │ send_forward_recv_backward │ backward │ send_backward_recv_forward │ …
+
+A message range that receives something is followed by the op that reads it, and one that sends something comes after the op that
+made it. Both sides have to tell the same op; where they do not, as where receives are posted ahead of other ops, the send tells
+it. Where both a forward and a backward lie in one gap (Megatron-LM's interleaved steady phase without overlap), the forward
+comes first. Times are the host's: they hold everything that the thread did there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from pptrace.recognise.labels.label import Label, in_order
+from pptrace.recognise.ops.labelled_ranges import LabelledPhases, Range
+from pptrace.schedule.actions import Kind, Phase
+
+_MADE_BY = {Kind.SEND_F: Kind.F, Kind.SEND_B: Kind.B}
+_READ_BY = {Kind.RECV_F: Kind.F, Kind.RECV_B: Kind.B}
+_CUTS = ("STEP", "OPTIMIZER", "GRAD_SYNC")
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenMessages:
+    """The ops in time order, none where they cannot be told, and what they were taken from, or why there are none."""
+
+    ops: tuple[Range, ...]
+    evidence: tuple[str, ...]
+
+
+def ops_between_messages(labelled: Sequence[Range]) -> BetweenMessages | None:
+    """The ops of the thread that posts most labelled messages; None where labels name no messages in order."""
+    messages = [r for r in labelled if r.kind is not None and r.kind.is_p2p and r.label.actions[0].microbatch is None]
+    if not messages:
+        return None
+    (thread, _), *_ = Counter(entry.thread for entry in messages).most_common(1)
+    own = _outermost([entry for entry in messages if entry.thread == thread])
+    cuts = sorted(entry.start_ns for entry in labelled if entry.label.span in _CUTS)
+    gaps = list(_gaps(own, cuts, LabelledPhases(labelled)))
+    if why := _unclear(gaps):
+        return BetweenMessages((), (why,))
+    ops, estimated = _split(gaps, own[0].label.framework, thread)
+    counts = Counter(op.kind for op in ops)
+    evidence = [
+        f"no labels of ops: {counts[Kind.F]} forwards and {counts[Kind.B]} backwards are what thread {thread} did between "
+        f"{len(own)} labelled messages, by the host's clock: what ran there beside an op, as waiting for a message posted "
+        "ahead, counts as compute"
+    ]
+    if estimated:
+        evidence.append(
+            f"{estimated} times a forward and a backward lie between the same two messages: their sum is measured, where "
+            "the one ends and the other begins is estimated by the forwards and backwards that lie alone"
+        )
+    return BetweenMessages(tuple(ops), tuple(evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What lies between two messages: ops of these kinds, in this order."""
+
+    kinds: tuple[Kind, ...]
+    start_ns: int
+    end_ns: int
+
+
+def _outermost(messages: Sequence[Range]) -> list[Range]:
+    """Without those inside another, as a timer's range inside its function's."""
+    kept: list[Range] = []
+    for entry in sorted(messages, key=lambda entry: (entry.start_ns, -entry.end_ns)):
+        if not kept or entry.start_ns >= kept[-1].end_ns:
+            kept.append(entry)
+    return kept
+
+
+def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases) -> Iterator[_Gap]:
+    position = 0
+    for before, after in pairwise(messages):
+        while position < len(cuts) and cuts[position] < before.end_ns:
+            position += 1
+        if position < len(cuts) and cuts[position] < after.start_ns:
+            continue  # the end of a step
+        kinds = _kinds(before, after, phases.of(before.end_ns, after.start_ns))
+        if kinds:
+            yield _Gap(kinds, before.end_ns, after.start_ns)
+
+
+def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]:
+    """What was done between two messages: forwards alone in a warmup, backwards alone in a cooldown."""
+    read = {_READ_BY[action.kind] for action in before.label.actions if action.kind in _READ_BY}
+    made = {_MADE_BY[action.kind] for action in after.label.actions if action.kind in _MADE_BY}
+    kinds = (read & made) or made
+    if phase is Phase.WARMUP:
+        kinds -= {Kind.B}
+    elif phase is Phase.COOLDOWN:
+        kinds -= {Kind.F}
+    return tuple(kind for kind in (Kind.F, Kind.B) if kind in kinds)
+
+
+def _unclear(gaps: Sequence[_Gap]) -> str:
+    """Why the gaps do not tell the ops; "" where they do."""
+    counts = Counter(kind for gap in gaps for kind in gap.kinds)
+    forwards, backwards = counts[Kind.F], counts[Kind.B]
+    found = f"between the labelled messages lie {forwards} forwards and {backwards} backwards"
+    remedy = "record with ranges around forward_step and backward_step"
+    if not forwards or not backwards or backwards > forwards:
+        return f"{found}, which cannot be all of what ran: ops are null; {remedy}"
+    if any(len(gap.kinds) == 2 for gap in gaps) and not all(_alone(gaps, kind) for kind in (Kind.F, Kind.B)):
+        return f"{found}, which cannot be told apart where they lie together: ops are null; {remedy}"
+    return ""
+
+
+def _alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
+    return [gap.end_ns - gap.start_ns for gap in gaps if gap.kinds == (kind,)]
+
+
+def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Range], int]:
+    """The ops of the gaps, and how many gaps were cut in two."""
+    labels = {kind: Label(framework, (in_order(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
+    ops: list[Range] = []
+    together = sum(len(gap.kinds) == 2 for gap in gaps)
+    share = 0.0
+    if together:
+        forward, backward = (median(_alone(gaps, kind)) for kind in (Kind.F, Kind.B))
+        share = forward / max(forward + backward, 1)
+    for gap in gaps:
+        edges = [gap.start_ns, gap.end_ns]
+        if len(gap.kinds) == 2:
+            edges.insert(1, gap.start_ns + round((gap.end_ns - gap.start_ns) * share))
+        for kind, (start, end) in zip(gap.kinds, pairwise(edges), strict=True):
+            ops.append(Range(labels[kind], start, end, thread))
+    return ops, together

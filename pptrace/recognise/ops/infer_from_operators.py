@@ -1,0 +1,313 @@
+"""Traces without op labels: forwards and backwards of a pipeline found by the order of what its host thread does.
+
+A pipeline's thread posts messages between its ops. What it computes from one message to the next is one op: a backward where
+autograd's engine runs (in whatever thread), a forward otherwise. A send carries what the op before it made, a receive what
+the op after it reads; the k-th forward of a step is that of microbatch k, and so is the k-th backward. That holds for every
+schedule with one stage per rank (torch's Schedule1F1B, which has no labels). Where messages are not those of one stage per rank
+(interleaved ones go both ways at once, and overlapped ones are posted ahead) the ops beside them do not tell what they are: they
+are left to their own records (:mod:`pptrace.recognise.calls.find_calls`). Steps are told by their optimizer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.model.tables import Category, Events
+from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
+from pptrace.schedule.actions import Action, Kind
+
+_SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
+_ENGINE = "autograd::engine::evaluate_function"
+_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
+_COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
+_LEAST_SHARE = 4
+"""A forward has at least one in so many of the operators of the largest one; less is what the schedule does between ops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """A stretch of the host's time that is an op or the posting of a message; stage −1: its rank's only one."""
+
+    action: Action
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+class Token(Enum):
+    FORWARD = auto()
+    BACKWARD = auto()
+    SEND = auto()
+    RECV = auto()
+    MESSAGE = auto()  # of unknown direction
+    OPTIMIZER = auto()
+
+
+@dataclass(slots=True)
+class Run:
+    """Consecutive operators or launches of one kind, or one message."""
+
+    token: Token
+    start_ns: int
+    end_ns: int
+    count: int = 1
+    peer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What was found in time order, from how many messages, and the evidence for it in words."""
+
+    found: list[Inferred]
+    num_messages: int = 0
+    evidence: tuple[str, ...] = ()
+
+
+def has_optimizer_ranges(events: Events) -> bool:
+    return any(map(_OPTIMIZER.match, events.names))
+
+
+def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps: Sequence[int] = ()) -> Inference:
+    """Ops and messages in time order; nothing where no thread both sends or receives and computes.
+
+    ``optimizers`` are from when to when kernels of optimizers were launched, where no range says so; ``steps`` when steps begin
+    that have ranges of their own: forwards before one that no backward follows are of none (evaluation).
+    """
+    thread = _pipeline_thread(events)
+    if thread is None or _mostly_inside_backwards(events):
+        return Inference([])
+    runs = _runs(events, thread, optimizers, steps)
+    kept = without_scraps(runs)
+    found = list(numbered(kept, thread))
+    kinds = [entry.action.kind for entry in found]
+    messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
+    agree = is_one_stage(list(_sides(kept)), list(_firsts(found)), forwards, backwards)
+    sure = confidence(_num_operators(kept), _num_operators(runs), forwards, backwards, agree)
+    told = (
+        f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
+        f"{backwards} backwards what autograd's engine ran ({sure})"
+    )
+    if not agree:
+        found = [entry for entry in found if entry.action.kind.is_compute]
+        told += "; the messages are not those of one stage per rank: their directions are not taken from the ops beside them"
+    return Inference(found, messages, (told,))
+
+
+def _firsts(found: Sequence[Inferred]) -> Iterator[Kind]:
+    """The kinds of the messages that are the first of their kind beside an op."""
+    last: dict[Kind, Action] = {}
+    for action in (entry.action for entry in found if entry.action.kind.is_p2p):
+        if last.get(action.kind) != action:
+            yield action.kind
+        last[action.kind] = action
+
+
+def _num_operators(runs: Sequence[Run]) -> int:
+    return sum(run.count for run in runs if run.token in (Token.FORWARD, Token.BACKWARD))
+
+
+def _sides(runs: Sequence[Run]) -> Iterator[tuple[Kind, int]]:
+    """What each message is by the op before or after it, and its peer."""
+    after = list(_ops_before(reversed(runs)))[::-1]
+    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
+        if run.token in (Token.SEND, Token.RECV):
+            sends = run.token is Token.SEND
+            found = _message(sends, op_before if sends else op_after, 0, 0)
+            if found is not None:
+                yield found.kind, run.peer
+
+
+def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
+    """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
+    found = []
+    forward = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
+    by_thread: dict[int, list[Inferred]] = {}
+    for op in sorted(ops, key=lambda op: op.start_ns):
+        by_thread.setdefault(op.thread, []).append(op)
+    around = {thread: _Around(own) for thread, own in by_thread.items()}
+    for names, place in (((_SENDS,), 0), (_RECVS, 1)):
+        for row in np.flatnonzero(_named(events, names)).tolist():
+            start, end = int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])
+            thread = int(events.thread[row])
+            owner = around[thread].outermost(start, end) if thread in around else None
+            if owner is not None and owner.action.kind in forward:
+                action = Action(forward[owner.action.kind][place], -1, owner.action.microbatch)
+                found.append(Inferred(action, start, end, thread))
+    return found
+
+
+class _Around:
+    """Finds the op of a thread inside which something lies."""
+
+    def __init__(self, ops: Sequence[Inferred]) -> None:
+        """``ops`` are in the order of their starts."""
+        self._ops = ops
+        self._starts = [op.start_ns for op in ops]
+        self._latest = list(accumulate((op.end_ns for op in ops), max))
+
+    def outermost(self, start_ns: int, end_ns: int) -> Inferred | None:
+        """The first that begins before a stretch and ends after it."""
+        first = bisect_left(self._latest, end_ns)
+        return self._ops[first] if first < bisect_right(self._starts, start_ns) else None
+
+
+def _pipeline_thread(events: Events) -> int | None:
+    """The thread that posts most sends and receives."""
+    rows = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
+    if not len(rows):
+        return None
+    threads, counts = np.unique(events.thread[rows], return_counts=True)
+    return int(threads[counts.argmax()])
+
+
+def _mostly_inside_backwards(events: Events) -> bool:
+    """Whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
+    messages = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
+    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
+    rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
+    inside = 0
+    for thread in np.unique(events.thread[messages]).tolist():
+        own = rows[events.thread[rows] == thread]
+        at = events.start_ns[messages[events.thread[messages] == thread]]
+        ends = np.maximum.accumulate(events.ends_of(own))
+        place = np.searchsorted(events.start_ns[own], at, side="right") - 1
+        inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
+    return _LEAST_SHARE * inside > len(messages)
+
+
+def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    wanted = np.array([name in names for name in events.names], dtype=bool)
+    chosen: npt.NDArray[np.bool_] = wanted[events.name_id] & (events.category == Category.CPU_OP)
+    return chosen
+
+
+def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[Run]:
+    """What the thread does, one entry for each message and for each unbroken run of operators."""
+    runs: list[Run] = []
+    boundaries = [Run(Token.OPTIMIZER, begin, begin) for begin in sorted(steps)]
+    for run in heapq.merge(_tokens(events, thread, optimizers), boundaries, key=lambda run: run.start_ns):
+        last = runs[-1] if runs else None
+        if last is not None and last.token is run.token and run.token in (Token.FORWARD, Token.BACKWARD):
+            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + 1
+        else:
+            runs.append(run)
+    return runs
+
+
+def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Run]:
+    """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
+    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
+    optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
+    other = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
+    send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
+    is_op = events.category == Category.CPU_OP
+    mine = events.thread == thread
+    is_step = optimizer & (events.category == Category.ANNOTATION)
+    chosen = np.flatnonzero((is_op & (mine | engine) & (~other | send | recv)) | is_step)
+    is_step |= is_op & mine & ~other & ~engine & _overlap(events, optimizers)
+    messages = np.flatnonzero(send | recv)
+    peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
+    over = -1
+    for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
+        start = int(events.start_ns[row])
+        if start < over:
+            continue  # inside another
+        over = end
+        if is_step[row]:
+            yield Run(Token.OPTIMIZER, start, end)
+        elif send[row] or recv[row]:
+            yield Run(Token.SEND if send[row] else Token.RECV, start, end, peer=peers[row])
+        else:
+            yield Run(Token.BACKWARD if engine[row] else Token.FORWARD, start, end)
+
+
+def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Which events share time with any of the spans, which are in time order and apart."""
+    if not spans:
+        return np.zeros(len(events), dtype=bool)
+    starts, ends = (np.array(side, dtype=np.int64) for side in zip(*spans, strict=True))
+    shared: npt.NDArray[np.bool_] = np.searchsorted(ends, events.start_ns) < np.searchsorted(starts, events.end_ns)
+    return shared
+
+
+def without_scraps(runs: Sequence[Run]) -> list[Run]:
+    """The runs without forwards too short to be one, such as the making of a loss's gradient, and without those that no
+    backward of the step follows, such as the scaling of gradients.
+    """
+    largest = max((run.count for run in runs if run.token is Token.FORWARD), default=0)
+    kept: list[Run] = []
+    is_followed = False
+    for run in reversed(runs):
+        if run.token is Token.OPTIMIZER:
+            is_followed = False
+        elif run.token is Token.BACKWARD:
+            is_followed = True
+        elif run.token is Token.FORWARD and not (is_followed and _LEAST_SHARE * run.count >= largest):
+            continue
+        kept.append(run)
+    return _joined(kept[::-1])
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Backwards between which nothing but scraps lay are one."""
+    joined: list[Run] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if last is not None and last.token is run.token is Token.BACKWARD:
+            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + run.count
+        else:
+            joined.append(run)
+    return joined
+
+
+def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
+    """Ops and messages with the microbatches that order gives them; an op may have several (the tensors of one activation)."""
+    forwards = backwards = 0
+    after = list(_ops_before(reversed(runs)))[::-1]
+    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
+        if run.token is Token.OPTIMIZER:
+            if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
+                forwards = backwards = 0
+            continue
+        if run.token is Token.FORWARD:
+            action = Action(Kind.F, -1, forwards)
+            forwards += 1
+        elif run.token is Token.BACKWARD:
+            action = Action(Kind.B, -1, backwards)
+            backwards += 1
+        elif run.token is Token.MESSAGE:
+            continue
+        else:
+            sends = run.token is Token.SEND
+            found = _message(sends, op_before if sends else op_after, forwards, backwards)
+            if found is None:
+                continue
+            action = found
+        yield Inferred(action, run.start_ns, run.end_ns, thread)
+
+
+def _ops_before(runs: Iterable[Run]) -> Iterator[Token]:
+    """For each run the forward, backward or optimizer that came last before it; the optimizer where there was none."""
+    last = Token.OPTIMIZER
+    for run in runs:
+        yield last
+        if run.token in (Token.FORWARD, Token.BACKWARD, Token.OPTIMIZER):
+            last = run.token
+
+
+def _message(sends: bool, op: Token, forwards: int, backwards: int) -> Action | None:
+    """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
+    if op is Token.OPTIMIZER:
+        return None
+    if op is Token.FORWARD:
+        return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
+    return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)

@@ -1,0 +1,239 @@
+"""Which schedules the ranks that have a trace may have run, and at which places of their pipeline, where others have no trace.
+
+One rank's order is that of a single schedule of the registry, of several, or of none. What all of them have in common is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from pptrace.errors import ScheduleError
+from pptrace.recognise.partial.traced_ranks import Detail, Shown
+from pptrace.recognise.schedule.match_by_kinds import forwards_first
+from pptrace.schedule import registry
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import Schedule
+from pptrace.schedule.replay import replay
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A plan whose ops and messages those of the ranks are, and their pipeline ranks in it."""
+
+    plan: Plan
+    places: Mapping[int, int]
+
+    def phases_of(self, rank: int) -> list[str]:
+        return [str(action.phase) for action in self.plan.compute_actions(self.places[rank])]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the run beside the ops of the ranks that have a trace.
+
+    ``pipelines`` are those of process groups that hold these ranks, () where none tell them; ``lengths`` the sizes that the
+    pipeline may have, () where nothing limits them; ``world`` the number of all ranks, None if unknown; ``names`` the schedules
+    that the framework has, () for any.
+    """
+
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    lengths: tuple[int, ...] = ()
+    world: int | None = None
+    names: tuple[str, ...] = ()
+
+    def places(self, shown: Sequence[Shown], plan: Plan) -> Iterator[dict[int, int]]:
+        """The pipeline ranks that these ranks may have in a plan."""
+        if self.pipelines:
+            of_rank = {rank: index for pipeline in self.pipelines for index, rank in enumerate(pipeline)}
+            yield {own.rank: of_rank[own.rank] for own in shown}
+        elif all(own.detail is Detail.STAGES for own in shown):
+            yield from _by_stages(shown, plan)
+        elif self.world is not None:
+            yield from _regular([own.rank for own in shown], plan.pp, self.world)
+        elif len(shown) == 1:
+            yield from ({shown[0].rank: place} for place in range(plan.pp))
+
+
+def _by_stages(shown: Sequence[Shown], plan: Plan) -> Iterator[dict[int, int]]:
+    holders = {tuple(sorted(plan.stages_of(place))): place for place in range(plan.pp)}
+    places = {own.rank: holders.get(own.stages) for own in shown}
+    known = {rank: place for rank, place in places.items() if place is not None}
+    if len(known) == len(places):
+        yield known
+
+
+def _regular(ranks: Sequence[int], pp: int, world: int) -> Iterator[dict[int, int]]:
+    """The places of ranks of a mesh in which neighbours of a pipeline lie equally far apart."""
+    seen: set[tuple[int, ...]] = set()
+    for stride in strides(pp, world):
+        places = tuple(rank // stride % pp for rank in ranks)
+        if places not in seen:
+            seen.add(places)
+            yield dict(zip(ranks, places, strict=True))
+
+
+def strides(pp: int, world: int) -> list[int]:
+    """How far apart neighbours in a pipeline may lie in a mesh of so many ranks."""
+    if pp < 1 or world % pp:
+        return []
+    return [stride for stride in range(1, world // pp + 1) if (world // pp) % stride == 0]
+
+
+def readings(shown: Sequence[Shown], known: Known) -> tuple[tuple[Reading, ...], bool]:
+    """Every reading of what these ranks show, and whether all that there may be were tried."""
+    if any(own.is_last_first for own in shown):
+        return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
+    found: list[Reading] = []
+    complete = True
+    for plan in _plans(shown, known):
+        if plan is None:
+            complete = False
+            continue
+        for places in known.places(shown, plan):
+            if all(_fits(own, plan, places[own.rank]) for own in shown):
+                reading = Reading(plan, places)
+                found += [] if reading in found else [reading]
+    return tuple(found), complete
+
+
+def _fits(own: Shown, plan: Plan, place: int) -> bool:
+    return place < plan.pp and own.follows(plan, place) and own.messages.allow(plan, place)
+
+
+_MOST_FORWARDS = 250_000
+"""A plan with more forwards is not built only to be compared: it would take seconds."""
+_MOST_IN_ALL = 1_500_000
+"""Nor are plans with more forwards than that, all together."""
+_MOST_SEARCHED = 2_000
+"""A searched schedule takes longer; with more forwards than that it is the same as no other."""
+
+
+def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
+    """The plans that are worth comparing; None where one would be too large to build."""
+    total = 0
+    for pp in _lengths(shown, known):
+        for entry in registry.SCHEDULES.values():
+            if (known.names and entry.name not in known.names) or not _has_kinds(entry, shown):
+                continue
+            for chunks, microbatches in _sizes(entry, shown[0], pp):
+                if pp == 1 and chunks > 1:
+                    continue  # nobody cuts a model for one rank
+                size = pp * chunks * microbatches
+                if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
+                    yield None
+                elif not (entry.searches and size > _MOST_SEARCHED):
+                    for plan in _built(entry, pp, microbatches, chunks, shown):
+                        total += size
+                        yield plan
+
+
+def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequence[Shown]) -> Iterator[Plan]:
+    """The plan of a schedule with this shape, and those of its variants."""
+    variants: list[tuple[int | None, bool]] = [(None, False)]
+    if entry.takes_group_size:
+        variants += [(None, True), *((size, False) for size in _group_sizes(shown[0], pp, microbatches, chunks))]
+    for group_size, lean in variants:
+        try:
+            plan = registry.build(entry.name, pp, microbatches, chunks, group_size, lean)
+        except ScheduleError:
+            continue
+        yield plan
+        if entry.all_forwards_first_if_m_is_p and microbatches == pp and not lean and group_size is None:
+            yield forwards_first(plan)
+
+
+def _group_sizes(own: Shown, pp: int, microbatches: int, chunks: int) -> Iterable[int]:
+    """The sizes N of microbatch groups that let a rank run so many forwards before its first backward: at least (v−1)·N."""
+    if own.detail is Detail.KINDS:
+        return range(pp + 1, min(microbatches, own.num_leading // (chunks - 1)) + 1)
+    first = own.cells[0].partition("F")[0]
+    turn = next((index for index, cell in enumerate(own.cells) if cell.partition("F")[0] != first), microbatches)
+    return (min(turn, microbatches),) if turn > pp else ()
+
+
+@cache
+def _splits(name: str) -> tuple[bool, bool]:
+    """Whether a schedule has weight gradients of their own, and whether it has overlapped pairs, whatever its shape."""
+    plan = registry.build(name, 2, 4)
+    return plan.splits_backward, any(action.parts for row in plan.ranks for action in row)
+
+
+def _has_kinds(entry: Schedule, shown: Sequence[Shown]) -> bool:
+    kinds = {kind for own in shown for kind in own.kinds}
+    return _splits(entry.name) == (bool(kinds & {"I", "W"}), "OVERLAP_F_B" in kinds)
+
+
+def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
+    """(v, m) that a schedule may have with so many chunks and forwards on a rank."""
+    if own.num_chunks is not None:
+        yield own.num_chunks, own.num_microbatches
+        return
+    total = own.num_microbatches
+    if entry.bidirectional:
+        yield 2, total
+        return
+    if entry.default_chunks == 1:
+        yield 1, total
+        return
+    most = total if entry.takes_any_chunks else entry.default_chunks
+    for chunks in range(2, most + 1):
+        if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
+            yield chunks, total // chunks  # all chunks but the last run forward before the first backward
+
+
+def _lengths(shown: Sequence[Shown], known: Known) -> list[int]:
+    """The numbers of ranks that the pipeline may have."""
+    if known.pipelines:
+        return sorted({len(pipeline) for pipeline in known.pipelines})
+    told = [own.stages for own in shown if own.detail is Detail.STAGES]
+    if told and max(map(len, told)) > 1:
+        lengths = lengths_of_stages(told)
+    elif known.lengths:
+        lengths = set(known.lengths)
+    elif known.world is not None:
+        lengths = {size for size in range(1, known.world + 1) if known.world % size == 0}
+    else:
+        first = max((stages[0] for stages in told), default=0)
+        lengths = set(range(1, first + max(own.num_leading for own in shown) + 3))
+    return sorted(length for length in lengths if not known.lengths or length in known.lengths)
+
+
+def lengths_of_stages(held: Iterable[Sequence[int]]) -> set[int]:
+    """The p for which the sets of stages of ranks with several chunks lie on a loop (r, p+r, 2p+r, …) or on a V (r, 2p−1−r)."""
+    common: set[int] | None = None
+    for stages in held:
+        gaps = {after - before for before, after in pairwise(stages)}
+        lengths = {gap for gap in gaps if len(gaps) == 1 and stages[0] < gap}
+        if len(stages) == 2 and sum(stages) % 2:
+            lengths.add((sum(stages) + 1) // 2)
+        common = lengths if common is None else common & lengths
+    return common or set()
+
+
+def agreed(found: Sequence[Reading]) -> Reading | None:
+    """The first of several readings, where the others say the same of the schedule and of the ranks that have a trace.
+
+    Plans of one schedule may differ elsewhere: in how ranks without a trace warm up, for one.
+    """
+    if not found:
+        return None
+    first, *others = found
+    return first if all(_says(other) == _says(first) for other in others) else None
+
+
+def _says(reading: Reading) -> tuple[object, ...]:
+    plan = reading.plan
+    timeline = replay(plan, _ticks)
+    rows = [timeline.ranks[place] for place in reading.places.values()]
+    spans = [(row[0].start, row[-1].end) for row in rows if row]
+    actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.places.values()]
+    return plan.name, plan.num_microbatches, plan.placement, reading.places, timeline.makespan, spans, actions
+
+
+def _ticks(_rank: int, action: Action) -> int:
+    """The cost of an action with F = I = W."""
+    return sum(2 if half.kind is Kind.B else 1 for half in action.halves)

@@ -1,0 +1,209 @@
+"""What the ranks that have a trace show of a pipeline of which others have none: their ops in order, and their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan
+
+MESSAGE_CALLS = ("send", "recv", "send_recv")
+"""Kinds of calls and kernels that carry messages, or may."""
+
+
+class Detail(StrEnum):
+    """How much the labels of ops say: stages, chunks of a rank, or kinds alone."""
+
+    STAGES = "stages"
+    CHUNKS = "chunks"
+    KINDS = "kinds"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A rank's messages of a step: the (kind, direction) of those that tell it, and the global ranks at their other ends.
+
+    ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
+    """
+
+    ways: frozenset[tuple[str, str]]
+    peers: frozenset[int]
+    is_any: bool
+    is_exact: bool
+
+    def allow(self, plan: Plan, place: int) -> bool:
+        """Whether a pipeline rank of a plan may have these messages: some each way that it has any, and no other."""
+        needed = ways_of(plan, place)
+        if self.is_any and not needed:
+            return False
+        if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, place)):
+            return False
+        if not self.ways:
+            return True
+        return self.ways == needed if self.is_exact else self.ways >= needed
+
+
+def ways_of(plan: Plan, place: int) -> frozenset[tuple[str, str]]:
+    """The (kind, direction) of the messages that a pipeline rank has."""
+    return frozenset(
+        (kind, way) for kind in ("send", "recv") for way in PRODUCERS if _moves(plan, place, way, sends=kind == "send")
+    )
+
+
+def _moves(plan: Plan, place: int, way: str, sends: bool) -> bool:
+    return any(message.direction == way for message in planned(plan, place, sends))
+
+
+def peers_of(plan: Plan, place: int) -> frozenset[int]:
+    """The pipeline ranks with which one exchanges messages."""
+    around = {
+        other
+        for stage in plan.stages_of(place)
+        for other in (plan.previous_stage(stage), plan.next_stage(stage))
+        if other is not None
+    }
+    return frozenset(plan.placement[other] for other in around) - {place}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One rank's fullest step: its ops in time order as text, with as much as ``detail`` says.
+
+    ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
+    known, for each backward in order the index of its forward.
+    """
+
+    rank: int
+    detail: Detail
+    cells: tuple[str, ...]
+    kinds: tuple[str, ...]
+    stages: tuple[int, ...]
+    num_microbatches: int
+    messages: Messages
+    pairs: tuple[int, ...] | None = None
+
+    @property
+    def num_chunks(self) -> int | None:
+        return None if self.detail is Detail.KINDS else len(self.stages)
+
+    @property
+    def num_leading(self) -> int:
+        """The forwards before any other op."""
+        return next((index for index, kind in enumerate(self.kinds) if kind != "F"), len(self.kinds))
+
+    @property
+    def is_last_first(self) -> bool:
+        """Whether all forwards come first, and then their backwards from the last one to the first."""
+        count = len(self.pairs or ())
+        return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
+
+    def follows(self, plan: Plan, place: int) -> bool:
+        """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
+        actions = plan.compute_actions(place)
+        if len(actions) != len(self.kinds) or any(
+            action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
+        ):
+            return False
+        if self.detail is Detail.KINDS:
+            return self.pairs is None or self.pairs == _pairs_of(actions)
+        return self.cells == tuple(texts_of(actions, self.detail))
+
+
+def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
+    """For each backward in order the index of its forward among the forwards."""
+    forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
+    index = {key: place for place, key in enumerate(forwards)}
+    return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
+
+
+def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
+    """Actions as the labels of a rank write them."""
+    for action in actions:
+        if detail is Detail.STAGES:
+            yield str(action)
+        elif detail is Detail.CHUNKS:
+            yield str(_by_chunk(action))
+        else:
+            yield action.kind.value
+
+
+def _by_chunk(action: Action) -> Action:
+    return replace(action, stage=-1 - action.chunk, parts=tuple(map(_by_chunk, action.parts)))
+
+
+def shown_ranks(
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    calls: Mapping[int, pd.DataFrame],
+    exact: bool,
+    paired: Collection[int] = (),
+) -> list[Shown]:
+    """What each rank with training ops shows in one step, the one with most ranks and then most ops; [] without one, or where a
+    rank's labels name the stages of some ops alone.
+
+    Args:
+        exact: whether the messages are those that moved and no others.
+        paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
+    """
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
+    training = compute.loc[compute["kind"] != "F", ["rank", "step"]].drop_duplicates()
+    compute = compute.merge(training, on=["rank", "step"])
+    if compute.empty:
+        return []
+    sizes = compute.groupby("step")["rank"].agg(["nunique", "size"])
+    step = max(sizes.index, key=lambda number: tuple(sizes.loc[number]))
+    rows = compute[compute["step"] == step].sort_values("start_ns", kind="stable")
+    found = []
+    for rank, own in rows.groupby("rank"):
+        messages = _messages(comms[(comms["rank"] == rank) & (comms["step"] == step)], calls.get(int(str(rank))), exact)
+        if (shown := _shown(int(str(rank)), own, messages, rank in paired)) is None:
+            return []
+        found.append(shown)
+    return found
+
+
+def _shown(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> Shown | None:
+    is_told = ops["stage"] >= 0
+    if is_told.any() and not is_told.all():
+        return None
+    pairs = ops["pair"].to_numpy()
+    simple = ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)
+    stages = {half for text in pairs[pairs != ""] for half in _stages_in(text)} | set(ops["stage"].tolist())
+    detail = Detail.STAGES if is_told.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
+    kinds = tuple(ops["kind"].tolist())
+    microbatches = int(ops["microbatch"].max()) + 1
+    forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
+    return Shown(
+        rank,
+        detail,
+        tuple(np.where(pairs != "", pairs, simple).tolist()),
+        kinds,
+        tuple(sorted(stages)),
+        forwards if detail is Detail.KINDS else microbatches,
+        messages,
+        tuple(ops.loc[ops["kind"] == "B", "microbatch"].tolist()) if is_paired else None,
+    )
+
+
+def _stages_in(pair: str) -> Iterator[int]:
+    """The stages of the two halves of an overlapped pair, told or not."""
+    for half in pair[1 : pair.index(")")].split(";"):
+        yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
+
+
+def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> Messages:
+    own = comms[(comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    ways = frozenset(zip(own["kind"], own["direction"], strict=True)) if (own["direction"] != "").all() else frozenset()
+    peers = {int(peer) for peer in own["peer"].tolist() if peer >= 0}
+    return Messages(ways, frozenset(peers), bool(len(own)) or _has_messages(calls), exact)
+
+
+def _has_messages(calls: pd.DataFrame | None) -> bool:
+    return calls is not None and bool(calls["kind"].isin(MESSAGE_CALLS).any())

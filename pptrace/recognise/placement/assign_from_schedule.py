@@ -1,0 +1,160 @@
+"""Ops and messages that order alone numbers, taken for those of the schedule whose order theirs is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pptrace.model.mesh import MeshInfo
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, beside_ops, moving
+from pptrace.recognise.schedule.match_by_kinds import fit, with_kinds
+from pptrace.recognise.schedule.measured_steps import Op, StepRows, steps_of
+from pptrace.schedule.actions import Action
+from pptrace.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """The tables with stages and microbatches, the plan that they follow, and what was taken from what."""
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def numbered(
+    ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+) -> Numbered | None:
+    """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
+    steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
+    whole = [step for step in steps if len(step.pipeline) > 1]
+    if not whole:
+        return None
+    fullest = max(whole, key=StepRows.num_ops)
+    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
+    if plan is None or plan.num_chunks == 1:
+        return None
+    plans = {step.step: other for step in steps if (other := with_kinds(plan, step.kinds())) is not None}
+    filled = _filled(ops, steps, plan, plans)
+
+    def plan_of(step: int) -> Plan:
+        return plans.get(step, plan)
+
+    note = (
+        f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
+        f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
+    )
+    messages, told = messages_of_plan(comms, filled, plan_of, mesh)
+    return Numbered(filled, messages, plan, (note, *told))
+
+
+def messages_of_plan(
+    comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``comms`` with the stages and microbatches of the plan's messages, and lines about them; ``ops`` have theirs."""
+    if _is_possible(comms, plan_of, mesh):
+        return _with_plan(comms, plan_of, mesh), ()
+    name = plan_of(int(ops["step"].iloc[0])).name
+    chosen = beside_ops(comms, ops, plan_of, mesh)
+    if chosen is not None:
+        told = (
+            f"labels tell more messages than {name} has: those are taken that the ops beside them send or receive in it"
+        )
+        return chosen, (told,)
+    told = f"labels tell more messages than {name} has: which of them there were is not known"
+    return comms[comms["axis"] != "pp"], (told,)
+
+
+def _filled(ops: pd.DataFrame, steps: Sequence[StepRows], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
+    """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
+    filled = ops.copy()
+    first = min(step.step for step in steps)
+    for step in steps:
+        for rank, row in step.rows.items():
+            planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
+            actions = _part([op.kind for op in row], planned, is_first=step.step == first)
+            where = [op.index for op in row]
+            for name in ("stage", "chunk", "microbatch"):
+                filled.loc[where, name] = [getattr(action, name) for action in actions] or -1
+    return filled
+
+
+def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
+    """As many actions as there are ops of these kinds: from the beginning on, or those before the end in a trace's first step;
+    () where neither has these kinds.
+    """
+    count = len(kinds)
+    parts = [actions[:count], actions[len(actions) - count :]]
+    return next((part for part in (parts[::-1] if is_first else parts) if [a.kind for a in part] == list(kinds)), ())
+
+
+def _received_in(
+    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+) -> int | None:
+    """How many activations the first rank of a pipeline receives in this step; None where nothing tells.
+
+    It receives those of all its chunks but the first, of which a mesh may tell the number.
+    """
+    if mesh.vpp is not None and mesh.vpp > 1:
+        forwards = max(row.count("F") for row in step.kinds().values())
+        return forwards - forwards // mesh.vpp
+    first = step.pipeline[0]
+    received = _num_received(comms, step.step, first)
+    if received is None and first in step.rows and first in calls:
+        return _num_received_before_backwards(step.rows[first], ops, calls[first])
+    return received
+
+
+def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
+    """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
+    called on all stages, and does not move what has no other side.
+    """
+    lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+        place = mesh.pp_rank(int(str(rank)))
+        if place is not None and direction in PRODUCERS:
+            planned = sum(1 for _ in moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))
+            if len(rows) > planned:
+                return False
+    return True
+
+
+def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
+    """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
+    forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F") & (comms["microbatch"] >= 0)]
+    if forward.empty:
+        return None
+    return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())
+
+
+def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
+    """How many activations this rank receives in a step whose forwards all come before its backwards, as those of GPipe and of
+    interleaved schedules without a steady phase do; None where they do not, or where no receive is told from a send.
+    """
+    kinds = [op.kind for op in row]
+    num_forwards = kinds.count("F")
+    if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():
+        return None
+    times = ops.loc[[op.index for op in row], "start_ns"].to_numpy()
+    received = calls[calls["kind"] == "recv"]
+    before = (received["end_ns"] > times[0]) & (received["end_ns"] <= times[num_forwards - 1])
+    return int(before.sum())
+
+
+def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame:
+    """Messages numbered by order, taken for those of their step's plan, in the order of the ops that send or receive them."""
+    filled = comms.copy()
+    lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+        place = mesh.pp_rank(int(str(rank)))
+        if place is None or direction not in PRODUCERS:
+            continue
+        wanted = list(moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
+        where = rows.index[: len(wanted)]
+        filled.loc[where, "stage"] = [action.stage for action in wanted]
+        filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]
+        filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
+    return filled

@@ -1,0 +1,65 @@
+"""What is recognised in one rank's trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from pptrace.model.device import DeviceWork
+from pptrace.model.tables import CALLS, TraceInfo, empty_table, stacked
+from pptrace.recognise.ops.host_compute import HostWork
+from pptrace.recognise.unlabelled.host_order import HOST_ORDER
+
+
+@dataclass(frozen=True, slots=True)
+class RankFound:
+    """What the trace of one rank holds, on its own clock.
+
+    The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
+    come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema
+    :data:`~pptrace.model.tables.CALLS`), ``host`` what the thread of its pipeline did where no label tells the ops
+    (schema :data:`~pptrace.recognise.unlabelled.host_order.HOST_ORDER`), ``is_paired`` whether autograd's numbers tell which
+    forward each
+    backward of ops without stages belongs to. ``warnings`` are lines about this rank that do not name it.
+    ``host_work`` is when the host computed, of a rank without device events and without forwards and backwards. ``by_gaps`` as
+    in :class:`~pptrace.recognise.ops.tables.RankTables`.
+    """
+
+    info: TraceInfo
+    framework: str
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    memory: pd.DataFrame
+    work: DeviceWork
+    warnings: tuple[str, ...] = ()
+    calls: pd.DataFrame = field(default_factory=lambda: empty_table(CALLS))
+    host_work: HostWork = field(default_factory=HostWork)
+    by_gaps: bool = False
+    host: pd.DataFrame = field(default_factory=lambda: empty_table(HOST_ORDER))
+    is_paired: bool = False
+
+    @property
+    def number(self) -> int:
+        assert self.info.rank is not None
+        return self.info.rank
+
+    def with_info(self, info: TraceInfo) -> RankFound:
+        return replace(self, info=info)
+
+    def with_more(self, later: RankFound) -> RankFound:
+        """This rank with the tables of another trace of it as well; what both say of themselves, this one says."""
+        info = replace(
+            self.info,
+            num_events=self.info.num_events + later.info.num_events,
+            metadata={**later.info.metadata, **self.info.metadata},
+            warnings=(*self.info.warnings, *later.info.warnings),
+        )
+        return replace(
+            self,
+            info=info,
+            ops=stacked([self.ops, later.ops]),
+            comms=stacked([self.comms, later.comms]),
+            memory=stacked([self.memory, later.memory]),
+            warnings=(*self.warnings, *later.warnings),
+        )

@@ -1,0 +1,89 @@
+"""The plans of single steps: those with another number of microbatches than most follow the same schedule with so many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pptrace.errors import ScheduleError
+from pptrace.recognise.schedule.exact_match import identify
+from pptrace.schedule import registry
+from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.text import from_rows
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The order of compute actions of one pipeline in one step: for each rank that is in the trace its cells, in time order.
+
+    ``pp_ranks`` and ``ranks`` are the pipeline ranks and global ranks of the rows.
+    """
+
+    step: int
+    pp_ranks: tuple[int, ...]
+    ranks: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def other_plans(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
+    """By step: ``plan`` with another number of microbatches, where a step has so many on all of its ranks.
+
+    None for a step with so many that the schedule has no plan for them, or is none of the registry.
+    """
+    found: dict[int, Plan | None] = {}
+    counts: dict[int, set[int | None]] = {}
+    for step in measured:
+        counts.setdefault(step.step, set()).add(_num_microbatches(plan, step))
+    for step in measured:
+        count = counts[step.step]
+        if step.step not in found and len(count) == 1 and None not in count and plan.num_microbatches not in count:
+            found[step.step] = _with_microbatches(plan, max(filter(None, count)), step)
+    return found
+
+
+def _num_microbatches(plan: Plan, step: MeasuredStep) -> int | None:
+    """Of how many microbatches a step is: the plan's, unless every rank has all ops of as many others, on all of its stages."""
+    pairs = [(place, row) for place, row in zip(step.pp_ranks, step.rows, strict=True) if place < plan.pp]
+    if all(len(row) == len(plan.compute_actions(place)) for place, row in pairs):
+        return plan.num_microbatches
+    counts = {_whole(plan, place, tuple(map(parse_action, row))) for place, row in pairs}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _whole(plan: Plan, place: int, row: tuple[Action, ...]) -> int | None:
+    """The number of microbatches whose forwards and backwards a rank ran on each of its stages; None where some are missing."""
+    halves = [half for half in iter_halves(row) if half.kind in (Kind.F, Kind.B, Kind.I)]
+    forwards = Counter(half.stage for half in halves if half.kind is Kind.F)
+    backwards = Counter(half.stage for half in halves if half.kind is not Kind.F)
+    microbatches = {half.microbatch for half in halves}
+    count = len(microbatches)
+    if microbatches != set(range(count)) or forwards != backwards or set(forwards) != set(plan.stages_of(place)):
+        return None
+    share = {number * plan.num_chains for number in forwards.values()}
+    return count if share == {count} else None
+
+
+def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | None:
+    """The same schedule with so many microbatches: the variant that the step follows, else the usual one."""
+    if plan.name not in registry.SCHEDULES:
+        return None
+    try:
+        measured = from_rows(step.rows, plan.name)
+    except ScheduleError:
+        return of_length(plan, count)  # ranks without a trace leave gaps
+    own = identify(measured)
+    if own is not measured and own.name == plan.name and own.pp == plan.pp:
+        return own
+    return of_length(plan, count)
+
+
+def of_length(plan: Plan, count: int) -> Plan | None:
+    """The plan of the same schedule with so many microbatches; None where it has none."""
+    if plan.name not in registry.SCHEDULES:
+        return None
+    try:
+        return registry.build(plan.name, plan.pp, count, plan.num_chunks)
+    except ScheduleError:
+        return None

@@ -1,0 +1,166 @@
+"""Steps of runs in which no range or label ends one: a step is over where every rank has run as many backwards as forwards.
+
+Forwards and backwards are then counted from the beginning of the trace to its end, as of one step, which is cut here. One rank
+alone need not tell: the last one of a pipeline runs each backward right after its forward, the first one has forwards waiting for
+their backwards from the beginning of a step to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import Int64
+from pptrace.recognise.recognised_rank import RankFound
+
+_FORWARDS, _BACKWARDS = ("F",), ("B", "I")
+
+_OPEN = (
+    "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
+    "forwards and backwards are left out"
+)
+_CUT = "no span tells where a step ends: steps end where each rank has run as many backwards as forwards"
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """After each op of a rank: how many forwards wait for their backwards, and how many there have been."""
+
+    waiting: Int64
+    forwards: Int64
+
+    @classmethod
+    def of(cls, kinds: Iterable[str]) -> _Balance:
+        row = list(kinds)
+        forwards = np.cumsum([kind in _FORWARDS for kind in row], dtype=np.int64)
+        return cls(forwards - np.cumsum([kind in _BACKWARDS for kind in row], dtype=np.int64), forwards)
+
+    @property
+    def ends(self) -> set[int]:
+        """After how many forwards none is waiting."""
+        return set(self.forwards[self.waiting == 0].tolist())
+
+    @property
+    def most(self) -> int:
+        """The most forwards that are ever waiting."""
+        return int(self.waiting.max(initial=0))
+
+
+def with_balanced_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tuple[str, ...]]:
+    """The ranks whose labels count ops and end no step with that one long step cut, and a line that says so.
+
+    Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
+    step.
+    """
+    working = [found for found in ranks if len(found.ops) and found.ops["kind"].isin(_FORWARDS).any()]
+    if len(working) < 2 or not all(map(_is_one_counted_step, working)):
+        return list(ranks), ()
+    balances = [_Balance.of(_in_order(found.ops)["kind"]) for found in working]
+    if max(balance.most for balance in balances) < 2:
+        return list(ranks), ()
+    last = max(int(balance.forwards[-1]) for balance in balances)
+    cuts = np.array(sorted(set.intersection(*(balance.ends for balance in balances)) - {last}), dtype=np.int64)
+    if not len(cuts):
+        return list(ranks), ()
+    line = f"no label ends a step: {len(cuts) + 1} steps are told by where all ranks have run the backwards of all their forwards"
+    chosen = {id(found) for found in working}
+    return [_cut(found, cuts) if id(found) in chosen else found for found in ranks], (line,)
+
+
+def with_balanced_spans(
+    ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """``ops`` of ``ranks``, whose spans may end no step, with that one long step cut in each pipeline, and a line that says so.
+
+    Here only a first rank that no other contradicts tells; where none does, the ops are left out.
+
+    Args:
+        ops: schema OPS; forwards and backwards without stages, counted from 0 on each rank.
+        ranks: those whose traces may lack every range that ends a step.
+    """
+    own = ops[ops["rank"].isin(ranks)]
+    compute = _in_order(own[own["kind"].isin((*_FORWARDS, "B"))])
+    if compute.empty or (own["step"] != 0).any() or own["kind"].isin(("STEP", "OPTIMIZER")).any():
+        return ops, ()
+    rows = {int(str(rank)): part for rank, part in compute.groupby("rank")}
+    filled = ops.copy()
+    is_cut = False
+    lost: list[int] = []
+    for pipeline in mesh.pipelines:
+        held = [rank for rank in pipeline if rank in rows]
+        cuts = _cuts_of_first([rows[rank]["kind"].tolist() if rank in rows else [] for rank in pipeline])
+        if not len(cuts):
+            lost += [index for rank in held for index in rows[rank].index]
+        for rank in held if len(cuts) else ():
+            _cut_rows(filled, rows[rank], cuts)
+            is_cut = True
+    if lost:
+        return filled.drop(index=lost).reset_index(drop=True), (_OPEN,)
+    return filled, (_CUT,) if is_cut else ()
+
+
+def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
+    """After how many forwards each step ends; none where the first rank does not tell or another one contradicts it.
+
+    What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
+    """
+    balances = [_Balance.of(row) for row in kinds]
+    none = np.zeros(0, dtype=np.int64)
+    if len(kinds) < 2 or any((balance.waiting < 0).any() for balance in balances):
+        return none
+    first, *others = (balance.ends for balance in balances)
+    agrees = all(first <= ends for row, ends in zip(kinds[1:], others, strict=True) if row)
+    return np.array(sorted(first), dtype=np.int64) if agrees else none
+
+
+def _is_one_counted_step(found: RankFound) -> bool:
+    """Whether the rank's ops were counted from the beginning of the trace to its end, for want of anything that ends a step."""
+    compute = found.ops[found.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
+    counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
+    return bool(counted) and len(compute) == len(found.ops)
+
+
+def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("start_ns", kind="stable")
+
+
+def _numbers(counted: Int64, cuts: Int64) -> tuple[Int64, Int64]:
+    """The steps of ops that were counted from 0, and their microbatches within them."""
+    step = np.searchsorted(cuts, counted, side="right").astype(np.int64)
+    return step, counted - np.concatenate(([0], cuts))[step]
+
+
+def _cut(found: RankFound, cuts: Int64) -> RankFound:
+    """Ops by their number; messages, which may be fewer, by the ops beside them: a send's before it, a receive's after it."""
+    ops = found.ops.copy()
+    ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)
+    comms = found.comms.copy()
+    own = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
+    if own.any():
+        comms.loc[own, "step"] = _steps_of_messages(comms[own], ops)
+        count = _in_order(comms[own]).groupby(["step", "kind", "direction"]).cumcount()
+        comms.loc[count.index, "microbatch"] = count
+    return replace(found, ops=ops.astype(found.ops.dtypes), comms=comms.astype(found.comms.dtypes))
+
+
+def _steps_of_messages(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
+    ordered = _in_order(ops)
+    starts, steps = ordered["start_ns"].to_numpy(), ordered["step"].to_numpy()
+    after = np.minimum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="left"), len(starts) - 1)
+    before = np.maximum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="right") - 1, 0)
+    chosen: Int64 = np.where(comms["kind"] == "send", steps[before], steps[after])
+    return chosen
+
+
+def _cut_rows(filled: pd.DataFrame, rows: pd.DataFrame, cuts: Int64) -> None:
+    """Give the rows of a rank their steps, and its ops their microbatches counted in each; others that of the op before."""
+    step, microbatch = _numbers(rows["microbatch"].to_numpy(), cuts)
+    filled.loc[rows.index, "step"] = step
+    filled.loc[rows.index, "microbatch"] = microbatch
+    others = filled[(filled["rank"] == rows["rank"].iloc[0]) & ~filled.index.isin(rows.index)]
+    place = np.searchsorted(rows["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
+    filled.loc[others.index, "step"] = step[np.maximum(place, 0)]

@@ -1,0 +1,88 @@
+"""Which ranks form a pipeline, and in which order: by the peers of their messages, else the only order that they can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+
+import numpy as np
+
+from pptrace.recognise.unlabelled.match_chain import match_chain
+from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch
+from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
+
+MOST_PERMUTED = 5
+"""Pipelines of up to so many ranks are tried in every order, where their messages name no peers."""
+
+
+def match_pipeline(evidence: Mapping[int, Evidence], order: Sequence[int]) -> PipelineMatch:
+    """The ranks as a pipeline, in this order, in the opposite one, or, if nothing names their peers, in the only one that they
+    can have.
+
+    Raises:
+        MismatchError: they are none, or may be several; the reason is that against ``order``.
+    """
+    first = [evidence[rank] for rank in order]
+    found: list[PipelineMatch] = []
+    problems: list[MismatchError] = []
+    for ranks in (first, first[::-1]):
+        try:
+            found.append(match_chain(ranks))
+        except MismatchError as err:
+            problems.append(err)
+    named = any((own.peer >= 0).any() for rank in first for own in (rank.sends, rank.recvs))
+    if not found and not named and 2 < len(order) <= MOST_PERMUTED:
+        found = list(_in_any_order(first))
+    if len(found) > 1:
+        raise MismatchError(f"ranks {_listed(order)} may be a pipeline in {len(found)} orders")
+    if not found:
+        raise problems[0]
+    return found[0]
+
+
+def _in_any_order(evidence: Sequence[Evidence]) -> Iterator[PipelineMatch]:
+    for ranks in permutations(evidence):
+        try:
+            yield match_chain(ranks)
+        except MismatchError:
+            continue
+
+
+def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
+    """The chains that messages form, each from its end with the lower rank; [] where a message names no peer.
+
+    Raises:
+        MismatchError: they form no chains, or a rank of one has no trace.
+    """
+    peers: dict[int, set[int]] = {}
+    for rank, own in evidence.items():
+        known = np.concatenate((own.sends.peer, own.recvs.peer))
+        if (known < 0).any():
+            return []
+        peers[rank] = set(known.tolist())
+    absent = sorted(set().union(*peers.values()) - set(evidence))
+    if absent:
+        raise MismatchError(f"rank {absent[0]}, which others exchange messages with, has no trace with operators")
+    chains = []
+    left = set(peers)
+    while left:
+        ends = sorted(rank for rank in left if len(peers[rank]) == 1)
+        if not ends:
+            rank = min(left)
+            raise MismatchError(
+                f"the messages of rank {rank} and its peers {_listed(sorted(peers[rank]))} form no chain"
+            )
+        chain = [ends[0]]
+        while more := peers[chain[-1]] - set(chain):
+            if len(peers[chain[-1]]) > 2 or len(more) > 1:
+                raise MismatchError(
+                    f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain"
+                )
+            chain.append(more.pop())
+        chains.append(tuple(chain))
+        left -= set(chain)
+    return chains
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,132 @@
+"""What the thread of a rank's pipeline did, in order: the evidence that the ranks of a pipeline are matched by.
+
+Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
+autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
+forward, and which a program runs between its ops, no rank knows alone: :mod:`pptrace.recognise.unlabelled.match_chain` decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.tables import Category, Events, Schema, empty_table
+from pptrace.recognise.ops.labelled_ranges import Range, labelled_ranges, told_ops
+
+HOST_ORDER: Schema = {
+    "what": "str",  # a What
+    "name": "int64",  # equal numbers for equal names of operators
+    "number": "int64",  # of a step; a node's sequence number, at a message that of the node to come; -1 where there is none
+    "start_ns": "int64",
+    "end_ns": "int64",
+}
+"""One row per outermost operator, engine node, message or bound of a step of one rank, by start."""
+
+
+class What(StrEnum):
+    OPERATOR = "operator"
+    ENGINE = "engine"  # a node that autograd's engine ran
+    MESSAGE = "message"  # its posting
+    BOUND = "bound"  # no op goes over it: zero_grad, a barrier
+    OPTIMIZER = "OPTIMIZER"
+    STEP = "STEP"
+
+
+_P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
+_ENGINE = "autograd::engine::evaluate_function"
+_COMMUNICATION = re.compile(r"_?c10d(?:_functional)?::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+_VIEW = re.compile(
+    r"aten::(?:detach|alias|lift_fresh|resolve_(?:conj|neg)|requires_grad|set|as_strided|view|view_as|reshape|flatten|unflatten|t|"
+    r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
+    r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
+)
+"""What names or shapes a tensor, or finds room for one, or begins a backward: a program does that around its ops as well."""
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+
+
+def shows_operators(host: pd.DataFrame) -> bool:
+    """Whether a table of this schema shows what the thread did between its messages."""
+    return bool(host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any())
+
+
+def find_host_order(events: Events) -> pd.DataFrame:
+    """The schema :data:`HOST_ORDER`; empty where labels tell the ops, or no operator posts a message."""
+    thread = _thread_of_messages(events)
+    if thread is None:
+        return empty_table(HOST_ORDER)
+    ranges = labelled_ranges(events)
+    if told_ops(ranges):
+        return empty_table(HOST_ORDER)
+    parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
+    table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
+    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _thread_of_messages(events: Events) -> int | None:
+    """The thread that posts most sends and receives."""
+    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
+    if not len(rows):
+        return None
+    threads, counts = np.unique(events.thread[rows], return_counts=True)
+    return int(threads[counts.argmax()])
+
+
+def _named(events: Events, test: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    return np.array([bool(test(name)) for name in events.names], dtype=bool)[events.name_id]
+
+
+def _operators(events: Events, thread: int) -> pd.DataFrame:
+    """The outermost operators of the thread that compute, and the engine's nodes of all threads."""
+    is_operator = events.category == Category.CPU_OP
+    engine = _named(events, lambda name: name.startswith(_ENGINE))
+    rows = np.flatnonzero(is_operator & (engine | (events.thread == thread)))
+    rows = _outermost(events, rows)
+    rows = rows[~_named(events, _COMMUNICATION.match)[rows] & ~_named(events, _VIEW.fullmatch)[rows]]
+    what = np.where(engine[rows], What.ENGINE.value, What.OPERATOR.value)
+    number = np.where(engine[rows], events.correlation[rows], -1)
+    return _table(what, events.name_id[rows], number, events.start_ns[rows], events.ends_of(rows))
+
+
+def _messages(events: Events, thread: int) -> pd.DataFrame:
+    """The postings of the thread's sends and receives."""
+    rows = np.flatnonzero(_named(events, _P2P.__contains__) & (events.category == Category.CPU_OP))
+    rows = rows[events.thread[rows] == thread]
+    return _table(What.MESSAGE.value, -1, events.correlation[rows], events.start_ns[rows], events.ends_of(rows))
+
+
+def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Those of the rows, which are in the order of their starts, that do not begin inside an earlier one of their thread."""
+    kept = []
+    for thread in np.unique(events.thread[rows]).tolist():
+        own = rows[events.thread[rows] == thread]
+        latest = np.maximum.accumulate(events.ends_of(own))
+        kept.append(own[np.append(True, events.start_ns[own[1:]] >= latest[:-1])])
+    return np.sort(np.concatenate(kept)) if kept else rows
+
+
+def _bounds(events: Events, thread: int) -> pd.DataFrame:
+    """Gradients set to zero, and barriers: other collectives may be part of an op (tensor parallelism)."""
+    zero = _named(events, _ZERO_GRAD.match) & (events.category == Category.ANNOTATION)
+    barrier = _named(events, lambda name: name == "c10d::barrier") & (events.category == Category.CPU_OP)
+    rows = np.flatnonzero(zero | (barrier & (events.thread == thread)))
+    return _table(What.BOUND.value, -1, -1, events.start_ns[rows], events.ends_of(rows))
+
+
+def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
+    """The ranges of steps and of optimizers."""
+    spans = [entry for entry in ranges if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.leads]
+    what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
+    return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
+
+
+def _table(what: Any, name: Any, number: Any, start_ns: Any, end_ns: Any) -> pd.DataFrame:
+    """Rows of :data:`HOST_ORDER`; what is one for all need not be repeated."""
+    columns = {"what": what, "name": name, "number": number, "start_ns": start_ns, "end_ns": end_ns}
+    dtypes = {column: "object" if dtype == "str" else dtype for column, dtype in HOST_ORDER.items()}
+    return pd.DataFrame(columns, columns=list(HOST_ORDER)).astype(dtypes)

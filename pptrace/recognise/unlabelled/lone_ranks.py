@@ -1,0 +1,111 @@
+"""Some ranks of a pipeline whose others have no trace, without labels → what each of them proves alone, or why nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.unlabelled.host_order import What
+from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, OpenStepsError, has_numbers, match_alone
+from pptrace.recognise.unlabelled.match_tables import Course, steps_of_units, with_match
+from pptrace.recognise.unlabelled.pipeline_match import RankMatch
+from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
+from pptrace.recognise.unlabelled.whole_steps import matched_within
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """The ranks, those that form pipelines with their ops and messages; the pipelines; lines that say so, or why not.
+
+    ``refused`` are ranks with messages between operators that no pipeline explains.
+    """
+
+    ranks: tuple[RankFound, ...]
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    refused: frozenset[int] = frozenset()
+
+
+def match_some(ranks: Sequence[RankFound], evidence: Mapping[int, Evidence]) -> Joint:
+    """Match each of the ranks alone; what they prove has to agree.
+
+    A trace without autograd's sequence numbers proves nothing, and is left to its own order.
+    """
+    if not all(map(has_numbers, evidence.values())):
+        return Joint(tuple(ranks))
+    by_rank = {own.number: own for own in ranks}
+    ending = {rank: _with_step_ends(own, by_rank[rank]) for rank, own in evidence.items()}
+    try:
+        matches, cut = matched_within(ending, _agreeing)
+    except MismatchError as err:
+        who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
+        line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {err}"
+        return Joint(tuple(ranks), notes=(line,), refused=frozenset(evidence))
+    steps = steps_of_units(matches[0].units, [(by_rank[own.rank.rank], own.rank) for own in matches])
+    for own in matches:
+        course = Course(own.units, steps, own.behind, -1, own.peers)
+        by_rank[own.rank.rank] = with_match(by_rank[own.rank.rank], own.rank, course)
+    return Joint(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
+
+
+def _with_step_ends(evidence: Evidence, found: RankFound) -> Evidence:
+    """The evidence in which numbered ranges of steps part steps as optimizers do."""
+    host = found.host
+    starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
+    return replace(evidence, optimizers=np.sort(np.concatenate((evidence.optimizers, starts))))
+
+
+def _agreeing(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
+    """What each rank alone proves.
+
+    Raises:
+        MismatchError: one proves nothing, or they do not run the same steps.
+    """
+    certain: dict[int, LoneMatch] = {}
+    open_steps: dict[int, OpenStepsError] = {}
+    for rank, own in evidence.items():
+        try:
+            certain[rank] = match_alone(own)
+        except OpenStepsError as err:
+            open_steps[rank] = err
+    if not certain:
+        raise next(iter(open_steps.values()))
+    sizes = tuple(unit.count for unit in next(iter(certain.values())).units)
+    matches = [certain[rank] if rank in certain else match_alone(own, sizes) for rank, own in evidence.items()]
+    first = matches[0]
+    for other in matches[1:]:
+        if other.units != first.units or not np.array_equal(other.behind, first.behind):
+            raise MismatchError(
+                f"ranks {first.rank.rank} and {other.rank.rank} do not run the same microbatches in the same steps"
+            )
+    return matches
+
+
+def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> str:
+    """What was found; all ranks run the same steps."""
+    units = matches[0].units
+    sizes = sorted({unit.count for unit in units})
+    lefts = sorted(num_left(by_rank[own.rank.rank], own.rank) for own in matches)
+    of_rank = "" if len(matches) == 1 else "on each rank "
+    return (
+        f"no labels of ops: {of_rank}messages and autograd's sequence numbers tell forwards and backwards, "
+        f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; "
+        f"{_from_to(lefts)} operators of the thread are of no op"
+    )
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+
+
+def num_left(found: RankFound, match: RankMatch) -> int:
+    """The operators of a rank's thread that are of no forward."""
+    total = int((found.host["what"] == What.OPERATOR.value).sum())
+    return total - int((match.forwards.high - match.forwards.low).sum())
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,233 @@
+"""The ops of a pipeline without labels, matched on all of its ranks at once: messages, peers, autograd's engine and the plan.
+
+One rank alone does not tell a forward of few operators from what its program does between ops. All ranks together do: along a
+chain each output sent is an input received, each forward lies before its output and after its input, each backward is what the
+engine runs between two gradients, and every rank must have as many of both, in an order that a schedule can run. What explains
+all messages and all of the engine's work on all ranks is taken; anything less is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.unlabelled.match_checks import checked
+from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.unlabelled.rank_order import (
+    Bools,
+    Channels,
+    Evidence,
+    Grouped,
+    Messages,
+    MismatchError,
+    Ops,
+    channels_of,
+    cut,
+    engine_spans,
+    first_of,
+    forwards_of,
+    grouped,
+    ops_of,
+    trimmed,
+)
+from pptrace.recognise.unlabelled.schedule_runs import Trained, trained
+
+
+def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
+    """The ranks as a pipeline in this order, with one stage on each.
+
+    Raises:
+        MismatchError: they cannot be one.
+    """
+    order = [own.rank for own in evidence]
+    places = list(zip(evidence, [None, *order], [*order[1:], None], strict=False))
+    channels = [channels_of(own, previous, following) for own, previous, following in places]
+    for (before, sending), (after, receiving) in pairwise(zip(order, channels, strict=True)):
+        _check_counts(before, sending.to_next, after, receiving.from_previous)
+        _check_counts(after, receiving.to_previous, before, sending.from_next)
+    gradients = _gradients(evidence, channels)
+    problem: MismatchError | None = None
+    for by_total in (True, False):
+        try:
+            outputs = [
+                outputs_of(own, sending.to_next, gradients.backwards[place], by_total)
+                for place, (own, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
+            ]
+            ranks = _rank_matches(evidence, channels, gradients, outputs)
+            return checked(evidence, ranks, outputs[0].found.sizes, gradients.are_whole)
+        except MismatchError as err:
+            problem = problem or err
+    assert problem is not None
+    raise problem
+
+
+def _check_counts(source: int, sends: Messages, target: int, receives: Messages) -> None:
+    if len(sends) != len(receives):
+        raise MismatchError(
+            f"rank {source} sends {len(sends)} messages to rank {target}, which receives {len(receives)}"
+        )
+    if not len(sends):
+        raise MismatchError(f"rank {source} sends nothing to rank {target}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """The backwards by place in the pipeline; ``kept`` are the groups of gradients that are theirs, ``group`` by edge the group
+    of each message. ``are_whole``: beside those that are not kept no rank's engine ran.
+    """
+
+    backwards: list[Ops]
+    group: list[Int64]
+    kept: Bools
+    are_whole: bool
+
+
+def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
+    """What each rank's engine ran before it sent gradients. Those beside which the engine of a rank ran nothing are of no
+    backward: ranks may agree on shapes both ways.
+
+    Raises:
+        MismatchError: the ranks do not have as many.
+    """
+    group = []
+    for own, own_channels in zip(evidence[1:], channels[1:], strict=True):
+        others = (own_channels.to_next.post_ns, own_channels.from_next.post_ns, own_channels.from_previous.post_ns)
+        group.append(cut(own_channels.to_previous, own.engine.start_ns, *others))
+    counts = {int(own[-1]) + 1 for own in group}
+    if len(counts) > 1:
+        raise MismatchError(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
+    kept = np.ones(counts.pop(), dtype=bool)
+    ran = ~kept
+    spans = []
+    for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
+        received = grouped(own_channels.from_next, group[place]) if place < len(group) else None
+        sent = grouped(own_channels.to_previous, group[place - 1]) if place else None
+        spans.append(engine_spans(own, received, sent))
+        kept &= spans[-1][1] > spans[-1][0]
+        ran |= spans[-1][1] > spans[-1][0]
+    if not kept.any():
+        raise MismatchError("autograd's engine runs nothing between the messages: no backward")
+    backwards = [ops_of(own.engine, low[kept], high[kept]) for own, (low, high) in zip(evidence, spans, strict=True)]
+    return _Gradients(backwards, group, kept, bool((kept == ran).all()))
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
+
+    found: Trained
+    num_tensors: int
+
+    def of(self, messages: Messages) -> Grouped:
+        group = np.arange(len(self.found.messages), dtype=np.int64) // self.num_tensors
+        return grouped(messages.where(self.found.messages), group)
+
+    def is_other(self, messages: Messages) -> Bools:
+        """Which of the messages between the ranks are of none."""
+        other: Bools = ~np.isin(np.arange(len(messages)), self.found.messages)
+        return other
+
+
+def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: bool) -> Outputs:
+    """The outputs that a rank sends on.
+
+    Args:
+        evidence: of the rank.
+        sent: what it sends on.
+        backwards: of the rank.
+        by_total: of an output are as many tensors as make forwards and backwards equally many; else as are sent most often
+            without an operator between them.
+
+    Raises:
+        MismatchError
+    """
+    if by_total:
+        num_tensors, rest = divmod(len(sent), len(backwards))
+        if rest or not num_tensors:
+            raise MismatchError(f"rank {evidence.rank} sends {len(sent)} outputs and runs {len(backwards)} backwards")
+    else:
+        group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
+        num_tensors = int(np.bincount(np.bincount(group)).argmax())
+    outputs = Outputs(trained(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    _check_close(evidence, outputs.of(sent))
+    return outputs
+
+
+_LIGHT = 10
+"""What a program does between the tensors of one output lasts at most one in so many parts of what came before them."""
+
+
+def _check_close(evidence: Evidence, sent: Grouped) -> None:
+    """Between the tensors of one output nothing long is computed.
+
+    Raises:
+        MismatchError
+    """
+    rows = evidence.operators
+    last = sent.messages.post_ns[np.append(first_of(sent.group)[1:], len(sent.group)) - 1]
+    lasting = np.append(0, np.cumsum(rows.end_ns - rows.start_ns))
+    low, high = np.searchsorted(rows.start_ns, sent.post_ns), np.searchsorted(rows.start_ns, last)
+    between, before = lasting[high] - lasting[low], lasting[low] - lasting[np.append(0, high[:-1])]
+    nodes = evidence.engine.start_ns
+    ran = np.searchsorted(nodes, last) > np.searchsorted(nodes, sent.post_ns)
+    if ran.any() or (_LIGHT * between > before).any():
+        raise MismatchError(f"rank {evidence.rank} computes between messages that would be of one output")
+
+
+def _rank_matches(
+    evidence: Sequence[Evidence], channels: Sequence[Channels], gradients: _Gradients, outputs: Sequence[Outputs]
+) -> list[RankMatch]:
+    """The ops and messages of each rank.
+
+    Raises:
+        MismatchError: they do not fit each other.
+    """
+    if len({own.found.sizes for own in outputs}) > 1:
+        raise MismatchError("the ranks do not send outputs and gradients of the same steps")
+    found = []
+    for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
+        groups: dict[Way, Grouped] = {}
+        others: dict[Way, Messages] = {}
+        for edge, ways in ((place, _TO_NEXT), (place - 1, _TO_PREVIOUS)):
+            if not 0 <= edge < len(outputs):
+                continue
+            forward, backward = (getattr(own_channels, name) for name in ways.values())
+            output, gradient = ways
+            groups[output] = outputs[edge].of(forward)
+            others[output] = forward.where(outputs[edge].is_other(forward))
+            kept = gradients.kept[gradients.group[edge]]
+            groups[gradient] = grouped(backward.where(kept), _renumbered(gradients.group[edge][kept]))
+            others[gradient] = backward.where(~kept)
+        forwards = forwards_between(own, own_channels, groups)
+        found.append(RankMatch(own.rank, forwards, gradients.backwards[place], groups, others))
+    return found
+
+
+_TO_NEXT: Mapping[Way, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
+
+
+_TO_PREVIOUS: Mapping[Way, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
+
+
+def _renumbered(group: Int64) -> Int64:
+    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
+
+def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[Way, Grouped]) -> Ops:
+    """The forwards of a rank, without what only some of them have."""
+    received, sent = groups.get(("F", "recv")), groups.get(("F", "send"))
+    posts = channels.to_next.post_ns
+    if sent is not None:
+        before = np.searchsorted(posts, sent.post_ns) - 1
+        since = np.append(posts, np.iinfo(np.int64).min)[before]
+        forwards = forwards_of(evidence, received, sent, since, since)
+    else:
+        assert received is not None
+        ready = np.append(np.sort(channels.from_previous.ready_ns), np.iinfo(np.int64).max)
+        until = ready[np.searchsorted(ready, received.ready_ns, side="right")]
+        forwards = forwards_of(evidence, received, None, until, until)
+    return trimmed(evidence.operators, forwards, at_end=sent is not None)

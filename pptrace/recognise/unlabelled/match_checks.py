@@ -1,0 +1,173 @@
+"""What a match of ranks has to agree with: units on all ranks, autograd's numbers, a plan that can run, and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.model.tables import Int64
+from pptrace.recognise.schedule.exact_match import identify
+from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.unlabelled.rank_order import (
+    Evidence,
+    Grouped,
+    MismatchError,
+    check_only_forwards,
+    forwards_behind,
+)
+from pptrace.recognise.unlabelled.schedule_runs import Op, Unit, units_of
+from pptrace.schedule import registry
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.replay import replay
+from pptrace.schedule.text import from_rows
+
+
+def checked(
+    evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], are_whole: bool
+) -> PipelineMatch:
+    """The match, if all ranks ran the same units, in an order that can run to its end.
+
+    Where no numbers of nodes bear it out, nothing else may explain the traces as well. ``are_whole``: whether each rank's engine
+    ran wherever another's did.
+
+    Raises:
+        MismatchError
+    """
+    behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
+    rows = [in_order(match, behind) for match in ranks]
+    units = units_of(sizes, rows, [own.optimizers for own in evidence])
+    by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
+    for row, match in zip(rows, ranks, strict=True):
+        check_between_units(row, match, units)
+    if not by_nodes:
+        if not are_whole:
+            raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
+        check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
+        if all(unit.count == 1 for unit in units):
+            for own, match in zip(evidence, ranks, strict=True):
+                _check_at_once(own, match)
+    plans = {}
+    for unit in units:
+        cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
+        plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
+    _check_times(ranks)
+    return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
+
+
+def check_between_units(
+    row: Sequence[Op],
+    match: RankMatch,
+    units: Sequence[Unit],
+    ways: Sequence[Way] = (("B", "send"), ("B", "recv")),
+) -> None:
+    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+
+    ``ways`` are those of the messages that have to.
+
+    Raises:
+        MismatchError: it comes within one, whose own gradient may be lost.
+    """
+    starts = [unit.starts(row) for unit in units]
+    first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
+    for way, messages in match.others.items():
+        at = messages.ready_ns if way[1] == "recv" else messages.post_ns
+        if way in ways and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+            raise MismatchError(f"autograd's engine runs nothing beside a message of rank {match.rank} within a step")
+
+
+def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+    """A backward begins with the gradient that came. With one microbatch at a time little else tells a pipeline from two ranks
+    that compute in turn.
+
+    Raises:
+        MismatchError: something else runs first.
+    """
+    received = match.groups.get(("B", "recv"))
+    if received is None:
+        return
+    rows = evidence.operators.start_ns
+    if (np.searchsorted(rows, match.backwards.start_ns) > np.searchsorted(rows, received.ready_ns)).any():
+        raise MismatchError(f"rank {evidence.rank} computes between what it receives and its backward")
+
+
+def in_order(match: RankMatch, behind: Int64) -> list[Op]:
+    """The ops of a rank in time order."""
+    forwards = [("F", place, start) for place, start in enumerate(match.forwards.start_ns.tolist())]
+    backwards = [
+        ("B", place, start) for place, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
+    ]
+    return sorted([*forwards, *backwards], key=lambda op: op[2])
+
+
+def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -> tuple[Int64, bool, bool]:
+    """For each backward, which are in one order on all ranks, its forward; whether anything tells that: the nodes that it ran, or
+    that on some rank never more than one forward waits for its backward (else they come in the order of the forwards); and
+    whether the nodes do.
+
+    Raises:
+        MismatchError: ranks tell different ones.
+    """
+    told = [
+        behind
+        for own, match in zip(evidence, ranks, strict=True)
+        if (behind := forwards_behind(own, match.forwards, match.backwards)) is not None
+    ]
+    if any(not np.array_equal(told[0], other) for other in told[1:]):
+        raise MismatchError("the ranks do not run the backwards of the same microbatches in the same order")
+    if told:
+        if len(np.unique(told[0])) < len(told[0]):
+            raise MismatchError("two backwards run what one forward made")
+        return told[0], True, True
+    alone = any((match.forwards.start_ns[1:] > match.backwards.start_ns[:-1]).all() for match in ranks)
+    return np.arange(len(ranks[0].backwards), dtype=np.int64), alone, False
+
+
+def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
+    """The plan of a unit's ops.
+
+    Raises:
+        MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.
+    """
+    try:
+        plan = identify(from_rows(cells, "custom"))
+    except ScheduleError as err:
+        raise MismatchError(f"the order of the ranks makes no plan: {err}") from None
+    if replay(plan).blocked:
+        raise MismatchError("in the order of the ranks one would wait for ever")
+    if plan.name not in registry.SCHEDULES and not may_be_new:
+        raise MismatchError("the order of the ranks is that of no known schedule, and their messages name no peers")
+    return plan
+
+
+_SLACK_NS = 100_000
+_DRIFT = 10_000
+"""Clocks may move against each other by one in so many parts of the time."""
+
+
+def _check_times(ranks: Sequence[RankMatch]) -> None:
+    """Whether, where receives show when they were complete, one offset between the clocks of neighbours lets every message be
+    sent before it has come.
+
+    Raises:
+        MismatchError: none does.
+    """
+    for before, after in pairwise(ranks):
+        there = _latest_lead(before.groups["F", "send"], after.groups["F", "recv"])
+        back = _latest_lead(after.groups["B", "send"], before.groups["B", "recv"])
+        if there is None or back is None:
+            continue
+        spans = (own.post_ns[-1] - own.post_ns[0] for own in before.groups.values())
+        if there + back > _SLACK_NS + max(map(int, spans)) // _DRIFT:
+            raise MismatchError(
+                f"messages between ranks {before.rank} and {after.rank} would come before they are sent, whatever their clocks"
+            )
+
+
+def _latest_lead(sent: Grouped, came: Grouped) -> int | None:
+    """By how much the receiving clock must be ahead at least; None where no completion is known."""
+    if not (came.messages.ready_ns > came.messages.post_ns).all():
+        return None
+    return int((sent.messages.post_ns - came.messages.ready_ns).max())

@@ -1,0 +1,351 @@
+"""One rank of a pipeline of which the others have no trace, without labels: what its own messages and autograd's numbers prove.
+
+Autograd numbers the nodes that a forward makes, and each message bears the number of the next one: so the nodes that a backward
+runs name its forward, whatever else the program runs between its ops. A rank is taken for the first of its pipeline, the last or
+one between them only where one of these alone explains every message of its steps and everything that its engine ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.unlabelled.match_chain import Outputs, forwards_between, outputs_of
+from pptrace.recognise.unlabelled.match_checks import check_between_units, in_order
+from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way
+from pptrace.recognise.unlabelled.rank_order import (
+    Channels,
+    Evidence,
+    Grouped,
+    Messages,
+    MismatchError,
+    Ops,
+    channels_of,
+    cut,
+    engine_spans,
+    forwards_behind,
+    grouped,
+    ops_of,
+    trimmed,
+)
+from pptrace.recognise.unlabelled.schedule_runs import Trained, Unit, units_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoneMatch:
+    """What one rank did: ``peers`` are the ranks at the other ends of its messages by way, -1 where nothing names them, and
+    ``behind`` is for each backward the index of its forward.
+    """
+
+    rank: RankMatch
+    units: tuple[Unit, ...]
+    behind: Int64
+    peers: Mapping[Way, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """Whom a rank exchanges messages with: None where there is no such rank, -1 where nothing names it."""
+
+    previous: int | None
+    following: int | None
+
+    @property
+    def words(self) -> str:
+        if self.previous is None:
+            return "the first rank of a pipeline"
+        if self.following is None:
+            return "the last rank of a pipeline"
+        return "a rank in the middle of a pipeline"
+
+
+def has_numbers(evidence: Evidence) -> bool:
+    """Whether autograd's nodes bear sequence numbers."""
+    return bool((evidence.engine.number >= 0).any())
+
+
+class OpenStepsError(MismatchError):
+    """Why nothing on a rank tells where its steps end, although it is one of a pipeline."""
+
+
+def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
+    """The rank as one of a pipeline with one stage on each.
+
+    Args:
+        evidence: of the rank; ``optimizers`` are the times of everything that ends a step.
+        sizes: the microbatches of each step, where another rank tells them.
+
+    Raises:
+        MismatchError: it is none, or may be at several places.
+    """
+    if not len(evidence.engine.start_ns):
+        raise MismatchError(f"autograd's engine runs nothing on rank {evidence.rank}: no backward")
+    matches: list[tuple[_Neighbours, LoneMatch]] = []
+    open_steps: list[OpenStepsError] = []
+    problems: dict[str, None] = {}
+    for around in _neighbours(evidence):
+        try:
+            matches.append((around, _match_between(evidence, around, sizes)))
+        except OpenStepsError as err:
+            open_steps.append(err)
+        except MismatchError as err:
+            problems.setdefault(f"not as {around.words} ({err})")
+    if len(matches) == 1 and not open_steps:
+        return matches[0][1]
+    if len(open_steps) == 1 and not matches:
+        raise open_steps[0]
+    if matches or open_steps:
+        raise MismatchError(f"rank {evidence.rank} may be at several places of a pipeline")
+    raise MismatchError("; ".join(problems))
+
+
+def _neighbours(evidence: Evidence) -> list[_Neighbours]:
+    """Who may be next to the rank.
+
+    Raises:
+        MismatchError: it exchanges messages with more than two ranks, or with none.
+    """
+    peers = np.concatenate((evidence.sends.peer, evidence.recvs.peer))
+    if not len(peers):
+        raise MismatchError(f"rank {evidence.rank} exchanges no messages")
+    if (peers < 0).any():
+        return [_Neighbours(None, -1), _Neighbours(-1, None), _Neighbours(-1, -1)]
+    known = sorted(set(peers.tolist()))
+    if len(known) > 2:
+        raise MismatchError(
+            f"rank {evidence.rank} exchanges messages with {len(known)} ranks ({', '.join(map(str, known[:4]))}, …)"
+        )
+    if len(known) == 1:
+        return [_Neighbours(None, known[0]), _Neighbours(known[0], None)]
+    return [_Neighbours(*known), _Neighbours(*known[::-1])]
+
+
+def _match_between(evidence: Evidence, around: _Neighbours, sizes: tuple[int, ...]) -> LoneMatch:
+    """The rank between these neighbours; of an output are as many tensors as make forwards and backwards equally many, else as
+    are sent most often without an operator between them.
+
+    Raises:
+        MismatchError
+    """
+    channels = channels_of(evidence, around.previous, around.following)
+    for name, neighbour in (("next", around.following), ("previous", around.previous)):
+        to, back = (getattr(channels, f"{way}_{name}") for way in ("to", "from"))
+        if (neighbour is not None) and not (len(to) and len(back)):
+            raise MismatchError(f"messages with the {name} rank go one way only")
+    gradients = _gradients(evidence, channels)
+    if around.following is None:
+        return _checked(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around, sizes)
+    problem: MismatchError | None = None
+    for by_total in (True, False):
+        try:
+            forwards = _forwards_with_outputs(evidence, channels, gradients.ops, by_total)
+            return _checked(evidence, gradients, forwards, around, sizes)
+        except MismatchError as err:
+            problem = problem or err
+    assert problem is not None
+    raise problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Forwards or backwards with their messages; ``others`` are messages of none of them."""
+
+    ops: Ops
+    groups: Mapping[Way, Grouped]
+    others: Mapping[Way, Messages]
+
+
+def _gradients(evidence: Evidence, channels: Channels) -> _Side:
+    """The backwards: what the engine ran between two messages.
+
+    Raises:
+        MismatchError: the engine ran elsewhere as well, or gradients are not received for each.
+    """
+    received, sent = channels.from_next, channels.to_previous
+    group = None
+    if len(sent):
+        others = (channels.to_next.post_ns, channels.from_next.post_ns, channels.from_previous.post_ns)
+        group = cut(sent, evidence.engine.start_ns, *others)
+        count = int(group[-1]) + 1
+    else:
+        posts = np.sort(evidence.postings.start_ns)
+        count = len(np.unique(np.searchsorted(posts, evidence.engine.start_ns)))
+    came = None
+    if len(received):
+        came = grouped(received, _evenly(evidence, received, count, "gradients", "backwards"))
+    low, high = engine_spans(evidence, came, None if group is None else grouped(sent, group))
+    kept = high > low
+    if not kept.any():
+        raise MismatchError("autograd's engine runs nothing between the messages: no backward")
+    groups: dict[Way, Grouped] = {}
+    left: dict[Way, Messages] = {}
+    for way, messages, of_op in (
+        (("B", "recv"), received, None if came is None else came.group),
+        (("B", "send"), sent, group),
+    ):
+        if of_op is not None:
+            is_kept = kept[of_op]
+            groups[way] = grouped(
+                messages.where(is_kept), np.unique(of_op[is_kept], return_inverse=True)[1].astype(np.int64)
+            )
+            left[way] = messages.where(~is_kept)
+    return _Side(ops_of(evidence.engine, low[kept], high[kept]), groups, left)
+
+
+def _evenly(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
+    """For each message its op, where each of ``count`` ops has equally many, one after the other.
+
+    Raises:
+        MismatchError
+    """
+    each, rest = divmod(len(messages), count)
+    if rest or not each:
+        raise MismatchError(f"rank {evidence.rank} has {len(messages)} messages with {what} and {count} {of}")
+    return np.arange(len(messages), dtype=np.int64) // each
+
+
+def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Ops, by_total: bool) -> _Side:
+    """The forwards whose outputs are sent on, with the inputs of those that read some.
+
+    Raises:
+        MismatchError
+    """
+    sent = channels.to_next
+    outputs = outputs_of(evidence, sent, backwards, by_total)
+    groups: dict[Way, Grouped] = {("F", "send"): outputs.of(sent)}
+    left: dict[Way, Messages] = {("F", "send"): sent.where(outputs.is_other(sent))}
+    came = channels.from_previous
+    if len(came):
+        total = len(sent) // outputs.num_tensors
+        op_of = _evenly(evidence, came, total, "inputs", "outputs")
+        ops = np.unique(outputs.found.messages // outputs.num_tensors)
+        rows = np.flatnonzero(np.isin(op_of, ops))
+        each = len(came) // total
+        inputs = Outputs(Trained(outputs.found.sizes, rows.astype(np.int64)), each)
+        groups["F", "recv"], left["F", "recv"] = inputs.of(came), came.where(inputs.is_other(came))
+    return _Side(forwards_between(evidence, channels, groups), groups, left)
+
+
+def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) -> _Side:
+    """The forwards of a last rank, which sends no outputs: those whose nodes a backward ran, of all that read an input.
+
+    Raises:
+        MismatchError
+    """
+    came = channels.from_previous
+    num_tensors, rest = divmod(len(came), len(backwards))
+    num_tensors = 1 if rest or not num_tensors else num_tensors
+    groups = {("F", "recv"): grouped(came, np.arange(len(came), dtype=np.int64) // num_tensors)}
+    forwards = forwards_between(evidence, channels, groups)
+    behind = _behind(evidence, forwards, backwards)
+    kept = np.sort(behind)
+    rows = np.flatnonzero(np.isin(np.arange(len(came)) // num_tensors, kept))
+    inputs = Outputs(Trained((), rows.astype(np.int64)), num_tensors)
+    trained = ops_of(evidence.operators, forwards.low[kept], forwards.high[kept])
+    ways: Way = ("F", "recv")
+    ops = trimmed(evidence.operators, trained, at_end=False)
+    return _Side(ops, {ways: inputs.of(came)}, {ways: came.where(inputs.is_other(came))})
+
+
+def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
+    """For each backward its forward.
+
+    Raises:
+        MismatchError: nothing tells that.
+    """
+    behind = forwards_behind(evidence, forwards, backwards)
+    if behind is None:
+        raise MismatchError("autograd's sequence numbers do not tell which forward each backward belongs to")
+    if len(np.unique(behind)) < len(behind):
+        raise MismatchError("two backwards run what one forward made")
+    return behind
+
+
+def _checked(
+    evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours, told: tuple[int, ...]
+) -> LoneMatch:
+    """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
+
+    Raises:
+        MismatchError
+    """
+    groups = {**forwards.groups, **gradients.groups}
+    others = {**forwards.others, **gradients.others}
+    match = RankMatch(evidence.rank, forwards.ops, gradients.ops, groups, others)
+    behind = _behind(evidence, match.forwards, match.backwards)
+    if len(behind) != len(match.forwards):
+        raise MismatchError(
+            f"{len(match.forwards)} forwards and {len(behind)} backwards: the trace begins or ends within a step"
+        )
+    row = in_order(match, behind)
+    sizes = tuple(_sizes([kind for kind, _, _ in row]))
+    is_open = around.previous is not None and set(sizes) == {1} and not len(evidence.optimizers)
+    if is_open and sum(told) == len(sizes):
+        sizes = told
+    elif is_open:
+        raise OpenStepsError(
+            f"nothing tells where the steps of rank {evidence.rank} end: no range of an optimizer or of a step"
+        )
+    units = units_of(sizes, [row], [evidence.optimizers])
+    check_between_units(row, match, units, ways=tuple(others))
+    for way, group in groups.items():
+        _check_no_bound(evidence, match.forwards if way[0] == "F" else match.backwards, way, group)
+    _check_at_once(evidence, match)
+    peers = {way: _peer(way, around) for way in groups}
+    return LoneMatch(match, units, behind, peers)
+
+
+def _sizes(kinds: list[str]) -> Iterator[int]:
+    """How many microbatches run until none is under way, again and again.
+
+    Raises:
+        MismatchError: a backward comes before its forward.
+    """
+    under_way = count = 0
+    for kind in kinds:
+        under_way += 1 if kind == "F" else -1
+        count += kind == "F"
+        if under_way < 0:
+            raise MismatchError("more backwards than forwards: the trace begins within a step")
+        if not under_way:
+            yield count
+            count = 0
+
+
+def _check_no_bound(evidence: Evidence, ops: Ops, way: Way, group: Grouped) -> None:
+    """No step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no gradient.
+
+    Raises:
+        MismatchError
+    """
+    bounds = np.sort(evidence.bounds)
+    first, last = (ops.start_ns, group.post_ns) if way[1] == "send" else (group.post_ns, ops.start_ns)
+    if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():
+        raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
+
+
+def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+    """A backward runs nothing that was made between its gradient and itself, as where ranks exchange messages within a forward.
+
+    Raises:
+        MismatchError
+    """
+    received, backwards, operators = match.groups.get(("B", "recv")), match.backwards, evidence.operators.start_ns
+    if received is None:
+        return
+    computes = np.searchsorted(operators, backwards.start_ns) > np.searchsorted(operators, received.ready_ns)
+    posts = evidence.postings.where(evidence.postings.number >= 0)
+    ahead = np.append(posts.number, -1)[np.searchsorted(posts.start_ns, backwards.start_ns) - 1]
+    highest = np.maximum.reduceat(evidence.engine.number, backwards.low)
+    if (computes & (highest >= ahead)).any():
+        raise MismatchError(
+            f"rank {evidence.rank} makes nodes between what it receives and the backward that runs them"
+        )
+
+
+def _peer(way: Way, around: _Neighbours) -> int:
+    peer = around.following if way in (("F", "send"), ("B", "recv")) else around.previous
+    return -1 if peer is None else peer

@@ -1,0 +1,179 @@
+"""Ranks without labels → the ops and messages that the match of all of them gives, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.recognise.groups.axes import Groups
+from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
+from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
+from pptrace.recognise.unlabelled.lone_ranks import Joint, counted, match_some, num_left
+from pptrace.recognise.unlabelled.match_tables import Course, steps_of_units, with_match
+from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, Way
+from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
+from pptrace.recognise.unlabelled.whole_steps import matched_within
+
+
+def match_ranks(ranks: Sequence[RankFound], groups: Groups, num_ranks: int | None = None) -> Joint:
+    """Match the ranks whose host threads show messages between operators that no label names.
+
+    ``num_ranks`` are those of the run, where known.
+    """
+    evidence = {own.number: _evidence(own, groups) for own in ranks if len(own.host)}
+    if not evidence or any(len(own.ops) and not len(own.host) for own in ranks):
+        return Joint(tuple(ranks))
+    world = num_ranks or groups.world_size or max(len(ranks), *(own.number + 1 for own in ranks))
+    if len(evidence) == len(ranks) == 1:
+        return match_some(ranks, evidence)
+    try:
+        matches, cut = _whole_steps(evidence, groups, world)
+    except MismatchError as err:
+        problem = f"not one stage of a pipeline on each rank: {err}"
+        some = match_some(ranks, evidence) if world > len(ranks) or not groups.world_size else Joint(())
+        return some if some.notes and not some.refused else Joint(tuple(ranks), (), (problem,), frozenset(evidence))
+    by_rank = {own.number: own for own in ranks}
+    for match in matches:
+        steps = steps_of_units(match.units, [(by_rank[own.rank], own) for own in match.ranks])
+        for stage, own in enumerate(match.ranks):
+            course = Course(match.units, steps, match.behind, stage, _peers(match.chain, stage))
+            by_rank[own.rank] = with_match(by_rank[own.rank], own, course)
+    known = tuple(by_rank.values())
+    return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
+
+
+def _peers(chain: Sequence[int], stage: int) -> Mapping[Way, int]:
+    """The ranks at the other ends of a stage's messages."""
+    following = {way: chain[stage + 1] for way in _WITH_NEXT if stage + 1 < len(chain)}
+    return {**following, **{way: chain[stage - 1] for way in _WITH_PREVIOUS if stage}}
+
+
+_WITH_NEXT: tuple[Way, ...] = (("F", "send"), ("B", "recv"))
+_WITH_PREVIOUS: tuple[Way, ...] = (("F", "recv"), ("B", "send"))
+
+
+def alone_with_messages(ranks: Sequence[RankFound]) -> tuple[str, ...]:
+    """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
+    shown = [own for own in ranks if len(own.host) and own.calls["kind"].isin(("send", "recv")).any()]
+    if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
+        return ()
+    return (
+        f"rank {shown[0].number} sends and receives between operators, and its order alone does not tell the ops of a pipeline "
+        "from the rest: give the traces of the other ranks as well, which are matched together",
+    )
+
+
+def is_unsure_alone(ranks: Sequence[RankFound], ops: pd.DataFrame) -> bool:
+    """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
+    pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
+    """
+    if sum(bool(len(own.host)) for own in ranks) != 1:
+        return False
+    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    kinds = own["kind"].value_counts()
+    return len(own) > 0 and bool((own["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
+
+
+def without_inferred(found: RankFound) -> RankFound:
+    """The rank without the ops and messages that its own order alone told."""
+    is_inferred = (found.ops["source"] == "inferred") & found.ops["kind"].isin(COMPUTE_KINDS)
+    if not is_inferred.any():
+        return found
+    return replace(found, ops=found.ops[~is_inferred], comms=found.comms[found.comms["axis"] != "pp"], warnings=())
+
+
+def _evidence(found: RankFound, groups: Groups) -> Evidence:
+    calls, rank = found.calls, found.number
+    keys = zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
+    of_call = [groups.of_call[key_of(rank, key)] for key in keys]
+    peers = [
+        global_peer(peer, place, group if group.id or group.ranks else groups.unnamed[rank])
+        for peer, place, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
+    ]
+    return evidence_of(rank, found.host, calls, peers)
+
+
+def _whole_steps(
+    evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int
+) -> tuple[list[PipelineMatch], tuple[str, ...]]:
+    """The pipelines, where they need it of a part of the traces, and a line that says so.
+
+    Raises:
+        MismatchError: there are none either way.
+    """
+    return matched_within(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
+
+
+def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
+    """The pipelines that all of these ranks form, of ``num_ranks`` that have a trace.
+
+    Raises:
+        MismatchError: they form none.
+    """
+    chains = chains_by_peers(evidence)
+    if not chains and groups.pipelines and {r for p in groups.pipelines for r in p} == set(evidence):
+        chains = list(groups.pipelines)
+    if chains:
+        return [match_pipeline(evidence, chain) for chain in chains]
+    ranks = sorted(evidence)
+    absent = max(num_ranks, groups.world_size or 0) - len(ranks)
+    if absent:
+        raise MismatchError(
+            f"{counted(absent, 'rank')} of the run show no messages, and those of the others name no peers"
+        )
+    try:
+        return [match_pipeline(evidence, ranks)]
+    except MismatchError as err:
+        problem = err
+    readings = list(_replicas(evidence, ranks))
+    if len(readings) != 1:
+        raise problem
+    return readings[0]
+
+
+def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterator[list[PipelineMatch]]:
+    """The ways to read the ranks as several pipelines of equal length, next to each other or one within the other."""
+    size = len(ranks)
+    for length in (length for length in range(2, size // 2 + 1) if size % length == 0):
+        count = size // length
+        for chains in (
+            [ranks[place * length : (place + 1) * length] for place in range(count)],
+            [ranks[place::count] for place in range(count)],
+        ):
+            try:
+                yield [match_pipeline(evidence, chain) for chain in chains]
+            except MismatchError:
+                continue
+
+
+def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RankFound]) -> Iterator[str]:
+    by_rank = {own.number: own for own in ranks}
+    for match in matches:
+        counts = sorted({unit.count for unit in match.units})
+        microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        rest = sum(num_left(by_rank[own.rank], own) for own in match.ranks)
+        yield (
+            f"ranks {_shown(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            "microbatches explain all messages between them and all that autograd's engine ran; "
+            f"{counted(rest, 'operator')} of their threads are of no op"
+        )
+    if not all(match.is_behind_known for match in matches):
+        yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
+    if matches[0].by_peers:
+        yield "no label tells the stages: the chain of ranks that exchange messages does"
+    elif any(list(match.chain) != sorted(match.chain) for match in matches):
+        yield "no label tells the stages: the only order of the ranks that their messages allow is taken for them"
+    else:
+        yield "no label tells the stages: the ranks in their order are taken for them"
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return (
+        f"{ranks[0]} to {ranks[-1]}"
+        if list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+        else ", ".join(map(str, ranks))
+    )

@@ -1,0 +1,105 @@
+"""Runs of a schedule in the order of a pipeline's ops: from a first forward until no microbatch is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.unlabelled.rank_order import MismatchError
+
+Op = tuple[str, int, int]
+"""F or B, its place among those of its kind on its rank, and its start in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run of a schedule: the first of its forwards, which is that of its backwards, and how many of both there are."""
+
+    first: int
+    count: int
+
+    def cells(self, row: Sequence[Op], stage: int) -> Iterator[str]:
+        """The unit's ops of a rank, with their microbatches, in the order of time."""
+        return (f"{stage}{kind}{place - self.first}" for kind, place, _ in row if self._has(place))
+
+    def starts(self, row: Sequence[Op]) -> list[int]:
+        return [start for _, place, start in row if self._has(place)]
+
+    def _has(self, place: int) -> bool:
+        return self.first <= place < self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The messages of outputs that backwards followed: ``sizes`` of the units in order, and which messages, by place."""
+
+    sizes: tuple[int, ...]
+    messages: Int64
+
+
+def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
+    """The units of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
+    no backward follows (evaluation, the agreeing on shapes) is none.
+
+    Args:
+        sent_ns: when messages with outputs were posted, ``num_tensors`` for each forward.
+        backward_ns: when backwards began.
+
+    Raises:
+        MismatchError: a backward has no forward.
+    """
+    is_backward = np.concatenate((np.zeros(len(sent_ns), dtype=bool), np.ones(len(backward_ns), dtype=bool)))
+    order = np.argsort(np.concatenate((sent_ns, backward_ns)), kind="stable")[::-1]
+    sizes: list[int] = []
+    kept: list[int] = []
+    num_sent = num_backwards = 0
+    for at, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
+        if ran:
+            num_backwards += 1
+        elif num_backwards:
+            kept.append(at)
+            num_sent += 1
+        if num_backwards and num_sent == num_backwards * num_tensors:
+            sizes.append(num_backwards)
+            num_sent = num_backwards = 0
+    if num_backwards:
+        raise MismatchError("more backwards than forwards: the trace begins within a step")
+    return Trained(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
+
+
+def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Sequence[Int64]) -> tuple[Unit, ...]:
+    """The units in order, one after the other on all ranks; those of one microbatch each between which no optimizer ran, where
+    there is one, as one: a step without a pipeline in it.
+
+    Raises:
+        MismatchError: they overlap; or an optimizer runs within one.
+    """
+    units = [Unit(int(after) - size, size) for size, after in zip(sizes, np.cumsum(sizes), strict=True)]
+    if len(optimizers[0]):
+        units = _joined(units, rows[0], optimizers[0])
+    for row, steps in zip(rows, optimizers, strict=True):
+        latest = -1
+        for unit in units:
+            starts = unit.starts(row)
+            if starts[0] <= latest:
+                raise MismatchError("the ranks do not run the same steps one after the other")
+            latest = starts[-1]
+            if np.searchsorted(steps, starts[0]) != np.searchsorted(steps, latest):
+                raise MismatchError("an optimizer runs while microbatches are under way")
+    return tuple(units)
+
+
+def _joined(units: Sequence[Unit], row: Sequence[Op], optimizers: Int64) -> list[Unit]:
+    found: list[Unit] = []
+    before: tuple[bool, int] | None = None
+    for unit in units:
+        own = (unit.count == 1, int(np.searchsorted(optimizers, unit.starts(row)[0])))
+        if unit.count == 1 and own == before:
+            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        else:
+            found.append(unit)
+        before = own
+    return found

@@ -1,0 +1,53 @@
+"""Matches of whole steps, where traces of ranks begin or end within one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
+
+Match = TypeVar("Match")
+
+
+def matched_within(
+    evidence: Mapping[int, Evidence], match: Callable[[Mapping[int, Evidence]], Match]
+) -> tuple[Match, tuple[str, ...]]:
+    """What ``match`` gives; where it needs that, without the part of the traces before the first optimizer that all ranks show,
+    or behind the last one, and a line that says so: ranks may be cut off within a step.
+
+    Raises:
+        MismatchError: there is no match either way.
+    """
+    try:
+        return match(evidence), ()
+    except MismatchError as err:
+        problem = err
+    count = min(len(own.optimizers) for own in evidence.values())
+    for first, last in ((None, count), (-count, None), (-count, -1)):
+        if count < (1 if first is None else 2):
+            continue
+        parts = {rank: _cut(own, first, last) for rank, own in evidence.items()}
+        try:
+            found = match(parts)
+        except MismatchError:
+            continue
+        where = (
+            "behind the last"
+            if first is None
+            else "before the first"
+            if last is None
+            else "before the first or behind the last"
+        )
+        return found, (f"left out what is {where} optimizer that all ranks show: {problem}",)
+    raise problem
+
+
+def _cut(evidence: Evidence, first: int | None, last: int | None) -> Evidence:
+    """What lies between two of a rank's optimizers, by their places; None: from its beginning, or to its end."""
+    times = evidence.optimizers
+    begin = np.iinfo(np.int64).min if first is None else int(times[first]) + 1
+    end = np.iinfo(np.int64).max if last is None else int(times[last - 1 if last > 0 else last]) + 1
+    return evidence.between(begin, end)

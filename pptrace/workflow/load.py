@@ -1,0 +1,87 @@
+"""From the PATHs that a user gives to an analysis: what the command line and the dashboard both begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
+from pptrace.analysis.verdict import with_verdict
+from pptrace.hang_diagnosis.words import as_json
+from pptrace.ingest import Progress, open_inputs, read_each
+from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
+from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
+from pptrace.ingest.inputs.resolve import OpenedInputs
+from pptrace.model.tables import InputFormat
+from pptrace.recognise.calls.from_flight_recorder import with_dumps
+from pptrace.recognise.recognised_rank import RankFound
+from pptrace.workflow.analyse import Analysis, analyse_ranks
+from pptrace.workflow.find_hang import hang_of_run
+from pptrace.workflow.rank_store import RankStore, find_in_rank
+
+
+def load(
+    paths: Sequence[Path],
+    schedule: str | None = None,
+    step: int | None = None,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+    cache: bool = True,
+) -> Analysis:
+    """Read and analyse trace files, a directory of them, or a run directory.
+
+    ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
+    asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is found in large files is
+    kept on disk, and not looked for again in files that have not changed (:mod:`pptrace.ingest.job.disk_cache`).
+
+    Raises:
+        PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
+    """
+    inputs = open_inputs(paths)
+    result = read_each(inputs, find_in_rank, jobs, progress, RankStore() if cache else None)
+    run = inputs.run or {}
+    world_size = run.get("world_size")
+    dumps, lost = read_dumps(inputs.dumps)
+    ranks, told = with_dumps(result.traces, dumps)
+    hang = _hang(paths, inputs)
+    analysis = analyse_ranks(
+        _without_stuck_calls(ranks) if hang is not None else ranks,
+        schedule,
+        step,
+        num_ranks=world_size if isinstance(world_size, int) else None,
+        warnings=(*result.warnings, *lost, *told, *_run_warnings(run)),
+    )
+    return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
+
+
+def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:
+    """Who is to blame, by the dumps among the inputs, or as the run itself wrote it down."""
+    files = [file.path for file in inputs.files if file.format is InputFormat.OPLOG]
+    dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
+    if not dumps:
+        return hang_of_run(inputs.run or {})
+    folders = {path.parent for path in dumps}
+    is_all = all(Path(path).is_dir() for path in paths)
+    found = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
+    return as_json(diagnose_dumps(read_dumped_ranks(found, is_all)))
+
+
+def _without_stuck_calls(ranks: Sequence[RankFound]) -> list[RankFound]:
+    """The verdict says in a sentence what the lines of each dump say."""
+    kept = []
+    for found in ranks:
+        info = found.info
+        is_dump = info.producer.startswith(DUMP_PRODUCER)
+        lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
+        kept.append(found.with_info(replace(info, warnings=lines)))
+    return kept
+
+
+def _run_warnings(run: Mapping[str, Any]) -> list[str]:
+    """What run.json says of the run as a whole; its ranks have lines of their own."""
+    if run.get("status") in (None, "ok"):
+        return []
+    return [f"the run ended as {run['status']!r}; what was recorded until then is analysed"]
