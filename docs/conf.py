@@ -37,7 +37,18 @@ autodoc_preserve_defaults = True
 # In signatures and docstrings, what has no page here is named without a link: other packages, and rooms that are no API.
 _ROOMS = "|".join(
     (
-        *("recognise", "ingest", "clock", "timeline", "hang_diagnosis", "intervals", "slices", "marking"),
+        *(
+            "recognise",
+            "ingest",
+            "model",
+            "workflow",
+            "clock",
+            "timeline",
+            "hang_diagnosis",
+            "intervals",
+            "slices",
+            "marking",
+        ),
         *(r"simulator\.course", r"analysis\.(?!result)", r"report\.(?!to_json)"),
     )
 )

@@ -11,6 +11,7 @@ Training scripts import pptrace for :func:`mark` alone, so everything else is im
 
 from pptrace.errors import PptraceError
 from pptrace.marking import mark
+from pptrace.version import __version__
 
 TYPE_CHECKING = False  # type checkers know this name; importing typing would take longer than all of this
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ __all__ = [
     "schedules",
     "simulate",
 ]
-__version__ = "0.1.0"
+
 
 _MODULES = {
     "HangReport": "pptrace.api.hang",

@@ -28,7 +28,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedRun:
     """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
 
     ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
@@ -50,7 +50,7 @@ class Aligned:
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
         (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
         """
-        seen = not any(self.work[rank].unseen for rank in window.ranks)
+        seen = not any(self.work[rank].missing_device_events for rank in window.ranks)
         return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
 
     def is_vague(self, window: StepWindow) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.simulator.course import Course
+from pptrace.simulator.course import ReplayGraph
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_within
 
@@ -69,7 +69,7 @@ def together(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
     )
 
 
-def waterfall(course: Course, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+def waterfall(course: ReplayGraph, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
     keys = [stop.key for stop in course.stops]
     if not set(keys) <= measured.ops.keys():

@@ -9,7 +9,7 @@ from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.recognise.partial.traced_ranks import peers_of
-from pptrace.recognise.run import Recognised
+from pptrace.recognise.run import RecognisedRun
 from pptrace.timeline.lanes import is_nested
 
 _SHOWN = 8
@@ -17,7 +17,7 @@ _CERTAIN = 0.1
 """An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
 
-def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple[str, ...]:
+def notes(found: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """The lines, those about clocks and missing data first."""
     return (
         *_clocks(found, clock, steps),
@@ -33,9 +33,9 @@ def notes(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> tuple
     )
 
 
-def _clocks(found: Recognised, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
+def _clocks(found: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
     """How the clocks were related, and how far what compares ranks is to be trusted where ops are not much longer than that."""
-    if all(work.unseen for work in found.work.values()):
+    if all(work.missing_device_events for work in found.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
@@ -64,13 +64,13 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
         )
 
 
-def is_plan_of_all(found: Recognised) -> bool:
+def is_plan_of_all(found: RecognisedRun) -> bool:
     """Whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = found.schedule.plan
     return plan is not None and plan.pp >= (found.mesh.pp or 1)
 
 
-def _absent_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _absent_ranks(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     present = set(found.facts)
     absent = sorted({rank for pipeline in found.mesh.pipelines for rank in pipeline} - present)
     num_absent = len(absent)
@@ -88,7 +88,7 @@ def _absent_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[st
         yield f"{line}: windows and waits are without it, and bubbles that depend on it are null"
 
 
-def _unknown_sizes(found: Recognised) -> Iterator[str]:
+def _unknown_sizes(found: RecognisedRun) -> Iterator[str]:
     """Why the sizes of a mesh are null though its ranks communicate."""
     mesh, comms = found.mesh, found.comms
     if comms.empty or (mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2:
@@ -100,7 +100,7 @@ def _unknown_sizes(found: Recognised) -> Iterator[str]:
         )
 
 
-def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _lone_ranks(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """For ranks alone in their pipeline: what their figures are of, and which other rank's trace would tell the rest."""
     alone = {
         rank
@@ -122,7 +122,7 @@ def _lone_ranks(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]
             yield f"rank {rank} exchanges messages with {' and '.join(peers)}: their traces tell its waiting from transfer"
 
 
-def _peers(found: Recognised, rank: int) -> list[str]:
+def _peers(found: RecognisedRun, rank: int) -> list[str]:
     """Who is at the other ends of a rank's messages: global ranks where they are known, else pipeline ranks."""
     mesh, messages = found.mesh, found.comms[(found.comms["rank"] == rank) & (found.comms["axis"] == "pp")]
     told = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(("send", "recv")), "peer"] if peer >= 0})
@@ -143,7 +143,7 @@ def _peers(found: Recognised, rank: int) -> list[str]:
 _HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
 
 
-def _ranks_outside_steps(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _ranks_outside_steps(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """Ranks whose trace has no op of a step, or fewer than the others: cut off, or without marks.
 
     Forwards and backwards are counted, of which every rank of a pipeline has the same number: a pair run as one op is two,
@@ -171,7 +171,7 @@ def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
     )
 
 
-def _unknown_bubbles(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _unknown_bubbles(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     ranks = _ranks_without_bubble(steps)
     if not ranks:
         return
@@ -197,7 +197,7 @@ def _lone(steps: Sequence[StepReport]) -> list[str]:
     return sorted({f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None})
 
 
-def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _no_messages(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A pipeline of several ranks whose traces show no message between stages."""
     messages = found.comms["kind"].isin(("send", "recv"))
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
@@ -205,7 +205,7 @@ def _no_messages(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str
         yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
 
 
-def _nested_messages(found: Recognised) -> Iterator[str]:
+def _nested_messages(found: RecognisedRun) -> Iterator[str]:
     """What of a table's communication is taken out of compute because nothing says that it ran beside."""
     if found.framework != OP_TABLE:
         return
@@ -221,13 +221,15 @@ def _nested_messages(found: Recognised) -> Iterator[str]:
         )
 
 
-def _unseen_devices(found: Recognised) -> Iterator[str]:
+def _unseen_devices(found: RecognisedRun) -> Iterator[str]:
     """Where the device's work is not in the traces: nothing but the host worked, or it was not recorded."""
-    unseen = {rank: work.unseen for rank, work in sorted(found.work.items()) if work.unseen}
-    if unseen:
-        whose = "" if len(unseen) == len(found.work) else f" of rank {_listed(list(unseen))}"
+    lacking = {
+        rank: work.missing_device_events for rank, work in sorted(found.work.items()) if work.missing_device_events
+    }
+    if lacking:
+        whose = "" if len(lacking) == len(found.work) else f" of rank {_listed(list(lacking))}"
         yield (
-            f"no device events{whose}, though the run computes on devices ({next(iter(unseen.values()))}): times are those of "
+            f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
             "launching, and compute, bubbles, transfers and the waterfall are null; record with activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in found.work.values()):
@@ -236,7 +238,7 @@ def _unseen_devices(found: Recognised) -> Iterator[str]:
         yield f"no device events in these traces: {what}, and the device breakdown is null"
 
 
-def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _nulls(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     yield from _unseen_devices(found)
     if not steps and found.ops["kind"].isin(COMPUTE_KINDS).any():
         yield (
@@ -276,7 +278,7 @@ def _nulls(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
     yield f"null in this report: {', '.join(_null_fields(found, steps))}"
 
 
-def _null_fields(found: Recognised, steps: Sequence[StepReport]) -> Iterator[str]:
+def _null_fields(found: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     if any(step.bubble.waterfall_ns is not None for step in steps):

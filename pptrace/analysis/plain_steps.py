@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pptrace.analysis.aligned import Aligned
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.result import Bubble, RankStep, StepReport
 from pptrace.analysis.steps import comms_of_step, durations, peak_memory
 from pptrace.intervals import length
@@ -22,7 +22,7 @@ def marked_windows(ops: pd.DataFrame) -> tuple[StepWindow, ...]:
     )
 
 
-def report_marked_steps(windows: tuple[StepWindow, ...], data: Aligned) -> tuple[StepReport, ...]:
+def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tuple[StepReport, ...]:
     """The steps of a run without a pipeline.
 
     Each rank's own STEP range is partitioned exactly: ``window = compute + exposed communication + bubble``, where bubble is all
@@ -38,7 +38,7 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: Aligned) -> tuple
     return tuple(_report(step, alike, data) for step, alike in sorted(by_step.items()))
 
 
-def _report(step: int, windows: list[StepWindow], data: Aligned) -> StepReport:
+def _report(step: int, windows: list[StepWindow], data: AlignedRun) -> StepReport:
     start, end = min(window.start_ns for window in windows), max(window.end_ns for window in windows)
     ranks = tuple(window.ranks[0] for window in windows)
     comparable = data.compares(StepWindow(step, ranks, start, end))
@@ -52,7 +52,7 @@ def _report(step: int, windows: list[StepWindow], data: Aligned) -> StepReport:
     )
 
 
-def _report_rank(window: StepWindow, data: Aligned, comparable: bool) -> RankStep:
+def _report_rank(window: StepWindow, data: AlignedRun, comparable: bool) -> RankStep:
     (rank,) = window.ranks
     part, work = data.part(rank, window.step), data.work[rank]
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
@@ -60,7 +60,7 @@ def _report_rank(window: StepWindow, data: Aligned, comparable: bool) -> RankSte
         rank=rank,
         stage=None,
         window_ns=window.span_ns,
-        compute_ns=None if work.unseen else length(lane.compute),
+        compute_ns=None if work.missing_device_events else length(lane.compute),
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
         bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None,
         phases={},

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pptrace.analysis.aligned import Aligned
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import measured_costs, together, waterfall
 from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.result import (
@@ -34,7 +34,7 @@ from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, simulate
-from pptrace.simulator.course import Course
+from pptrace.simulator.course import ReplayGraph
 from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
@@ -70,7 +70,7 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
 
 
 def report_step(
-    windows: tuple[StepWindow, ...], data: Aligned, course: Course | None, ideal: Ideal | None, mesh: MeshInfo
+    windows: tuple[StepWindow, ...], data: AlignedRun, course: ReplayGraph | None, ideal: Ideal | None, mesh: MeshInfo
 ) -> StepReport:
     """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
 
@@ -101,7 +101,7 @@ def report_step(
     )
 
 
-def _waterfall(window: StepWindow, data: Aligned, course: Course | None) -> Waterfall | None:
+def _waterfall(window: StepWindow, data: AlignedRun, course: ReplayGraph | None) -> Waterfall | None:
     if course is None:
         return None
     parts = {rank: data.part(rank, window.step) for rank in window.ranks}
@@ -109,7 +109,7 @@ def _waterfall(window: StepWindow, data: Aligned, course: Course | None) -> Wate
     return waterfall(course, together(costs), window.span_ns)
 
 
-def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | None, mesh: MeshInfo) -> RankStep:
+def _report_rank(rank: int, window: StepWindow, data: AlignedRun, ideal: Ideal | None, mesh: MeshInfo) -> RankStep:
     part = data.part(rank, window.step)
     ops, comms = part.ops.in_order_of("start_ns"), part.comms
     lane = data.lanes[rank].within(window.start_ns, window.end_ns)
@@ -122,13 +122,14 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | No
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None
     place = mesh.pp_rank(rank)
     has_messages = _has_messages(comms) or not is_alone
+    slack = None if work.missing_device_events else _slack(comms, data, comparable)
     phases = _phases(ops, window, lane)
     stages = sorted(stage for stage in set(ops["stage"].tolist()) if stage >= 0)
     return RankStep(
         rank=rank,
         stage=stages[0] if stages else None,
         window_ns=window.span_ns,
-        compute_ns=None if work.unseen else length(lane.compute),
+        compute_ns=None if work.missing_device_events else length(lane.compute),
         exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None,
         bubble_ns=bubble,
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
@@ -138,7 +139,7 @@ def _report_rank(rank: int, window: StepWindow, data: Aligned, ideal: Ideal | No
         peak_memory_bytes=peak_memory(data, rank, part.spans),
         ops=_op_summaries(ops),
         pp_rank=place,
-        **_not_compute(window, lane, bubble, None if work.unseen else _slack(comms, data, comparable), has_messages),
+        **_not_compute(window, lane, bubble, slack, has_messages),
         ideal=ideal.ranks[place] if ideal is not None and place is not None and place < len(ideal.ranks) else None,
     )
 
@@ -147,7 +148,7 @@ def _has_messages(comms: Slice) -> bool:
     return bool((comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))).any())
 
 
-def _slack(comms: Slice, data: Aligned, comparable: bool) -> float:
+def _slack(comms: Slice, data: AlignedRun, comparable: bool) -> float:
     """How much of the communication known to be exposed may be waiting after all, ns: the clocks of both sides may be off."""
     matched = int((comms["match"] >= 0).sum())
     return 2 * matched * (data.clock.uncertainty_ns or 0) if comparable else math.inf
@@ -176,7 +177,7 @@ def _not_compute(
 _TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
 
 
-def comms_of_step(comms: Slice, rank: int, step: int, data: Aligned, *, matched: bool) -> tuple[CommSummary, ...]:
+def comms_of_step(comms: Slice, rank: int, step: int, data: AlignedRun, *, matched: bool) -> tuple[CommSummary, ...]:
     """The summaries of a rank's communication in a step, without times where its device was not recorded.
 
     Not ``matched``, the ranks' times do not compare: then nothing tells waiting from transfer.
@@ -184,7 +185,7 @@ def comms_of_step(comms: Slice, rank: int, step: int, data: Aligned, *, matched:
     comms = comms if matched else _unmatched(comms)
     predicted = None if data.volume is None else data.volume.of_rank(rank, step)
     summaries = summarise_comms(comms, data.lanes[rank].compute, predicted)
-    if not data.work[rank].unseen:
+    if not data.work[rank].missing_device_events:
         return summaries
     unknown: dict[str, Any] = dict.fromkeys(_TIMES)
     return tuple(replace(comm, **unknown) for comm in summaries)
@@ -250,7 +251,7 @@ def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummar
     }
 
 
-def peak_memory(data: Aligned, rank: int, spans: Slice) -> int | None:
+def peak_memory(data: AlignedRun, rank: int, spans: Slice) -> int | None:
     """The most that was allocated during the rank's step; None when the trace has no memory events."""
     step = spans.where(spans["kind"] == "STEP")
     return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

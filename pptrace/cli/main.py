@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from pptrace import __version__
 from pptrace.cli.output import drop_stdout, open_streams, stdout_error
 from pptrace.errors import PptraceError
+from pptrace.version import __version__
 
 _COMMANDS = {
     "run": "start a training script on several ranks, profile it, analyse it",

@@ -31,7 +31,7 @@ _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTi
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ReadOptions:
     """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
 
     cores: int = 1
@@ -47,33 +47,33 @@ class Format:
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Callable[[Path, Effort], tuple[Trace, ...]]
+    read: Callable[[Path, ReadOptions], tuple[Trace, ...]]
 
 
 def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
-def _read_nsight(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+def _read_nsight(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
     from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
 
 
-def _read_oplog(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+def _read_oplog(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
     return read_oplog(path)
 
 
-def _read_chrome(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+def _read_chrome(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
     return read_chrome(path)
 
 
-def _read_otlp(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+def _read_otlp(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
     return read_otlp(path)
 
 
-def _read_nccl_inspector(path: Path, _effort: Effort) -> tuple[Trace, ...]:
+def _read_nccl_inspector(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
     return read_nccl_inspector(path)
 
 
@@ -81,7 +81,7 @@ def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_kineto(path: Path, effort: Effort) -> tuple[Trace, ...]:
+def _read_kineto(path: Path, effort: ReadOptions) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
         trace = read_kineto(path, effort.cores, effort.told)
@@ -115,7 +115,7 @@ def archive_of(start: bytes) -> str | None:
     return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
 
 
-def read_file(path: Path, name: InputFormat | None, effort: Effort | None = None) -> tuple[Trace, ...]:
+def read_file(path: Path, name: InputFormat | None, effort: ReadOptions | None = None) -> tuple[Trace, ...]:
     """Read one file: a trace for each rank in it.
 
     Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
@@ -125,7 +125,7 @@ def read_file(path: Path, name: InputFormat | None, effort: Effort | None = None
     """
     if name is None and (archive := archive_of(first_bytes(path))):
         raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    return _READERS[name or _named(path)](path, effort or Effort())
+    return _READERS[name or _named(path)](path, effort or ReadOptions())
 
 
 def _named(path: Path) -> InputFormat:

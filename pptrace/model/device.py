@@ -28,7 +28,7 @@ class DeviceWork:
     launch_ns: Int64
     is_compute: npt.NDArray[np.bool_]
     is_communication: npt.NDArray[np.bool_]
-    unseen: str = ""
+    missing_device_events: str = ""
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -306,3 +306,22 @@ ONE_CLOCK = "one_clock"
 
 OP_TABLE = "oplog"
 """The framework of tables with the columns that we document."""
+
+
+HOST_ORDER: Schema = {
+    "what": "str",  # a What
+    "name": "int64",  # equal numbers for equal names of operators
+    "number": "int64",  # of a step; a node's sequence number, at a message that of the node to come; -1 where there is none
+    "start_ns": "int64",
+    "end_ns": "int64",
+}
+"""One row per outermost operator, engine node, message or bound of a step of one rank, by start."""
+
+
+class What(StrEnum):
+    OPERATOR = "operator"
+    ENGINE = "engine"  # a node that autograd's engine ran
+    MESSAGE = "message"  # its posting
+    BOUND = "bound"  # no op goes over it: zero_grad, a barrier
+    OPTIMIZER = "OPTIMIZER"
+    STEP = "STEP"

@@ -20,11 +20,11 @@ from pptrace.recognise.ops.from_tables import tables_from_trace
 from pptrace.recognise.ops.host_compute import HostWork, host_work
 from pptrace.recognise.ops.mark_ranges import marked_ranges
 from pptrace.recognise.ops.tables import RankTables
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.host_order import find_host_order
 
 
-def agreeing(ranks: Sequence[RankFound]) -> list[RankFound]:
+def agreeing(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
     """The ranks without ops that lie between messages, where ranks that should have run equally many do not agree.
 
     A message that was posted ahead of its op shifts what lies between the messages, on some ranks and not on others.
@@ -41,7 +41,7 @@ def agreeing(ranks: Sequence[RankFound]) -> list[RankFound]:
         return list(ranks)
     line = "not all ranks show the same number of ops between their labelled messages: ops are null"
 
-    def without(found: RankFound) -> RankFound:
+    def without(found: RecognisedRank) -> RecognisedRank:
         return replace(
             found, ops=empty_table(OPS), comms=empty_table(COMMS), warnings=(*found.warnings, line), by_gaps=False
         )
@@ -49,7 +49,7 @@ def agreeing(ranks: Sequence[RankFound]) -> list[RankFound]:
     return [without(found) if found.by_gaps else found for found in ranks]
 
 
-def recognise_rank(trace: Trace) -> RankFound:
+def recognise_rank(trace: Trace) -> RecognisedRank:
     """Find the ops, the communication and the device work of one rank.
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
@@ -59,7 +59,7 @@ def recognise_rank(trace: Trace) -> RankFound:
     if trace.calls is not None:
         return _rank_found(trace, work, None, trace.calls)
     if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
-        work = replace(work, unseen=str(device))
+        work = replace(work, missing_device_events=str(device))
     tables = tables_from_trace(trace)
     if tables is not None:
         calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
@@ -98,11 +98,11 @@ def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
     return ops if is_teardown is None else ops[~is_teardown].reset_index(drop=True)
 
 
-def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RankFound:
+def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     tables = replace(tables, ops=_without_teardown(tables.ops, trace.metadata.get("teardown")))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
-    host = HostWork() if has_ops or len(work) or work.unseen else host_work(trace.events)
+    host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
     found = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
-    return RankFound(trace.info, framework, *found)
+    return RecognisedRank(trace.info, framework, *found)

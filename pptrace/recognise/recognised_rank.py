@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, TraceInfo, empty_table, stacked
+from pptrace.model.tables import CALLS, HOST_ORDER, TraceInfo, empty_table, stacked
 from pptrace.recognise.ops.host_compute import HostWork
-from pptrace.recognise.unlabelled.host_order import HOST_ORDER
 
 
 @dataclass(frozen=True, slots=True)
-class RankFound:
+class RecognisedRank:
     """What the trace of one rank holds, on its own clock.
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
@@ -44,10 +43,10 @@ class RankFound:
         assert self.info.rank is not None
         return self.info.rank
 
-    def with_info(self, info: TraceInfo) -> RankFound:
+    def with_info(self, info: TraceInfo) -> RecognisedRank:
         return replace(self, info=info)
 
-    def with_more(self, later: RankFound) -> RankFound:
+    def with_more(self, later: RecognisedRank) -> RecognisedRank:
         """This rank with the tables of another trace of it as well; what both say of themselves, this one says."""
         info = replace(
             self.info,

@@ -35,7 +35,7 @@ from pptrace.recognise.partial.mesh_and_stages import Partial, read_partial
 from pptrace.recognise.partial.schedule import schedule_of_partial
 from pptrace.recognise.placement.assign_stages import Placed, place
 from pptrace.recognise.rank import agreeing, recognise_rank
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans, with_balanced_steps
@@ -49,7 +49,7 @@ UNLABELLED = "unlabelled"
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class RecognisedRun:
     """What the traces hold, each rank still on its own clock.
 
     ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
@@ -68,14 +68,14 @@ class Recognised:
     host_work: Mapping[int, HostWork] = field(default_factory=dict)
 
 
-def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> Recognised:
+def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> RecognisedRun:
     """:func:`recognise_ranks` of what is found in these traces, one per rank, with their ranks set."""
     return recognise_ranks([recognise_rank(trace) for trace in traces], schedule, num_ranks)
 
 
 def recognise_ranks(
-    ranks: Sequence[RankFound], schedule: str | None = None, num_ranks: int | None = None
-) -> Recognised:
+    ranks: Sequence[RecognisedRank], schedule: str | None = None, num_ranks: int | None = None
+) -> RecognisedRun:
     """Join what was found in each rank: the ops, the communication, the mesh and the schedule of the run.
 
     Args:
@@ -132,7 +132,7 @@ def recognise_ranks(
     warnings += [*untimed, *half_seen, *told]
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
-    return Recognised(
+    return RecognisedRun(
         framework=framework,
         ops=ops,
         comms=comms,
@@ -152,7 +152,7 @@ class _Located:
     taken from. ``partial`` is the reading of a run of which ranks of the pipelines have no trace.
     """
 
-    ranks: Sequence[RankFound]
+    ranks: Sequence[RecognisedRank]
     facts: Mapping[int, Mapping[str, Any]]
     calls: Mapping[int, pd.DataFrame]
     groups: Groups
@@ -164,7 +164,7 @@ class _Located:
 
 
 def _locate(
-    ranks: Sequence[RankFound],
+    ranks: Sequence[RecognisedRank],
     joint: Joint,
     num_ranks: int | None,
     spanned: Sequence[int],
@@ -196,7 +196,7 @@ def _is_split(ops: pd.DataFrame) -> bool:
     return bool((own["stage"] < 0).all() and (own["kind"] == "B").sum() > (own["kind"] == "F").sum())
 
 
-def _groups(ranks: Sequence[RankFound], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
+def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
     """The calls with the members of their communicators, and the process groups."""
     members = with_members(
         {found.number: found.calls for found in ranks},
@@ -220,7 +220,7 @@ def _with_pipelines(mesh: MeshInfo, joint: Joint) -> MeshInfo:
     return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
-def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[str, ...]]:
+def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
     """Whose labels the ops have, else who describes process groups so, with a line that says it; else "unlabelled"."""
     labels = {found.framework for found in ranks} - {"", UNLABELLED}
     if labels:
@@ -233,7 +233,7 @@ def _framework(ranks: Sequence[RankFound], groups: Groups) -> tuple[str, tuple[s
     return UNLABELLED, ()
 
 
-def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RankFound]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
     them: the waiting for those lies in the ops, and nothing tells how much of it there is.
     """
@@ -268,7 +268,7 @@ _ALIKE = 1
 """So many ranks say the same with other numbers before the rest of them are counted."""
 
 
-def _of_ranks(ranks: Sequence[RankFound]) -> list[str]:
+def _of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
     """The lines of all ranks; where many ranks have lines that differ in their numbers alone, the first few."""
     alike: dict[str, list[str]] = {}
     for found in ranks:

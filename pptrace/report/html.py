@@ -9,7 +9,6 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from pptrace import __version__
 from pptrace.analysis.result import Finding, Report, StepReport
 from pptrace.hang_diagnosis.words import rank_text
 from pptrace.recognise.run import UNLABELLED
@@ -20,6 +19,7 @@ from pptrace.report.html_style import DRAWING, STYLE
 from pptrace.report.summary_figures import overview, waterfall
 from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, tables_of_step, warning_lines
 from pptrace.simulator import Simulation
+from pptrace.version import __version__
 from pptrace.workflow.analyse import Analysis
 
 

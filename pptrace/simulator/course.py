@@ -21,18 +21,18 @@ class _Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stop:
+class _ReplayNode:
     rank: int
     key: Key
     needs: tuple[_Need, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReplayGraph:
     """A plan's compute actions in an order in which each comes after all that it needs."""
 
     plan: Plan
-    stops: tuple[_Stop, ...]
+    stops: tuple[_ReplayNode, ...]
 
     def makespan(self, durations: Mapping[Key, int], transfers: Mapping[Key, int]) -> int:
         """How long the plan takes, ns: what :func:`~pptrace.simulator.simulation.simulate` finds.
@@ -53,7 +53,7 @@ class Course:
         return max(free)
 
 
-def course_of(plan: Plan) -> Course:
+def compile_plan(plan: Plan) -> ReplayGraph:
     """Make a plan ready.
 
     Raises:
@@ -72,10 +72,10 @@ def course_of(plan: Plan) -> Course:
     ] = {}  # of what has run: an action that a measured order has twice counts from its first run on
     stops = []
     for place, (_, _, rank, action) in enumerate(timed):
-        stops.append(_Stop(rank, action.key, tuple(_needs(plan, action, places))))
+        stops.append(_ReplayNode(rank, action.key, tuple(_needs(plan, action, places))))
         for half in action.halves:
             places.setdefault(half.key, place)
-    return Course(plan, tuple(stops))
+    return ReplayGraph(plan, tuple(stops))
 
 
 def _needs(plan: Plan, action: Action, places: Mapping[Key, int]) -> Iterator[_Need]:

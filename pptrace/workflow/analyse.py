@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from pptrace import __version__
-from pptrace.analysis.aligned import Aligned
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import is_plan_of_all, notes
@@ -36,14 +35,15 @@ from pptrace.recognise.device.work import breakdown
 from pptrace.recognise.messages.match import anonymous, only_posted, with_transfers
 from pptrace.recognise.messages.match_by_end_times import match_together
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognised_rank import RankFound
-from pptrace.recognise.run import Recognised, recognise_ranks
+from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator.course import Course, course_of
+from pptrace.simulator.course import ReplayGraph, compile_plan
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
+from pptrace.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Analysis:
     """A report and the tables behind it, for pictures and exports."""
 
     report: Report
-    data: Aligned
+    data: AlignedRun
     schedule: ScheduleInfo
     mesh: MeshInfo
     windows: tuple[StepWindow, ...]
@@ -65,7 +65,7 @@ def analyse(
 
 
 def analyse_ranks(
-    ranks: Sequence[RankFound],
+    ranks: Sequence[RecognisedRank],
     schedule: str | None = None,
     step: int | None = None,
     num_ranks: int | None = None,
@@ -112,18 +112,18 @@ def analyse_ranks(
     return Analysis(with_verdict(report), data, found.schedule, found.mesh, windows)
 
 
-def _anonymous(data: Aligned, steps: Sequence[StepReport]) -> tuple[str, ...]:
+def _anonymous(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """What communication of no known group counts as, where it counts: not where its ranks' bubbles are null."""
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
     return anonymous(data.comms[data.comms["rank"].isin(counted)]) if steps else anonymous(data.comms)
 
 
-def _causal(found: Recognised) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _causal(found: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The communication and the ops that run when their times say, not the launching or posting of what a device does later."""
-    unseen = [rank for rank, work in found.work.items() if work.unseen]
-    launching = [rank for rank, work in found.work.items() if len(work) or work.unseen]
+    missing_device_events = [rank for rank, work in found.work.items() if work.missing_device_events]
+    launching = [rank for rank, work in found.work.items() if len(work) or work.missing_device_events]
     ops = found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(launching)]
-    return found.comms[~found.comms["rank"].isin(unseen) & ~only_posted(found.comms)], ops
+    return found.comms[~found.comms["rank"].isin(missing_device_events) & ~only_posted(found.comms)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
@@ -132,7 +132,7 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
     return RankDevice(rank, breakdown(work), total_comms(comms[comms["rank"] == rank], compute))
 
 
-def _align(found: Recognised, clock: Clock) -> tuple[Aligned, tuple[str, ...]]:
+def _align(found: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
     """Everything on one clock, and what that tells of collectives."""
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of, found.schedule.has_phases)
     together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
@@ -144,7 +144,7 @@ def _align(found: Recognised, clock: Clock) -> tuple[Aligned, tuple[str, ...]]:
     }
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return Aligned(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.told
+    return AlignedRun(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.told
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
@@ -155,7 +155,7 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return chosen
 
 
-def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recognised) -> tuple[StepReport, ...]:
+def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, found: RecognisedRun) -> tuple[StepReport, ...]:
     is_whole = is_plan_of_all(found)
     shapes: dict[int, _Shape] = {}
     by_step: dict[int, list[StepWindow]] = {}
@@ -177,15 +177,17 @@ def _report_steps(windows: tuple[StepWindow, ...], data: Aligned, found: Recogni
 class _Shape:
     """What all steps of a plan have in common; ``num_ops`` is that of each of its ranks."""
 
-    course: Course
+    course: ReplayGraph
     ideal: Ideal
     num_ops: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> _Shape:
-        return cls(course_of(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp)))
+        return cls(
+            compile_plan(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp))
+        )
 
-    def has_ops_of(self, window: StepWindow, data: Aligned, mesh: MeshInfo) -> bool:
+    def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
         """Whether a step has as many ops on each rank, unless several have a trace, and others none: not one with fewer
         microbatches.
         """

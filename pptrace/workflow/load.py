@@ -17,7 +17,7 @@ from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
 from pptrace.ingest.inputs.resolve import OpenedInputs
 from pptrace.model.tables import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, find_in_rank
@@ -69,7 +69,7 @@ def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | No
     return as_json(diagnose_dumps(read_dumped_ranks(found, is_all)))
 
 
-def _without_stuck_calls(ranks: Sequence[RankFound]) -> list[RankFound]:
+def _without_stuck_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
     """The verdict says in a sentence what the lines of each dump say."""
     kept = []
     for found in ranks:

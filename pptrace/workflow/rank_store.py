@@ -20,10 +20,9 @@ import pandas as pd
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_beside
-from pptrace.model.tables import CALLS, COMMS, HOST_NAME, MEMORY, OPS, InputFormat, Trace
+from pptrace.model.tables import CALLS, COMMS, HOST_NAME, HOST_ORDER, MEMORY, OPS, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognised_rank import RankFound
-from pptrace.recognise.unlabelled.host_order import HOST_ORDER
+from pptrace.recognise.recognised_rank import RecognisedRank
 
 _FACTS = frozenset(
     {
@@ -37,7 +36,7 @@ _SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS, "host"
 _PATH = "\0path\0"  # in place of the file's path, which says where somebody's home is
 
 
-def find_in_rank(trace: Trace) -> RankFound:
+def find_in_rank(trace: Trace) -> RecognisedRank:
     """:func:`recognise_rank` with no more of the trace's own words than are asked for."""
     found = recognise_rank(trace)
     info = found.info
@@ -55,15 +54,15 @@ class RankStore:
 
     min_text_bytes: int = MIN_TEXT_BYTES
 
-    def known(self, file: InputFile) -> tuple[RankFound, ...] | None:
+    def known(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
         """What is kept of a file that has not changed since it was last seen."""
         return self._read(file, hash_now=False)
 
-    def get(self, file: InputFile) -> tuple[RankFound, ...] | None:
+    def get(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
         """What is kept of a file of this content, wherever it lay."""
         return self._read(file, hash_now=True)
 
-    def put(self, file: InputFile, found: Sequence[RankFound]) -> None:
+    def put(self, file: InputFile, found: Sequence[RecognisedRank]) -> None:
         if (
             num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
         ):  # told by other files as well
@@ -78,7 +77,7 @@ class RankStore:
             return
         cache.write(key, packed)
 
-    def _read(self, file: InputFile, hash_now: bool) -> tuple[RankFound, ...] | None:
+    def _read(self, file: InputFile, hash_now: bool) -> tuple[RecognisedRank, ...] | None:
         if (
             num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
         ):  # told by other files as well
@@ -94,24 +93,26 @@ class RankStore:
             return None
 
 
-def pack(found: Sequence[RankFound], path: str) -> Packed:
+def pack(found: Sequence[RecognisedRank], path: str) -> Packed:
     """What was found in the ranks of the file at ``path``.
 
     Raises:
         TypeError: a value is of a kind that cannot be kept.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
-    facts = [_packed(RankFound, rank, f"{place}", arrays, path) for place, rank in enumerate(found)]
+    facts = [_packed(RecognisedRank, rank, f"{place}", arrays, path) for place, rank in enumerate(found)]
     return Packed(facts, arrays)
 
 
-def unpack(packed: Packed, path: str) -> tuple[RankFound, ...]:
+def unpack(packed: Packed, path: str) -> tuple[RecognisedRank, ...]:
     """The same again, of the file that is now at ``path``.
 
     Raises:
         KeyError, ValueError, TypeError, IndexError, AttributeError: the entry is damaged.
     """
-    return tuple(_unpacked(RankFound, fact, f"{place}", packed.arrays, path) for place, fact in enumerate(packed.facts))
+    return tuple(
+        _unpacked(RecognisedRank, fact, f"{place}", packed.arrays, path) for place, fact in enumerate(packed.facts)
+    )
 
 
 def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:

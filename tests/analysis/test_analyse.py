@@ -317,7 +317,7 @@ def test_a_report_can_be_of_one_step() -> None:
     report = analyse(traces, step=1).report
     assert [step.step for step in report.steps] == [1]
     assert report.steps == analysis_of(RECORDINGS["two steps"]).report.steps[1:]
-    with pytest.raises(UsageError, match="--step 7: the trace has no such step; it has 0, 1"):
+    with pytest.raises(UsageError, match="step 7: the trace has no such step; it has 0, 1"):
         analyse(traces, step=7)
 
 

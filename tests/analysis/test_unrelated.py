@@ -15,13 +15,13 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.tables import Category
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.simulator.course import course_of
+from pptrace.simulator.course import compile_plan
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
 RECORDING = record(build("1f1b", 2, 3, 1))
-COURSE = course_of(build("1f1b", 2, 3, 1))
+COURSE = compile_plan(build("1f1b", 2, 3, 1))
 
 
 def assert_nothing_that_compares_ranks(step: StepReport) -> None:

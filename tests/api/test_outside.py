@@ -133,7 +133,7 @@ print(sorted(new & set({_HEAVY!r}.split())), sorted(name for name in new if name
         timeout=60,
         check=True,
     )
-    assert ended.stdout == "[] ['pptrace', 'pptrace.errors', 'pptrace.marking']\n"
+    assert ended.stdout == "[] ['pptrace', 'pptrace.errors', 'pptrace.marking', 'pptrace.version']\n"
 
 
 def test_analysing_imports_no_torch_and_pictures_only_where_they_are_asked_for() -> None:

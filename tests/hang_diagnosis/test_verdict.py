@@ -218,12 +218,12 @@ def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
 
 
 def test_ranks_of_another_node_are_not_blamed() -> None:
-    unseen = [RankCalls(rank, presence=Presence.UNSEEN) for rank in (2, 3)]
+    missing_device_events = [RankCalls(rank, presence=Presence.UNSEEN) for rank in (2, 3)]
     here = [RankCalls(rank, (blocking("barrier", 0),)) for rank in (0, 1)]
-    diagnosis = diagnose([*here, *unseen])
+    diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None
     assert "nothing is known here" in diagnosis.reason
-    assert verdict_of([here[0], RankCalls(1), *unseen]) == ("late", (1,))
+    assert verdict_of([here[0], RankCalls(1), *missing_device_events]) == ("late", (1,))
 
 
 def test_a_call_that_the_log_no_longer_holds_has_still_been_made() -> None:

@@ -22,7 +22,7 @@ from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
 from pptrace.ingest.job.disk_cache import Cache, Packed, cache_beside
 from pptrace.model.tables import Category
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.report.to_json import report_object
 from pptrace.workflow import rank_store
 from pptrace.workflow.load import load
@@ -109,9 +109,9 @@ def test_what_was_found_comes_back_column_by_column() -> None:
 
 
 def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:
-    """A field added to RankFound that the cache does not know would silently switch it off."""
+    """A field added to RecognisedRank that the cache does not know would silently switch it off."""
     (trace,) = read_file(SAMPLES / "1f1b_p2" / "rank0.json.gz", None)
-    assert isinstance(unpack(pack([find_in_rank(trace)], "x"), "x")[0], RankFound)
+    assert isinstance(unpack(pack([find_in_rank(trace)], "x"), "x")[0], RecognisedRank)
 
 
 def test_a_file_that_has_changed_is_read_again(write: Write, op: Op, reads: list[str]) -> None:

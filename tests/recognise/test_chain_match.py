@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, Trace, make_table
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -147,7 +147,7 @@ class _Rank:
         return replace(trace, events=replace(events, comm_args=args))
 
 
-def found_ops(found: Recognised) -> dict[tuple[int, int], str]:
+def found_ops(found: RecognisedRun) -> dict[tuple[int, int], str]:
     """What is said of the ops that have all: by rank and the first row that computes."""
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS) & (found.ops["stage"] >= 0) & (found.ops["microbatch"] >= 0)]
     columns = zip(
@@ -156,7 +156,7 @@ def found_ops(found: Recognised) -> dict[tuple[int, int], str]:
     return {(rank, start, end): f"{stage}{kind}{number}" for rank, start, end, kind, stage, number in columns}
 
 
-def check_never_wrong(program: Program, found: Recognised) -> int:
+def check_never_wrong(program: Program, found: RecognisedRun) -> int:
     """Each op that has a name has the right one; how many have."""
     told = found_ops(found)
     for (rank, start, end), name in told.items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import recognise_ranks
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.schedule.registry import build
@@ -17,7 +17,7 @@ from tests.synthetic import record, renamed
 FIRST = 5
 
 
-def ranks(lacking: int, steps: int = 3) -> list[RankFound]:
+def ranks(lacking: int, steps: int = 3) -> list[RecognisedRank]:
     """Steps 5, 6 and 7; those of one rank are counted from 0, as where no range numbers them."""
     traces = record(build("1f1b", 2, 4, 1), steps=steps).traces()
     later = [
@@ -48,7 +48,7 @@ def test_of_another_number_of_steps_nothing_is_taken() -> None:
     assert set(same[1].ops["step"]) == {0, 1}
 
 
-def recorded(*steps: tuple[int, int]) -> list[RankFound]:
+def recorded(*steps: tuple[int, int]) -> list[RecognisedRank]:
     """Ranks of one run, each with those of steps 0 to 3 that its metadata names."""
     traces = record(build("1f1b", 2, 4, 1), steps=4).traces()
     found = []

@@ -110,6 +110,6 @@ def test_launches_and_device_libraries_show_a_device_of_which_nothing_was_record
     category: Category, name: str, backend: str, shows: bool
 ) -> None:
     call = Event(category, name, 0, 5, thread=1)
-    assert device_work(make_trace([call]).events, backend).unseen == (name if shows else "")
+    assert device_work(make_trace([call]).events, backend).missing_device_events == (name if shows else "")
     kernel = Event(Category.KERNEL, "gemm", 3, 4, 0, 7)
-    assert device_work(make_trace([call, kernel]).events, backend).unseen == ""
+    assert device_work(make_trace([call, kernel]).events, backend).missing_device_events == ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pptrace.model.tables import Category
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace
 
 GLOO_THREAD = 300
@@ -48,7 +48,7 @@ def evaluated(at: int) -> list[Event]:
     return one_pass(at, [], [])
 
 
-def shown(found: RankFound) -> list[tuple[int, str]]:
+def shown(found: RecognisedRank) -> list[tuple[int, str]]:
     ops = found.ops.sort_values("start_ns")
     return list(zip(ops["step"].tolist(), ops["kind"].tolist(), strict=True))
 

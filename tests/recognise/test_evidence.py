@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.model.tables import COMM_ARGS, COMPUTE_KINDS, Category, make_table
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -21,13 +21,13 @@ INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 50
 ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
 
 
-def cells(found: Recognised, rank: int) -> list[str]:
+def cells(found: RecognisedRun, rank: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == 0) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
 
 
-def found_in(style: Style, run: PaperRun) -> Recognised:
+def found_in(style: Style, run: PaperRun) -> RecognisedRun:
     return recognise([make_trace(events_of(style, run, rank, 2), rank) for rank in range(run.plan.pp)])
 
 
@@ -79,7 +79,7 @@ class InterleavedOperators(TorchOneFOneB):
     """Megatron's interleaved schedule with operators: each batch of messages goes both ways."""
 
 
-def check_messages(found: Recognised) -> None:
+def check_messages(found: RecognisedRun) -> None:
     """They are those of the plan in each of two steps, and have met."""
     comms = found.comms[found.comms["axis"] == "pp"]
     for rank in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
@@ -15,11 +15,11 @@ from tests.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, mak
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 
 
-def found_in(style: Style) -> Recognised:
+def found_in(style: Style) -> RecognisedRun:
     return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
 
 
-def cells(found: Recognised, rank: int, step: int) -> list[str]:
+def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()

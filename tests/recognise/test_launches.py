@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS, Category
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
@@ -15,7 +15,7 @@ RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 EP_STREAM = NCCL_STREAM + 50
 
 
-def cells(found: Recognised, rank: int, step: int = 0) -> list[str]:
+def cells(found: RecognisedRun, rank: int, step: int = 0) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
@@ -25,7 +25,7 @@ def planned(run: PaperRun, place: int) -> list[str]:
     return [str(action) for action in run.plan.compute_actions(place)]
 
 
-def found_in(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> Recognised:
+def found_in(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> RecognisedRun:
     """``share`` copies of each pipeline rank, as the ranks of a run with the pipeline as its slowest or fastest axis."""
     pp = run.plan.pp
     places = [rank // share if slowest else rank % pp for rank in range(pp * share)]

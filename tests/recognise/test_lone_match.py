@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.model.tables import COMPUTE_KINDS, Category, Trace
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
@@ -20,11 +20,11 @@ from tests.recognise.test_chain_match import NODE, Program
 from tests.synthetic import MAIN_THREAD, START, Event, make_trace
 
 
-def compute_of(found: Recognised) -> pd.DataFrame:
+def compute_of(found: RecognisedRun) -> pd.DataFrame:
     return found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
 
 
-def check_right_or_null(program: Program, found: Recognised, ranks: Sequence[int]) -> int:
+def check_right_or_null(program: Program, found: RecognisedRun, ranks: Sequence[int]) -> int:
     """Each op that is shown ran, with the kind, step, stage and microbatch that are said of it; how many are shown."""
     truth = {key: text for key, text in program.truth.items() if key[0] in ranks}
     ops = compute_of(found)

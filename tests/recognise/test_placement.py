@@ -13,7 +13,7 @@ from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.ops.labelled_ranges import Range, resolved
 from pptrace.recognise.placement.assign_stages import loop, zigzag
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.match_by_kinds import fit
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -27,11 +27,11 @@ def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> P
     return run_on_paper(build(name, pp, microbatches, chunks), lambda action: 500, latency=130)
 
 
-def found_in(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> Recognised:
+def found_in(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> RecognisedRun:
     return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
 
 
-def cells(found: Recognised, rank: int) -> list[str]:
+def cells(found: RecognisedRun, rank: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & found.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
 

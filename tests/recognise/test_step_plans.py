@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pptrace.model.tables import COMPUTE_KINDS, Trace
-from pptrace.recognise.run import Recognised, recognise
+from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
@@ -42,7 +42,7 @@ def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
     return [make_trace(events_of(style, runs, rank), rank) for rank in range(runs[0].plan.pp)]
 
 
-def cells(found: Recognised, rank: int, step: int) -> list[str]:
+def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()

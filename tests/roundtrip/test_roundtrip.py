@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pptrace.ingest import open_inputs, read_each
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.rank import recognise_rank
-from pptrace.recognise.run import Recognised, recognise_ranks
+from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -43,7 +43,7 @@ def forms(style: type[Style]) -> tuple[str, ...]:
     return ("kineto",) if style.has_operators else ("kineto", "nsight")
 
 
-def recognised(style: Style, run: PaperRun, steps: int, form: str) -> Recognised:
+def recognised(style: Style, run: PaperRun, steps: int, form: str) -> RecognisedRun:
     """What is found in the files, without the analysis behind it."""
     with TemporaryDirectory(prefix="pptrace-roundtrip-") as folder:
         inputs = open_inputs([WRITERS[form](style, run, steps, Path(folder))])
@@ -69,7 +69,7 @@ def keys(plan: Plan | None) -> list[list[str]]:
     return [] if plan is None else [[str(action) for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
 
 
-def check(style: Style, run: PaperRun, steps: int, found: Recognised) -> None:
+def check(style: Style, run: PaperRun, steps: int, found: RecognisedRun) -> None:
     plan = run.plan
     for step in range(steps):
         for rank in range(plan.pp):
@@ -84,7 +84,7 @@ def check(style: Style, run: PaperRun, steps: int, found: Recognised) -> None:
         check_messages(run, steps, found)
 
 
-def check_messages(run: PaperRun, steps: int, found: Recognised) -> None:
+def check_messages(run: PaperRun, steps: int, found: RecognisedRun) -> None:
     """Each message of the plan is there with both its ends, and they have met."""
     p2p = found.comms[found.comms["axis"] == "pp"]
     for rank in range(run.plan.pp):

@@ -10,7 +10,7 @@ from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import Costs, simulate
-from pptrace.simulator.course import course_of
+from pptrace.simulator.course import compile_plan
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_course_takes_as_long_as_the_simulation(
 ) -> None:
     plan = build(name, pp, num_microbatches, num_chunks)
     chance = random.Random(seed)
-    course = course_of(plan)
+    course = compile_plan(plan)
     durations = {stop.key: chance.randrange(50) for stop in course.stops}
     makers = [key for key in plan.by_key if key[0] in (Kind.F, Kind.B, Kind.I)]
     transfers = {key: chance.randrange(30) for key in makers if chance.random() < 0.8}
@@ -33,6 +33,6 @@ def test_a_course_takes_as_long_as_the_simulation(
 
 def test_an_action_that_a_measured_order_has_twice_counts_from_its_first_run_on() -> None:
     plan = from_rows([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B0", "1B1"]], "custom")
-    course = course_of(plan)
+    course = compile_plan(plan)
     durations = {stop.key: 10 for stop in course.stops}
     assert course.makespan(durations, {}) == simulate(plan, Costs(ops=durations)).makespan_ns

@@ -82,9 +82,9 @@ def require(holds: bool, what: str) -> None:
 
 def version() -> str:
     """The version that the sources state."""
-    text = (ROOT / "pptrace" / "__init__.py").read_text(encoding="utf-8")
+    text = (ROOT / "pptrace" / "version.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    require(found is not None, 'pptrace/__init__.py: expected a line __version__ = "…"')
+    require(found is not None, 'pptrace/version.py: expected a line __version__ = "…"')
     assert found is not None
     return found[1]
 

@@ -54,6 +54,7 @@ class Recorder:
         self._path = path.with_suffix(f".{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.part")
         self._test = ""
         self._number = 0
+        self._folder = Path.cwd()
         original = Report.__init__
 
         def recorded(report: Report, *args: Any, **kwargs: Any) -> None:

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pptrace import __version__
 from pptrace.ingest.inputs.resolve import RUN_FILE
+from pptrace.version import __version__
 
 SCHEMA = 1
 FOLDER = ".pptrace_cache"

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from pptrace.errors import PptraceError, TraceError
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
-from pptrace.ingest.formats import Effort, read_file
+from pptrace.ingest.formats import ReadOptions, read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job.join_tables import HasOps, joined
 from pptrace.model.tables import Trace, TraceInfo
@@ -120,7 +120,7 @@ def _whole(trace: Trace) -> Trace:
     return trace
 
 
-def _read_one(keep: Keep[Kept], store: Store[Kept] | None, effort: Effort, file: InputFile) -> Outcome[Kept]:
+def _read_one(keep: Keep[Kept], store: Store[Kept] | None, effort: ReadOptions, file: InputFile) -> Outcome[Kept]:
     """Errors are returned, so that they come back from a process whole."""
     if store is not None and (known := store.get(file)) is not None:
         return known
@@ -148,13 +148,13 @@ def _read_all(
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
-        read = partial(_read_one, keep, store, Effort(cores))
+        read = partial(_read_one, keep, store, ReadOptions(cores))
         large.sort(key=lambda place: -files[place].num_bytes)
         _read_in_processes(files, large, read, num_processes, outcomes, progress)
     for place, file in enumerate(files):
         if place not in outcomes:
             told = partial(_add_part, progress, len(outcomes), len(files))
-            outcomes[place] = _read_one(keep, store, Effort(cores, told), file)
+            outcomes[place] = _read_one(keep, store, ReadOptions(cores, told), file)
             progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
 

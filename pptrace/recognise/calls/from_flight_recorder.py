@@ -19,10 +19,12 @@ import pandas as pd
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
 from pptrace.model.tables import CALLS, TraceInfo, make_table
 from pptrace.recognise.calls.pair_flight_recorder import P2P, Launch, is_wall_clock, sides_of
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 
 
-def with_dumps(ranks: Sequence[RankFound], dumps: Sequence[Dump]) -> tuple[tuple[RankFound, ...], tuple[str, ...]]:
+def with_dumps(
+    ranks: Sequence[RecognisedRank], dumps: Sequence[Dump]
+) -> tuple[tuple[RecognisedRank, ...], tuple[str, ...]]:
     """What was found in the ranks' traces with the groups, peers and sizes that dumps tell, and lines that say of which.
 
     What a trace itself says is never changed, and a dump whose calls are not those of the trace changes nothing.
@@ -64,13 +66,13 @@ def _lines(counts: Mapping[int, tuple[int, int]], unused: Mapping[str, Sequence[
 class _Named:
     """A rank with what its dump tells, of how many of all calls of the kinds that both have, and why not of others."""
 
-    found: RankFound
+    found: RecognisedRank
     count: int = 0
     total: int = 0
     why: str = ""
 
 
-def _named(found: RankFound, dump: Dump) -> _Named:
+def _named(found: RecognisedRank, dump: Dump) -> _Named:
     calls = found.calls.sort_values("host_ns", kind="stable")
     sides = list(sides_of(calls, dump))
     if not sides:

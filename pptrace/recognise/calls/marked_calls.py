@@ -17,7 +17,7 @@ from pptrace.marks import AwaitMark, CallMark, CollectiveMark, ExchangeMark, P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
-from pptrace.recognise.ops.tables import Owner
+from pptrace.recognise.ops.tables import LaunchIndex
 
 _TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
 GROUPS_KEY = "groups"
@@ -45,7 +45,7 @@ def calls_with_marks(
     owner_of = _range_of(outside["host_ns"].to_numpy(), watched)
     shown = {int(index): row for row, index in reversed(list(enumerate(owner_of.tolist()))) if index >= 0}
     awaits = {e.mark.handle: e for e in marks.ranges if isinstance(e.mark, AwaitMark)}
-    owner = Owner(work)
+    owner = LaunchIndex(work)
     groups = metadata.get(GROUPS_KEY)
     known = groups if isinstance(groups, Mapping) else {}
     records = outside.to_dict("list")
@@ -138,7 +138,7 @@ def _row(
     entry: MarkedRange,
     shown: dict[str, Any] | None,
     awaits: Mapping[int, MarkedRange],
-    owner: Owner,
+    owner: LaunchIndex,
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
     mark = entry.mark
@@ -163,7 +163,7 @@ def _row(
 
 
 def _times(
-    entry: MarkedRange, shown: Mapping[str, Any] | None, awaited: MarkedRange | None, owner: Owner
+    entry: MarkedRange, shown: Mapping[str, Any] | None, awaited: MarkedRange | None, owner: LaunchIndex
 ) -> dict[str, Any]:
     """Of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
     if shown is None and (span := owner.span(entry.start_ns, entry.end_ns, communication=True)):

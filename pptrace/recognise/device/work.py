@@ -37,7 +37,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
-        unseen="" if len(rows) else _unseen(events, backend),
+        missing_device_events="" if len(rows) else _unseen(events, backend),
     )
 
 

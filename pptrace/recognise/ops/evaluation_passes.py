@@ -13,14 +13,16 @@ import numpy as np
 from pptrace.intervals import Int64
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.ops.labelled_ranges import Range, counted_steps
-from pptrace.recognise.ops.tables import Owner
+from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.schedule.actions import Kind
 
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B})
 _ENGINE = "autograd::engine::evaluate_function"
 
 
-def without_evaluations(events: Events, ranges: Sequence[Range], owner: Owner) -> tuple[list[Range], tuple[str, ...]]:
+def without_evaluations(
+    events: Events, ranges: Sequence[Range], owner: LaunchIndex
+) -> tuple[list[Range], tuple[str, ...]]:
     """The ranges without passes whose backwards ran nothing, and a line that says so; where no pass trained, without the
     backwards alone.
 
@@ -57,7 +59,7 @@ def _is_evaluation(ranges: Sequence[Range], inside: _Inside) -> bool:
 class _Inside:
     """Whether anything ran inside a range: an operator of its thread, autograd's engine on any, or a kernel it launched."""
 
-    def __init__(self, events: Events, owner: Owner) -> None:
+    def __init__(self, events: Events, owner: LaunchIndex) -> None:
         self._owner = owner
         is_operator = events.category == Category.CPU_OP
         engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator

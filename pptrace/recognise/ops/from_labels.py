@@ -39,7 +39,7 @@ from pptrace.recognise.ops.labelled_ranges import (
     spans_of_steps,
     told_ops,
 )
-from pptrace.recognise.ops.tables import Owner, RankTables, table_of
+from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
 
 
@@ -55,7 +55,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
     told = told_ops(labelled)
-    owner = Owner(work)
+    owner = LaunchIndex(work)
     rest = _that_moved([entry for entry in labelled if not entry.label.is_op], owner)
     if told:
         source, evidence = "label", tuple(_sequence_notes(labelled))
@@ -145,7 +145,7 @@ def _is_message(entry: Range) -> bool:
     return entry.kind is not None and entry.kind.is_p2p
 
 
-def _that_moved(ranges: Sequence[Range], owner: Owner) -> list[Range]:
+def _that_moved(ranges: Sequence[Range], owner: LaunchIndex) -> list[Range]:
     """Without the messages counted by order whose ranges launched no kernel, where those of others did."""
     counted = {r for r in ranges if _is_message(r) and r.label.actions[0].microbatch is None}
     moved = {r for r in counted if owner.span(r.start_ns, r.end_ns, communication=True)}
@@ -263,7 +263,7 @@ def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
 class _Times:
     """When ops really ran, and messages really moved."""
 
-    def __init__(self, owner: Owner, host: HostCompute) -> None:
+    def __init__(self, owner: LaunchIndex, host: HostCompute) -> None:
         self.owner = owner
         self._host = host
         self.calls_wait = False

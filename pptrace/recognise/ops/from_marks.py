@@ -20,7 +20,7 @@ from pptrace.marks import (
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMMS, OPS
 from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
-from pptrace.recognise.ops.tables import Owner, RankTables, table_of
+from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
 from pptrace.schedule.actions import Action
 
 
@@ -36,7 +36,7 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     ranges, given_up = _last_runs(marks.ranges)
     if given_up:
         warnings += (_given_up_warning(given_up),)
-    owner = Owner(work)
+    owner = LaunchIndex(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
@@ -86,7 +86,7 @@ def _given_up_warning(ops: list[MarkedRange]) -> str:
     )
 
 
-def _op_row(entry: MarkedRange, owner: Owner) -> dict[str, Any]:
+def _op_row(entry: MarkedRange, owner: LaunchIndex) -> dict[str, Any]:
     mark = entry.mark
     span = owner.span(entry.start_ns, entry.end_ns, communication=False)
     start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
@@ -131,7 +131,7 @@ class _Times:
     stream: int = -1
 
 
-def _times(call: MarkedRange, wait: MarkedRange | None, owner: Owner) -> _Times:
+def _times(call: MarkedRange, wait: MarkedRange | None, owner: LaunchIndex) -> _Times:
     """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
     if span := owner.span(call.start_ns, call.end_ns, communication=True):
         start, end, stream = span
@@ -141,7 +141,7 @@ def _times(call: MarkedRange, wait: MarkedRange | None, owner: Owner) -> _Times:
     return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
-def _p2p_rows(entry: MarkedRange, waits: _Waits, owner: Owner) -> list[dict[str, Any]]:
+def _p2p_rows(entry: MarkedRange, waits: _Waits, owner: LaunchIndex) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
@@ -168,7 +168,7 @@ def _awaited_bytes(wait: MarkedRange | None) -> int:
     return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
 
 
-def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], owner: Owner) -> list[dict[str, Any]]:
+def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], owner: LaunchIndex) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)

@@ -45,7 +45,7 @@ def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return make_table(schema, {name: [row[name] for row in rows] for name in schema})
 
 
-class Owner:
+class LaunchIndex:
     """Finds the device work that was launched inside a host range, by any thread of the process."""
 
     def __init__(self, work: DeviceWork) -> None:

@@ -11,10 +11,10 @@ from itertools import groupby
 import pandas as pd
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 
 
-def with_common_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tuple[str, ...]]:
+def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
     """The ranks, those whose steps were counted from 0 with the numbers of the others' step ranges, and a line that says so.
 
     A rank without step ranges (recorded without pptrace's launcher, say) is taken in order where it has as many steps as every
@@ -39,7 +39,7 @@ def with_common_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tupl
     return [_renumbered(found, names) if found.number in counted else found for found in ranks], (line,)
 
 
-def with_recorded_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tuple[str, ...]]:
+def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
     """The ranks with the steps alone that all of them recorded, and a line where that leaves any out.
 
     Ranks of one run recorded different ones where a profiler of the script ran on some of them. Of a step that some did not
@@ -69,7 +69,7 @@ _AGREE = "the script's own profiler runs on no rank (--steps A:B)"
 _LAUNCHED = "pptrace.trace/1"
 
 
-def _recorded(found: RankFound) -> range | None:
+def _recorded(found: RecognisedRank) -> range | None:
     """The steps that pptrace's launcher recorded; None where something else did, or none is complete."""
     steps = found.info.metadata.get("steps")
     if found.info.metadata.get("schema") != _LAUNCHED or not isinstance(steps, list) or len(steps) != 2:
@@ -78,7 +78,7 @@ def _recorded(found: RankFound) -> range | None:
     return own or None
 
 
-def _with_steps(found: RankFound, steps: range) -> RankFound:
+def _with_steps(found: RecognisedRank, steps: range) -> RecognisedRank:
     def kept(table: pd.DataFrame) -> pd.DataFrame:
         return table[(table["step"] < 0) | table["step"].isin(steps)].reset_index(drop=True)
 
@@ -93,16 +93,16 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
-def _has_ranges(found: RankFound) -> bool:
+def _has_ranges(found: RecognisedRank) -> bool:
     return bool((found.ops["kind"] == "STEP").any())
 
 
-def _steps_with_ops(found: RankFound) -> list[int]:
+def _steps_with_ops(found: RecognisedRank) -> list[int]:
     compute = found.ops[found.ops["kind"].isin(COMPUTE_KINDS) & (found.ops["step"] >= 0)]
     return sorted(compute["step"].unique().tolist())
 
 
-def _renumbered(found: RankFound, names: dict[int, int]) -> RankFound:
+def _renumbered(found: RecognisedRank, names: dict[int, int]) -> RecognisedRank:
     def renamed(table: pd.DataFrame) -> pd.DataFrame:
         return table.assign(step=table["step"].map(lambda step: names.get(step, -1)).astype("int64"))
 

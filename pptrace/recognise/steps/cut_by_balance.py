@@ -15,7 +15,7 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import Int64
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 
 _FORWARDS, _BACKWARDS = ("F",), ("B", "I")
 
@@ -50,7 +50,7 @@ class _Balance:
         return int(self.waiting.max(initial=0))
 
 
-def with_balanced_steps(ranks: Sequence[RankFound]) -> tuple[list[RankFound], tuple[str, ...]]:
+def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
     """The ranks whose labels count ops and end no step with that one long step cut, and a line that says so.
 
     Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
@@ -117,7 +117,7 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
     return np.array(sorted(first), dtype=np.int64) if agrees else none
 
 
-def _is_one_counted_step(found: RankFound) -> bool:
+def _is_one_counted_step(found: RecognisedRank) -> bool:
     """Whether the rank's ops were counted from the beginning of the trace to its end, for want of anything that ends a step."""
     compute = found.ops[found.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
     counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
@@ -134,7 +134,7 @@ def _numbers(counted: Int64, cuts: Int64) -> tuple[Int64, Int64]:
     return step, counted - np.concatenate(([0], cuts))[step]
 
 
-def _cut(found: RankFound, cuts: Int64) -> RankFound:
+def _cut(found: RecognisedRank, cuts: Int64) -> RecognisedRank:
     """Ops by their number; messages, which may be fewer, by the ops beside them: a send's before it, a receive's after it."""
     ops = found.ops.copy()
     ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)

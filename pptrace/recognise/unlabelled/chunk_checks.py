@@ -14,11 +14,11 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.rank_order import MismatchError, Ops, evidence_of, forwards_behind
 
 
-def against_chunks(ranks: Sequence[RankFound], ops: pd.DataFrame, mesh: MeshInfo) -> str:
+def against_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
     """What speaks against the chunks of these ranks, in words; "" where nothing does.
 
     Args:
@@ -53,7 +53,7 @@ def _planned(ops: pd.DataFrame, last: int) -> dict[str, int]:
     return {"send": int(ahead[0] + behind[1]), "recv": int(ahead[1] + behind[0])}
 
 
-def _runs_its_own(found: RankFound, ops: pd.DataFrame) -> bool:
+def _runs_its_own(found: RecognisedRank, ops: pd.DataFrame) -> bool:
     """Whether each backward runs the nodes of the forward of its stage and microbatch, as far as nodes are numbered."""
     evidence = evidence_of(found.number, found.host, found.calls, [-1] * len(found.calls))
     forwards, backwards = ops[ops["kind"] == "F"], ops[ops["kind"] == "B"]

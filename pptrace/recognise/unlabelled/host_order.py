@@ -9,34 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import Category, Events, Schema, empty_table
+from pptrace.model.tables import HOST_ORDER, Category, Events, What, empty_table
 from pptrace.recognise.ops.labelled_ranges import Range, labelled_ranges, told_ops
-
-HOST_ORDER: Schema = {
-    "what": "str",  # a What
-    "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # of a step; a node's sequence number, at a message that of the node to come; -1 where there is none
-    "start_ns": "int64",
-    "end_ns": "int64",
-}
-"""One row per outermost operator, engine node, message or bound of a step of one rank, by start."""
-
-
-class What(StrEnum):
-    OPERATOR = "operator"
-    ENGINE = "engine"  # a node that autograd's engine ran
-    MESSAGE = "message"  # its posting
-    BOUND = "bound"  # no op goes over it: zero_grad, a barrier
-    OPTIMIZER = "OPTIMIZER"
-    STEP = "STEP"
-
 
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.recognise.recognised_rank import RankFound
-from pptrace.recognise.unlabelled.host_order import What
+from pptrace.model.tables import What
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, OpenStepsError, has_numbers, match_alone
-from pptrace.recognise.unlabelled.match_tables import Course, steps_of_units, with_match
+from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import RankMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
 from pptrace.recognise.unlabelled.whole_steps import matched_within
@@ -23,13 +23,13 @@ class Joint:
     ``refused`` are ranks with messages between operators that no pipeline explains.
     """
 
-    ranks: tuple[RankFound, ...]
+    ranks: tuple[RecognisedRank, ...]
     pipelines: tuple[tuple[int, ...], ...] = ()
     notes: tuple[str, ...] = ()
     refused: frozenset[int] = frozenset()
 
 
-def match_some(ranks: Sequence[RankFound], evidence: Mapping[int, Evidence]) -> Joint:
+def match_some(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> Joint:
     """Match each of the ranks alone; what they prove has to agree.
 
     A trace without autograd's sequence numbers proves nothing, and is left to its own order.
@@ -46,12 +46,12 @@ def match_some(ranks: Sequence[RankFound], evidence: Mapping[int, Evidence]) -> 
         return Joint(tuple(ranks), notes=(line,), refused=frozenset(evidence))
     steps = steps_of_units(matches[0].units, [(by_rank[own.rank.rank], own.rank) for own in matches])
     for own in matches:
-        course = Course(own.units, steps, own.behind, -1, own.peers)
+        course = ReplayGraph(own.units, steps, own.behind, -1, own.peers)
         by_rank[own.rank.rank] = with_match(by_rank[own.rank.rank], own.rank, course)
     return Joint(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
 
 
-def _with_step_ends(evidence: Evidence, found: RankFound) -> Evidence:
+def _with_step_ends(evidence: Evidence, found: RecognisedRank) -> Evidence:
     """The evidence in which numbered ranges of steps part steps as optimizers do."""
     host = found.host
     starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
@@ -84,7 +84,7 @@ def _agreeing(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
     return matches
 
 
-def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RankFound]) -> str:
+def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RecognisedRank]) -> str:
     """What was found; all ranks run the same steps."""
     units = matches[0].units
     sizes = sorted({unit.count for unit in units})
@@ -101,7 +101,7 @@ def _from_to(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
-def num_left(found: RankFound, match: RankMatch) -> int:
+def num_left(found: RecognisedRank, match: RankMatch) -> int:
     """The operators of a rank's thread that are of no forward."""
     total = int((found.host["what"] == What.OPERATOR.value).sum())
     return total - int((match.forwards.high - match.forwards.low).sum())

@@ -10,16 +10,16 @@ import pandas as pd
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
-from pptrace.recognise.recognised_rank import RankFound
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
 from pptrace.recognise.unlabelled.lone_ranks import Joint, counted, match_some, num_left
-from pptrace.recognise.unlabelled.match_tables import Course, steps_of_units, with_match
+from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, Way
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
 from pptrace.recognise.unlabelled.whole_steps import matched_within
 
 
-def match_ranks(ranks: Sequence[RankFound], groups: Groups, num_ranks: int | None = None) -> Joint:
+def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> Joint:
     """Match the ranks whose host threads show messages between operators that no label names.
 
     ``num_ranks`` are those of the run, where known.
@@ -40,7 +40,7 @@ def match_ranks(ranks: Sequence[RankFound], groups: Groups, num_ranks: int | Non
     for match in matches:
         steps = steps_of_units(match.units, [(by_rank[own.rank], own) for own in match.ranks])
         for stage, own in enumerate(match.ranks):
-            course = Course(match.units, steps, match.behind, stage, _peers(match.chain, stage))
+            course = ReplayGraph(match.units, steps, match.behind, stage, _peers(match.chain, stage))
             by_rank[own.rank] = with_match(by_rank[own.rank], own, course)
     known = tuple(by_rank.values())
     return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
@@ -56,7 +56,7 @@ _WITH_NEXT: tuple[Way, ...] = (("F", "send"), ("B", "recv"))
 _WITH_PREVIOUS: tuple[Way, ...] = (("F", "recv"), ("B", "send"))
 
 
-def alone_with_messages(ranks: Sequence[RankFound]) -> tuple[str, ...]:
+def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
     """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
     shown = [own for own in ranks if len(own.host) and own.calls["kind"].isin(("send", "recv")).any()]
     if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
@@ -67,7 +67,7 @@ def alone_with_messages(ranks: Sequence[RankFound]) -> tuple[str, ...]:
     )
 
 
-def is_unsure_alone(ranks: Sequence[RankFound], ops: pd.DataFrame) -> bool:
+def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
     """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
     pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
     """
@@ -78,7 +78,7 @@ def is_unsure_alone(ranks: Sequence[RankFound], ops: pd.DataFrame) -> bool:
     return len(own) > 0 and bool((own["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
 
 
-def without_inferred(found: RankFound) -> RankFound:
+def without_inferred(found: RecognisedRank) -> RecognisedRank:
     """The rank without the ops and messages that its own order alone told."""
     is_inferred = (found.ops["source"] == "inferred") & found.ops["kind"].isin(COMPUTE_KINDS)
     if not is_inferred.any():
@@ -86,7 +86,7 @@ def without_inferred(found: RankFound) -> RankFound:
     return replace(found, ops=found.ops[~is_inferred], comms=found.comms[found.comms["axis"] != "pp"], warnings=())
 
 
-def _evidence(found: RankFound, groups: Groups) -> Evidence:
+def _evidence(found: RecognisedRank, groups: Groups) -> Evidence:
     calls, rank = found.calls, found.number
     keys = zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
     of_call = [groups.of_call[key_of(rank, key)] for key in keys]
@@ -150,7 +150,7 @@ def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterato
                 continue
 
 
-def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RankFound]) -> Iterator[str]:
+def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
     by_rank = {own.number: own for own in ranks}
     for match in matches:
         counts = sorted({unit.count for unit in match.units})

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pptrace.model.tables import COMMS, OPS, Int64, make_table
-from pptrace.recognise.ops.tables import Owner
-from pptrace.recognise.recognised_rank import RankFound
-from pptrace.recognise.unlabelled.host_order import What
+from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
+from pptrace.recognise.ops.tables import LaunchIndex
+from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way, numbers_of
 from pptrace.recognise.unlabelled.rank_order import Messages
 from pptrace.recognise.unlabelled.schedule_runs import Unit
@@ -26,7 +25,7 @@ class Steps:
     by_ranges: bool
 
 
-def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RankFound, RankMatch]]) -> Steps:
+def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RecognisedRank, RankMatch]]) -> Steps:
     """Those of the numbered ranges, where on every rank each such range holds one unit; else counted from 0."""
     numbers = [_numbers_of_ranges(found.host, own, units) for found, own in ranks]
     first = numbers[0]
@@ -50,7 +49,7 @@ def _numbers_of_ranges(host: pd.DataFrame, own: RankMatch, units: Sequence[Unit]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReplayGraph:
     """What a rank ran: its units with their steps, for each backward its forward, its stage (-1 if unknown), and by way the ranks
     at the other ends of its messages.
     """
@@ -66,7 +65,7 @@ class Course:
         return 0 if self.stage >= 0 else -1
 
 
-def with_match(found: RankFound, own: RankMatch, course: Course) -> RankFound:
+def with_match(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> RecognisedRank:
     """The rank with the ops and messages of a match."""
     return replace(
         found,
@@ -78,8 +77,8 @@ def with_match(found: RankFound, own: RankMatch, course: Course) -> RankFound:
     )
 
 
-def _ops(found: RankFound, own: RankMatch, course: Course) -> pd.DataFrame:
-    owner = Owner(found.work)
+def _ops(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> pd.DataFrame:
+    owner = LaunchIndex(found.work)
     unit, microbatch = numbers_of(course.units)
     where = {"stage": course.stage, "chunk": course.chunk, "source": "inferred"}
     rows: list[dict[str, Any]] = []
@@ -95,7 +94,7 @@ def _ops(found: RankFound, own: RankMatch, course: Course) -> pd.DataFrame:
     return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
 
 
-def _spans(found: RankFound, own: RankMatch, course: Course) -> Iterator[dict[str, Any]]:
+def _spans(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> Iterator[dict[str, Any]]:
     """The optimizer's runs, each of the last step that began before it, and the numbered ranges of steps."""
     numbers = course.steps.of_unit
     begun = own.backwards.start_ns[[unit.first for unit in course.units]]
@@ -112,7 +111,7 @@ def _row(kind: str, step: int, start_ns: int, end_ns: int, **more: Any) -> dict[
     return row | more
 
 
-def _comms(found: RankFound, own: RankMatch, course: Course) -> pd.DataFrame:
+def _comms(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> pd.DataFrame:
     """The messages of the ops, and those that are of none."""
     unit, microbatch = numbers_of(course.units)
     parts = []
@@ -125,7 +124,7 @@ def _comms(found: RankFound, own: RankMatch, course: Course) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 
-def _messages(found: RankFound, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
+def _messages(found: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
     """Rows of COMMS. A send on the host's clock lies in a buffer when its posting is over."""
     calls = found.calls.iloc[messages.row]
     posted = calls["posted_ns"].to_numpy()

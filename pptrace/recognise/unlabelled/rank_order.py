@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import Int64
-from pptrace.recognise.unlabelled.host_order import What
+from pptrace.model.tables import Int64, What
 
 Bools = npt.NDArray[np.bool_]
 _LATEST = np.iinfo(np.int64).max
