@@ -54,7 +54,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
         _tiles(step, report),
         html.Div([_bars(step), _waterfall(step)], className="columns wide-left") if step.has_pipeline else _bars(step),
         html.Div([_findings(report.findings), _warnings(report)], className="columns wide-left ragged"),
-        html.Div(_tables(step), className="columns ragged"),
+        *_tables(step),
         *_of_whole_traces(report),
     ]
 
