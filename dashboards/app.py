@@ -102,7 +102,7 @@ def _facts(loaded: Loaded) -> list[Node]:
     if loaded.analysis is None:
         return []
     report = loaded.analysis.report
-    sizes = {name: getattr(report.mesh, name) for name in ("pp", "tp", "cp", "dp", "ep")}
+    sizes = {axis: size for axis, size in report.mesh.axes.items() if axis != "vpp"}
     mesh = " × ".join(
         f"{name} {size}" for name, size in sizes.items() if size is not None and (size > 1 or name == "pp")
     )

@@ -20,14 +20,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from pptrace import axes
+from pptrace.axes import MESH_ORDER, Axis
 from pptrace.errors import UsageError
-from pptrace.marks import Axis
 
-AXES = (Axis.PP, Axis.DP, Axis.CP, Axis.TP)
+AXES = tuple(reversed(MESH_ORDER))
 """In the order of a rank's coordinates."""
-
-MEGATRON_ORDER = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
-"""Fastest-varying axis first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,13 @@ class MeshShape:
     dp: int = 1
     cp: int = 1
     tp: int = 1
-    order: tuple[Axis, ...] = MEGATRON_ORDER
+    order: tuple[Axis, ...] = MESH_ORDER
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
             raise UsageError(
                 f"the order of axes is {'-'.join(self.order)}; expected tp, cp, dp and pp once each, fastest first, such as "
-                f"{'-'.join(MEGATRON_ORDER)}"
+                f"{'-'.join(MESH_ORDER)}"
             )
 
     @property
@@ -58,32 +56,26 @@ class MeshShape:
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of a global rank."""
-        place = {}
-        for axis in self.order:
-            rank, place[axis] = divmod(rank, self.size_of(axis))
+        place = axes.coordinates_of(rank, self._size_of_axis, self.order)
         return (place[Axis.PP], place[Axis.DP], place[Axis.CP], place[Axis.TP])
 
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
         """The global rank at a position; the inverse of :meth:`coordinates_of`."""
         place = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
-        rank = 0
-        for axis in reversed(self.order):
-            rank = rank * self.size_of(axis) + place[axis]
-        return rank
+        return axes.rank_of(place, self._size_of_axis, self.order)
 
     def size_of(self, axis: Axis) -> int:
-        return self.sizes[AXES.index(axis)]
+        return self._size_of_axis[axis]
 
-    def groups_of(self, *axes: Axis) -> list[tuple[int, ...]]:
-        """The groups of ranks that differ in ``axes`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
-        if Axis.DP_CP in axes:
-            axes = (*axes, Axis.DP, Axis.CP)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world):
-            place = self.coordinates_of(rank)
-            fixed = tuple(index for axis, index in zip(AXES, place, strict=True) if axis not in axes)
-            found.setdefault(fixed, []).append(rank)
-        return sorted(map(tuple, found.values()))
+    @property
+    def _size_of_axis(self) -> dict[Axis, int]:
+        return dict(zip(AXES, self.sizes, strict=True))
+
+    def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
+        """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
+        if Axis.DP_CP in along:
+            along = (*along, Axis.DP, Axis.CP)
+        return axes.groups_of(along, self._size_of_axis, self.order)
 
 
 def read_order(text: str) -> tuple[Axis, ...]:
@@ -99,7 +91,7 @@ def read_order(text: str) -> tuple[Axis, ...]:
             f"the order of axes is {text!r}; expected tp, cp, dp and pp, fastest first, such as tp-cp-dp-pp"
         )
     given = tuple(names[word] for word in words)
-    return given + tuple(axis for axis in MEGATRON_ORDER if axis not in given)
+    return given + tuple(axis for axis in MESH_ORDER if axis not in given)
 
 
 def fit_shape(
@@ -108,7 +100,7 @@ def fit_shape(
     dp: int | None = None,
     cp: int = 1,
     tp: int = 1,
-    order: tuple[Axis, ...] = MEGATRON_ORDER,
+    order: tuple[Axis, ...] = MESH_ORDER,
 ) -> MeshShape:
     """The shape that fills ``world`` ranks. A ``pp`` or ``dp`` left out takes what the others leave (pp first).
 

@@ -36,6 +36,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pptrace.axes import Axis as Axis
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Phase, parse_action
 
@@ -68,19 +69,6 @@ class SpanKind(StrEnum):
     GRAD_SYNC = "GRAD_SYNC"
     DATA = "DATA"
     EVAL = "EVAL"  # a pass of a pipeline without backwards
-
-
-class Axis(StrEnum):
-    PP = "pp"
-    TP = "tp"
-    CP = "cp"
-    DP = "dp"
-    EP = "ep"
-    DP_CP = "dp-cp"  # both together: the ranks that hold equal parameters and different tokens
-    WORLD = "world"
-    EMBEDDING = "embd"  # first and last stage, for tied embeddings
-    UNKNOWN = "unknown"
-    MIRROR = "mirror"  # pipeline ranks r and p−1−r, which hold copies of the same stages (DualPipe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ class MeshSizes:
     dp: int | None
     ep: int | None
 
+    @property
+    def axes(self) -> dict[str, int | None]:
+        """The size of each axis, and the chunks per rank."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "num_ranks"}
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCandidate:

@@ -1,23 +1,32 @@
-"""The formats that can be told apart by content, each with its reader. A new format is one entry here."""
+"""The registry of formats: one entry per reader. A new format is one entry here, and a file of its own that reads it.
+
+Nothing else in :mod:`pptrace.ingest` knows a format by its name: which files of a directory are read, and which belong
+to another file or complete it, are fields of the entry. How to add one: docs/extending.md.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from pptrace.errors import TraceError
-from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
+from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
+from pptrace.ingest.flight_recorder.dump import sniff_flight
+from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.kineto.reader import Told, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
-from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, read_oplog, sniff_oplog
+from pptrace.ingest.op_tables.pptrace_json import sniff_own_json
+from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
+from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
+from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.otlp.reader import read_otlp, sniff_otlp
 from pptrace.model.tables import InputFormat, Trace
 
-_NSIGHT_SUFFIXES = (*RECORDED_SUFFIXES, ".sqlite")
 _ARCHIVES = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf\x27\x1c": "7z",
@@ -38,53 +47,79 @@ class ReadOptions:
     told: Told | None = None
 
 
+Read = Callable[[Path, ReadOptions], tuple[Trace, ...]]
+
+
+class Priority(IntEnum):
+    """How much a format says of a run. Of a directory that holds ops in several forms, those that say most are read."""
+
+    EXTRACT = 0
+    """What pptrace wrote itself, and dumps of calls alone."""
+    PICTURE = 1
+    """Another program's picture of ops."""
+    TABLE = 2
+    PROFILE = 3
+
+
+def _nothing(_path: Path) -> Sequence[Path]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file.
+    """How a format is recognised and read, and how its files stand to others.
 
-    ``read`` gives a trace for each rank that the file holds, at least one.
+    ``name`` is what the report calls it, and several readers may share one. ``sniff`` sees the first decompressed bytes of a
+    file; ``read`` gives a trace for each rank that the file holds, at least one. Of the entries whose ``sniff`` agrees, the
+    first in :data:`FORMATS` reads.
+
+    ``suffixes`` are those that its files usually have, ``own_suffixes`` those that no other file has. ``companions`` are the
+    files that are read with one of these, and ``other_forms`` those that hold the same recording. A format that
+    ``is_dump`` holds calls alone and completes the traces of one that ``takes_dumps``. ``is_own_output``: what pptrace wrote.
     """
 
     name: InputFormat
     sniff: Callable[[bytes], bool]
-    read: Callable[[Path, ReadOptions], tuple[Trace, ...]]
+    read: Read
+    priority: Priority
+    suffixes: tuple[str, ...] = ()
+    own_suffixes: tuple[str, ...] = ()
+    companions: Callable[[Path], Sequence[Path]] = _nothing
+    other_forms: Callable[[Path], Sequence[Path]] = _nothing
+    takes_dumps: bool = False
+    is_dump: bool = False
+    is_own_output: bool = False
 
 
 def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
-def _read_nsight(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
+def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     """The reader, and SQLite with it, is imported for such a file only."""
     from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
 
 
-def _read_oplog(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
-    return read_oplog(path)
-
-
-def _read_chrome(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
-    return read_chrome(path)
-
-
-def _read_otlp(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
-    return read_otlp(path)
-
-
-def _read_nccl_inspector(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
-    return read_nccl_inspector(path)
+def _earlier_forms(path: Path) -> Sequence[Path]:
+    """The files of Nsight Systems that one was exported from."""
+    steps = (".sqlite", *RECORDED_SUFFIXES)
+    return [path.with_suffix(step) for step in steps[steps.index(path.suffix) + 1 :]] if path.suffix in steps else []
 
 
 def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_kineto(path: Path, effort: ReadOptions) -> tuple[Trace, ...]:
+def _sniff_profile(start: bytes) -> bool:
+    return _sniff_kineto(start) and has_kineto_members(start)
+
+
+def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, effort.cores, effort.told)
+        trace = read_kineto(path, options.cores, options.told)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -92,20 +127,94 @@ def _read_kineto(path: Path, effort: ReadOptions) -> tuple[Trace, ...]:
     return read_chrome(path) if trace.producer == "chrome trace" and has_pairs(path) else (trace,)
 
 
+def _whole(read: Callable[[Path], tuple[Trace, ...]]) -> Read:
+    """A reader without options."""
+    return lambda path, _options: read(path)
+
+
+def _ops(read: Callable[[Path], Tables]) -> Read:
+    """A reader of ready ops."""
+    return lambda path, _options: traces_of(path, read(path))
+
+
 FORMATS: tuple[Format, ...] = (
-    Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
-    Format(InputFormat.OPLOG, sniff_oplog, _read_oplog),
-    Format(InputFormat.CHROME, sniff_chrome, _read_chrome),
-    Format(InputFormat.OTLP, sniff_otlp, _read_otlp),
-    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _read_nccl_inspector),
-    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
+    Format(
+        InputFormat.NSYS_SQLITE,
+        _sniff_nsight,
+        _read_nsight,
+        Priority.PROFILE,
+        (".sqlite", ".db", *RECORDED_SUFFIXES),
+        own_suffixes=RECORDED_SUFFIXES,
+        other_forms=_earlier_forms,
+        takes_dumps=True,
+    ),
+    Format(
+        InputFormat.OPLOG, sniff_primus, _ops(read_primus), Priority.TABLE, (".json",), companions=companions_of_dump
+    ),
+    Format(InputFormat.OPLOG, sniff_flight, _ops(read_flight), Priority.EXTRACT, is_dump=True),
+    Format(
+        InputFormat.OPLOG, sniff_own_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
+    ),
+    Format(InputFormat.OPLOG, sniff_table, _whole(read_table), Priority.TABLE, TABLE_SUFFIXES, companions=partners),
+    Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),
+    Format(InputFormat.OTLP, sniff_otlp, _whole(read_otlp), Priority.PROFILE),
+    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _whole(read_nccl_inspector), Priority.PROFILE),
+    Format(
+        InputFormat.KINETO,
+        _sniff_profile,
+        _read_kineto,
+        Priority.PROFILE,
+        (".json", ".json.gz", ".gz"),
+        takes_dumps=True,
+    ),
+    Format(InputFormat.KINETO, _sniff_kineto, _read_kineto, Priority.PICTURE, takes_dumps=True),
 )
-_READERS = {known.name: known.read for known in FORMATS}
+PROFILE_SUFFIXES = tuple(suffix for known in FORMATS if known.priority is Priority.PROFILE for suffix in known.suffixes)
+SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
 
 
 def detect(start: bytes) -> InputFormat | None:
     """The format of a file that begins with these (decompressed) bytes; None where no reader knows it."""
     return next((known.name for known in FORMATS if known.sniff(start)), None)
+
+
+def readers_of(name: InputFormat | None) -> tuple[Format, ...]:
+    """The entries that share a name."""
+    return tuple(known for known in FORMATS if known.name is name)
+
+
+def format_of(path: Path, name: InputFormat) -> Format:
+    """The entry that reads a file of this name: of several the one that its first bytes choose, else the last.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    entries = readers_of(name)
+    if len(entries) == 1:
+        return entries[0]
+    start = first_bytes(path)
+    return next((known for known in entries if known.sniff(start)), entries[-1])
+
+
+def named_format(path: Path) -> InputFormat | None:
+    """The format that a file's name alone tells for certain."""
+    return next((known.name for known in FORMATS if path.name.endswith(known.own_suffixes)), None)
+
+
+def without_companions(paths: Iterable[Path]) -> list[Path]:
+    """The files without those that are read together with another of them."""
+    return _without(paths, lambda known: known.companions)
+
+
+def without_other_forms(paths: Iterable[Path]) -> list[Path]:
+    """The files without those whose recording another of them holds as well, in a form that is read faster."""
+    return _without(paths, lambda known: known.other_forms)
+
+
+def _without(paths: Iterable[Path], related: Callable[[Format], Callable[[Path], Sequence[Path]]]) -> list[Path]:
+    paths = list(paths)
+    left_out = {other for path in paths for known in FORMATS for other in related(known)(path)}
+    return [path for path in paths if path not in left_out]
 
 
 def archive_of(start: bytes) -> str | None:
@@ -115,7 +224,7 @@ def archive_of(start: bytes) -> str | None:
     return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
 
 
-def read_file(path: Path, name: InputFormat | None, effort: ReadOptions | None = None) -> tuple[Trace, ...]:
+def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None = None) -> tuple[Trace, ...]:
     """Read one file: a trace for each rank in it.
 
     Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
@@ -125,13 +234,13 @@ def read_file(path: Path, name: InputFormat | None, effort: ReadOptions | None =
     """
     if name is None and (archive := archive_of(first_bytes(path))):
         raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    return _READERS[name or _named(path)](path, effort or ReadOptions())
+    return format_of(path, name or _by_suffix(path)).read(path, options or ReadOptions())
 
 
-def _named(path: Path) -> InputFormat:
-    if path.name.endswith(_NSIGHT_SUFFIXES):
-        return InputFormat.NSYS_SQLITE
-    return InputFormat.OPLOG if path.name.endswith(OPLOG_SUFFIXES) else InputFormat.KINETO
+def _by_suffix(path: Path) -> InputFormat:
+    """What a file of unknown content is read as: JSON as Kineto's, whose reader says best what is wrong with it."""
+    rest = (known for known in FORMATS if not {".json", ".gz"} & set(known.suffixes))
+    return next((known.name for known in rest if path.name.endswith(known.suffixes)), InputFormat.KINETO)
 
 
 def read_trace(path: Path, name: InputFormat | None) -> Trace:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-AXES = ("tp", "cp", "dp", "pp")
-"""Axes from the fastest-varying to the slowest, as Megatron-LM orders ranks: rank = tp + t·(cp + c·(dp + d·pp))."""
+from pptrace import axes
+from pptrace.axes import MESH_ORDER, Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MeshInfo:
     dp: int | None
     ep: int | None
     pipelines: tuple[tuple[int, ...], ...] = ()
-    order: tuple[str, ...] = AXES
+    order: tuple[str, ...] = MESH_ORDER
     in_order: bool = False
     is_guess: bool = False
     places: tuple[tuple[int, int], ...] = ()
@@ -82,14 +82,7 @@ class MeshInfo:
         if axis == "mirror" and pipeline:
             place = pipeline.index(rank)
             return tuple(pipeline[index] for index in sorted((place, len(pipeline) - 1 - place)))
-        sizes = {"tp": self.tp or 1, "cp": self.cp or 1, "dp": self.dp or 1, "pp": self.pp or 1}
-        axes = axis.split("-")
-        if not set(axes) <= set(sizes):
+        if not set(names := axis.split("-")) <= set(MESH_ORDER):
             return None
-        members, stride = [rank], 1
-        for name in self.order:
-            if name in axes:
-                own = rank // stride % sizes[name]
-                members = [member + (index - own) * stride for index in range(sizes[name]) for member in members]
-            stride *= sizes[name]
-        return tuple(sorted(members))
+        sizes = {name: getattr(self, name) or 1 for name in MESH_ORDER}
+        return axes.group_of(rank, [Axis(name) for name in names], sizes, [Axis(name) for name in self.order])

@@ -79,8 +79,7 @@ _HEIGHT = 450
 def _header(report: Report) -> str:
     mesh, schedule, clock = report.mesh, report.schedule, report.clock
     facts = [("framework", report.framework), ("ranks", str(mesh.num_ranks))]
-    sizes = [(axis, getattr(mesh, axis)) for axis in ("pp", "vpp", "tp", "cp", "dp", "ep")]
-    facts += [(axis, str(size)) for axis, size in sizes if size is not None and (size > 1 or axis == "pp")]
+    facts += [(axis, str(size)) for axis, size in mesh.axes.items() if size is not None and (size > 1 or axis == "pp")]
     if schedule.num_microbatches is not None:
         facts += [("microbatches", str(schedule.num_microbatches)), ("stages", str(schedule.num_stages))]
     error = "unknown" if clock.uncertainty_ns is None else f"±{clock.uncertainty_ns / 1e3:.1f} µs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -55,7 +54,7 @@ def _parts(report: Report, amount: Amount) -> Iterable[RenderableType]:
 
 def _header(report: Report) -> RenderableType:
     mesh, schedule = report.mesh, report.schedule
-    sizes = {axis: size for axis, size in asdict(mesh).items() if axis != "num_ranks" and size is not None}
+    sizes = {axis: size for axis, size in mesh.axes.items() if size is not None}
     axes = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "pp")
     ranks = units.counted(mesh.num_ranks, "rank")
     line = Text.assemble(("framework ", "dim"), f"{report.framework} · {ranks}", f" ({axes})" if axes else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,46 +19,64 @@ SIMULATION_SCHEMA = "pptrace.simulation/1"
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
     """The report as a JSON object; ``ops`` of each rank only on request."""
-    return {
-        "schema": REPORT_SCHEMA,
-        "pptrace_version": report.pptrace_version,
-        "inputs": [asdict(info) for info in report.inputs],
-        "framework": report.framework,
-        "mesh": asdict(report.mesh),
-        "schedule": asdict(report.schedule),
-        "clock": asdict(report.clock),
-        "steps": [_step(step, with_ops) for step in report.steps],
-        "marked_steps": [asdict(step) for step in report.marked_steps],
-        "device": [
-            {"rank": entry.rank, **asdict(entry.breakdown), "comms": [asdict(comm) for comm in entry.comms]}
-            for entry in report.device
-        ],
-        "stragglers": None,
-        "findings": [asdict(finding) for finding in report.findings],
-        "verdict": report.verdict,
-        "hang": report.hang,
-        "warnings": list(report.warnings),
-    }
+    return _with_rest(
+        report,
+        {
+            "schema": REPORT_SCHEMA,
+            "pptrace_version": report.pptrace_version,
+            "inputs": _plain(report.inputs),
+            "framework": report.framework,
+            "mesh": asdict(report.mesh),
+            "schedule": asdict(report.schedule),
+            "clock": asdict(report.clock),
+            "steps": [_step(step, with_ops) for step in report.steps],
+            "marked_steps": _plain(report.marked_steps),
+            "device": [
+                {"rank": entry.rank, **asdict(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
+            ],
+            "stragglers": None,
+            "findings": _plain(report.findings),
+            "verdict": report.verdict,
+            "hang": report.hang,
+            "warnings": list(report.warnings),
+        },
+    )
 
 
 def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
-    return {
-        "step": step.step,
-        "start_ns": step.start_ns,
-        "end_ns": step.end_ns,
-        "span_ns": step.span_ns,
-        "bubble": asdict(step.bubble),
-        "ranks": [_rank(rank, with_ops) for rank in step.ranks],
+    return _with_rest(
+        step,
+        {name: _plain(getattr(step, name)) for name in _HEAD_OF_STEP}
+        | {
+            "ranks": [_rank(rank, with_ops) for rank in step.ranks],
+        },
+    )
+
+
+_HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")
+
+
+def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:
+    """What is written, then every other field as it is."""
+    return written | {
+        entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.name not in written
     }
 
 
+def _plain(value: Any) -> Any:
+    """A field's value in the types of JSON."""
+    if isinstance(value, tuple):
+        return [_plain(member) for member in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
-    fields = asdict(replace(rank, ops=()))
-    fields["phases"] = fields["phases"] or None
+    row = asdict(replace(rank, ops=()))
+    row["phases"] = row["phases"] or None
     if with_ops:
-        return fields | {"ops": [_op(op) for op in rank.ops]}
-    del fields["ops"]
-    return fields
+        return row | {"ops": [_op(op) for op in rank.ops]}
+    del row["ops"]
+    return row
 
 
 _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
@@ -85,15 +103,15 @@ def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[st
 
 
 def _simulated_rank(rank: SimulatedRank, with_ops: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    row: dict[str, Any] = {
         "rank": rank.rank,
         "compute_ns": rank.compute_ns,
         "bubble_ns": rank.bubble_ns,
         "peak_inflight_microbatches": rank.peak_inflight_microbatches,
     }
     if with_ops:
-        fields["ops"] = [_timed(timed) for timed in rank.timeline]
-    return fields
+        row["ops"] = [_timed(timed) for timed in rank.timeline]
+    return row
 
 
 def _timed(timed: Timed) -> dict[str, Any]:

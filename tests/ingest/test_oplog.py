@@ -22,7 +22,6 @@ from pptrace.ingest.formats import detect, read_file
 from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.job.read_job import read_traces
 from pptrace.ingest.op_tables.files import read_frame
-from pptrace.ingest.op_tables.reader import read_oplog
 from pptrace.model.tables import InputFormat
 from pptrace.report.to_csv import write_tables
 from pptrace.report.to_json import dump, report_object, simulation_object
@@ -204,7 +203,9 @@ def test_rows_in_json_are_the_table_that_they_are_in_csv(tmp_path: Path, lines: 
     assert numbers(load([path]).report) == numbers(load([tmp_path / "mine.csv"]).report)
     path.write_text(path.read_text()[:-30])
     if lines:
-        assert any("cut off in its last row" in line for trace in read_oplog(path) for line in trace.warnings)
+        assert any(
+            "cut off in its last row" in line for trace in read_file(path, InputFormat.OPLOG) for line in trace.warnings
+        )
     else:
         with pytest.raises(TraceError, match="a table in damaged JSON"):
             load([path])
@@ -390,7 +391,7 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path: Path, changes: dict[str, A
     columns = {name: [value] * num for name, value in row.items()} | changes
     path = write_csv(tmp_path / "mine.csv", {name: values for name, values in columns.items() if values is not None})
     with pytest.raises(TraceError) as err:
-        read_oplog(path)
+        read_file(path, InputFormat.OPLOG)
     assert message in str(err.value)
     assert str(err.value).startswith(str(path))
     assert "\n" not in str(err.value)
@@ -422,14 +423,14 @@ def test_of_a_table_that_was_cut_off_the_whole_rows_are_read(tmp_path: Path, lef
     text = whole.assign(end_ns=lambda rows: rows["end_ns"] + 10**15).to_csv(index=False)
     path = tmp_path / "mine.csv"
     path.write_text(text.rstrip("\n"))
-    assert sum(trace.num_events for trace in read_oplog(path)) == 8
+    assert sum(trace.num_events for trace in read_file(path, InputFormat.OPLOG)) == 8
     path.write_text(text.rstrip("\n")[:-left])
-    traces = read_oplog(path)
+    traces = read_file(path, InputFormat.OPLOG)
     assert sum(trace.num_events for trace in traces) == 7
     assert [line for trace in traces for line in trace.warnings if "cut off in its last row" in line]
     path.write_text(text.rstrip("\n")[:-left] + "\n")
     with pytest.raises(TraceError, match="row 8: "):
-        read_oplog(path)
+        read_file(path, InputFormat.OPLOG)
 
 
 def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
@@ -443,7 +444,7 @@ def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
             text[chance.randrange(40, len(text))] = chance.choice(b'00112233445566778899,\n\xff"B')
         path.write_bytes(text)
         try:
-            read += len(read_oplog(path)) > 0
+            read += len(read_file(path, InputFormat.OPLOG)) > 0
         except PptraceError as err:
             lines += str(err).count("\n")
             failed += 1
@@ -472,7 +473,7 @@ def test_comms_are_read_with_their_ops_and_not_twice(tmp_path: Path) -> None:
     for paths in ([tmp_path], wanted, [tmp_path / "comms.csv", *wanted]):
         inputs = open_inputs(paths)
         assert ([file.path for file in inputs.files], inputs.warnings) == (wanted, ())
-    traces = read_oplog(*wanted)
+    traces = read_file(*wanted, InputFormat.OPLOG)
     assert [len(trace.comms) > 0 for trace in traces if trace.comms is not None] == [True] * 4
     assert [trace.memory.to_numpy().tolist() for trace in traces] == [[[0, 5, 6, 7]], [], [], []]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.chrome.ranges import Range
 from pptrace.ingest.chrome.sequence_ids import with_sequence
 from pptrace.ingest.ops.build import comms_table, ops_table
@@ -56,12 +57,7 @@ _MICROBATCH = ("microbatch", "micro_batch_index", "micro_batch", "mb_id", "mb", 
 _CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
 _STEP = ("iteration", "step", "iter")
 _PP = ("pp_rank", "pp_rk", "pipeline_rank")
-_AXES = {
-    "tp_rank": ("tp_rank", "tp_rk", "tp"),
-    "cp_rank": ("cp_rank", "cp_rk", "cp"),
-    "dp_rank": ("dp_rank", "dp_rk", "dp"),
-    "pp_rank": (*_PP, "pp"),
-}
+_AXES = {f"{axis}_rank": (f"{axis}_rank", f"{axis}_rk", str(axis)) for axis in WITHIN_STAGE} | {"pp_rank": (*_PP, "pp")}
 _FRAMEWORKS = {
     "bytedance": {"mb_id"},  # the timeline of github.com/ByteDance-Seed/StragglerAnalysis
     "megascan": {"model_chunk", "micro_batch_index", "pp_rk", "g_rk"},

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pptrace.axes import MESH_ORDER
+
 _RANK = re.compile(r"(?:^|[^a-zA-Z])(?:global[-_ ]?)?ranks?[-_ .:=#]{0,2}(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"(?:^|[^a-zA-Z])worker[-_]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|bin|dump|gz))+$", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(?:^|\D)(\d{1,9})$")
 _COORDINATE = re.compile(
-    r"(?<![a-z])(tp|cp|dp|pp)[-_ ]?rank[-_ :=#]{0,2}(?:\[(\d{1,6})\]|(\d{1,6})(?!\d))", re.IGNORECASE
+    rf"(?<![a-z])({'|'.join(MESH_ORDER)})[-_ ]?rank[-_ :=#]{{0,2}}(?:\[(\d{{1,6}})\]|(\d{{1,6}})(?!\d))", re.IGNORECASE
 )
 
 

@@ -20,21 +20,28 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.errors import TraceError, UsageError
-from pptrace.ingest.chrome.reader import has_kineto_members
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.rank_names import rank_of_value
-from pptrace.ingest.flight_recorder.dump import sniff_flight
-from pptrace.ingest.formats import archive_of, detect
+from pptrace.ingest.formats import (
+    PROFILE_SUFFIXES,
+    SUFFIXES,
+    Format,
+    Priority,
+    archive_of,
+    detect,
+    format_of,
+    named_format,
+    readers_of,
+    without_companions,
+    without_other_forms,
+)
 from pptrace.ingest.inputs.directories import copies, directories_below, entries_of
-from pptrace.ingest.nsight.report_export import RECORDED_SUFFIXES
-from pptrace.ingest.op_tables.pptrace_json import sniff_own_json
-from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, without_partners
 from pptrace.model.tables import InputFormat
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-_TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *RECORDED_SUFFIXES)
+_OF_OPS = (Priority.TABLE, Priority.EXTRACT)
 _MOST_SKIPPED = 20
 """How many files a warning names."""
 _THEIR_TRACES = (
@@ -91,7 +98,7 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
             f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
         )
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
-    chosen = set(without_partners([file.path for file in files.values()]))
+    chosen = set(without_companions([file.path for file in files.values()]))
     alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
     copied = copies([file.path for file in alike])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
@@ -122,8 +129,11 @@ def _open_one(path: Path) -> OpenedInputs:
 
 
 def _input_file(path: Path, rank: int | None) -> InputFile:
-    by_name = InputFormat.NSYS_SQLITE if path.suffix in RECORDED_SUFFIXES else None
-    return InputFile(path, detect(first_bytes(path)) or by_name, rank, path.stat().st_size)
+    return InputFile(path, detect(first_bytes(path)) or named_format(path), rank, path.stat().st_size)
+
+
+def _format_of(file: InputFile) -> Format | None:
+    return None if file.format is None else format_of(file.path, file.format)
 
 
 def _open_directory(directory: Path) -> OpenedInputs:
@@ -162,7 +172,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
 def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     """Of files that lie together, the traces to read, and for the others what each is."""
     candidates = [path for path in paths if not _is_run_file(path)]
-    return _best(*_trace_files(without_partners(_without_exported(candidates))))
+    return _best(*_trace_files(without_companions(without_other_forms(candidates))))
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -175,12 +185,12 @@ def _files_of(directory: Path) -> list[Path]:
 def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
     """Traces in subdirectories, beside those that are read; no partner of a table is one."""
     read = {file.path for file in files}
-    named = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
-    found, _ = _trace_files(without_partners(_without_exported(named[:_MOST_SNIFFED])))
+    named = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
+    found, _ = _trace_files(without_companions(without_other_forms(named[:_MOST_SNIFFED])))
     return [
         f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
         for file in found
-        if not sniff_own_json(first_bytes(file.path))
+        if (known := _format_of(file)) is not None and not known.is_own_output
     ]
 
 
@@ -189,19 +199,6 @@ def _why_left(path: Path, read: Collection[Path]) -> str:
     if any(other.parent == path.parent for other in read):
         return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the traces beside it are"
     return "in a subdirectory"
-
-
-def _without_exported(paths: Sequence[Path]) -> list[Path]:
-    """The files without those of Nsight Systems whose export, or whose report, lies beside them."""
-    steps = (".sqlite", *RECORDED_SUFFIXES)
-    latest: dict[Path, int] = {}
-    for path in paths:
-        if path.suffix in steps:
-            stem = path.with_suffix("")
-            latest[stem] = min(latest.get(stem, len(steps)), steps.index(path.suffix))
-    return [
-        path for path in paths if path.suffix not in steps or steps.index(path.suffix) == latest[path.with_suffix("")]
-    ]
 
 
 def _is_run_file(path: Path) -> bool:
@@ -231,7 +228,7 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
             files.append(file)
         elif archive := archive_of(first_bytes(path)):
             skipped.append(f"{path.name} (a {archive} archive; unpack it)")
-        elif path.name.endswith(_TRACE_SUFFIXES):
+        elif path.name.endswith(PROFILE_SUFFIXES):
             skipped.append(f"{path.name} ({'empty' if file.num_bytes == 0 else 'no trace'})")
     return files, skipped
 
@@ -241,9 +238,9 @@ def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], 
 
     Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
     """
-    if not any(file.format is InputFormat.OPLOG for file in files):
+    if not any(known.priority in _OF_OPS for file in files for known in readers_of(file.format)):
         return files, skipped
-    worth = {file.path: _worth(file) for file in files}
+    worth = {file.path: known.priority for file in files if (known := _format_of(file)) is not None}
     most = max(worth.values())
     kept = {*(path for path, own in worth.items() if own == most), *_dumps_beside(files)}
     left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
@@ -252,22 +249,17 @@ def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], 
 
 def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
     """The flight-recorder dumps among files that hold a profiler's traces as well."""
-    if not any(file.format in (InputFormat.KINETO, InputFormat.NSYS_SQLITE) for file in files):
+    if not any(known.takes_dumps for file in files for known in readers_of(file.format)):
         return ()
-    tables = (file.path for file in files if file.format is InputFormat.OPLOG)
-    return tuple(path for path in tables if sniff_flight(first_bytes(path)))
+    return tuple(file.path for file in files if _is_dump(file))
 
 
 def _is_dump(file: InputFile) -> bool:
     """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
-    return file.format is InputFormat.OPLOG and sniff_flight(first_bytes(file.path))
-
-
-def _worth(file: InputFile) -> int:
-    start = first_bytes(file.path)
-    if file.format is InputFormat.OPLOG:
-        return 0 if sniff_own_json(start) or sniff_flight(start) else 2
-    return 1 if file.format in (InputFormat.KINETO, InputFormat.CHROME) and not has_kineto_members(start) else 3
+    if not any(known.is_dump for known in readers_of(file.format)):
+        return False
+    known = _format_of(file)
+    return known is not None and known.is_dump
 
 
 def _runs(entries: Sequence[Path]) -> list[str]:

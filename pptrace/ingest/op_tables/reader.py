@@ -1,10 +1,8 @@
-"""Reader of op-level formats, in which each row is an op already: nothing has to be recognised in events.
+"""Tables of ops, in which each row is an op already: nothing has to be recognised in events.
 
 CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` beside ``ops``
                  ByteDance's straggler traces (:mod:`pptrace.ingest.op_tables.bytedance`)
-JSON             Primus' pipeline dumps (:mod:`pptrace.ingest.op_tables.primus`)
-                 pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
-JSON or pickle   torch's flight-recorder dumps, with communication and no ops (:mod:`pptrace.ingest.flight_recorder`)
+JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
 """
 
 from __future__ import annotations
@@ -18,16 +16,12 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
-from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.common.time_units import to_ns
-from pptrace.ingest.flight_recorder.dump import sniff_flight
-from pptrace.ingest.flight_recorder.reader import read_flight
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
 from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
-from pptrace.ingest.op_tables.pptrace_json import read_own_json, sniff_own_json
-from pptrace.ingest.op_tables.primus import read_primus, sniff_primus
+from pptrace.ingest.op_tables.pptrace_json import read_own_json
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
@@ -35,29 +29,30 @@ from pptrace.ingest.ops.stages import placed_stages
 from pptrace.ingest.ops.steps import COMPUTE
 from pptrace.model.tables import MEMORY, OP_TABLE, Trace, empty_table, make_table
 
-OPLOG_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
 _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
 
 
-def sniff_oplog(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes holds ops."""
-    sniffs = (sniff_own_json, sniff_primus, sniff_flight, header_of, sniff_rows)
-    return start.startswith(PARQUET_MAGIC) or any(sniff(start) for sniff in sniffs)
+def sniff_table(start: bytes) -> bool:
+    """Whether a file that begins with these (decompressed) bytes is a table of ops."""
+    return start.startswith(PARQUET_MAGIC) or bool(header_of(start)) or sniff_rows(start)
 
 
-def read_oplog(path: Path) -> tuple[Trace, ...]:
+def read_simulation(path: Path) -> tuple[Trace, ...]:
+    """A trace for each rank in pptrace's own JSON.
+
+    Raises:
+        TraceError: the file is damaged or was written without ops.
+    """
+    return traces_of(path, _own(path, [(path, Frame(read_own_json(path)))], "pptrace"))
+
+
+def read_table(path: Path) -> tuple[Trace, ...]:
     """A trace for each rank in the file.
 
     Raises:
         TraceError: the file is damaged, lacks a column, or a row of it cannot be true.
     """
-    start = first_bytes(path)
-    if sniff_primus(start):
-        return traces_of(path, read_primus(path))
-    if sniff_flight(start):
-        return traces_of(path, read_flight(path))
-    if sniff_own_json(start):
-        return traces_of(path, _own(path, [(path, Frame(read_own_json(path)))], "pptrace"))
     frame = read_frame(path)
     table = frame.rows
     if "optype" in table and "kind" not in table:
@@ -80,11 +75,9 @@ def partner(path: Path, table: str) -> Path | None:
     return other if other != path and other.is_file() else None
 
 
-def without_partners(paths: Sequence[Path]) -> list[Path]:
-    """The files without those that are read together with another of them."""
-    partners = {partner(path, table) for path in paths for table in ("comms", "memory")}
-    partners |= {path.with_name("config.json") for path in paths if path.name.startswith("pp_rank_")}  # Primus'
-    return [path for path in paths if path not in partners]
+def partners(path: Path) -> list[Path]:
+    """The files of other tables that are read together with one of ops."""
+    return [other for table in ("comms", "memory") if (other := partner(path, table)) is not None]
 
 
 def _cut_lines(path: Path, frame: Frame) -> tuple[str, ...]:

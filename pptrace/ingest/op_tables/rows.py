@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
@@ -63,7 +64,7 @@ _SHOWN_KINDS = "F, B, I, W, OVERLAP_F_B, STEP, OPTIMIZER, GRAD_SYNC, send, recv,
 _LARGEST = 2**62
 _MOST_PLACES = 1_000_000
 _LIMITED = frozenset(
-    {"rank", "microbatch", "stage", "chunk", "mc", "pp_rank", "dp_rank", "tp_rank", "cp_rank", "group_size", "peer"}
+    {"rank", "microbatch", "stage", "chunk", "mc", *(f"{axis}_rank" for axis in MESH_ORDER), "group_size", "peer"}
 )
 """Columns of places and microbatches, of which no run has more."""
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-_AXES = ("tp", "cp", "dp", "pp")
-"""As in :data:`pptrace.recognise.groups.mesh.AXES`."""
+from pptrace.axes import MESH_ORDER
+
+_AXES = tuple(map(str, MESH_ORDER))
 _COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 
 Facts = tuple[dict[str, Any], dict[int, dict[str, Any]]]

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pandas as pd
 
-from pptrace.model.mesh import AXES, MeshInfo
+from pptrace.axes import MESH_ORDER, SHARING, WITHIN_STAGE
+from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
 
@@ -34,7 +35,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
             pipelines.append(tuple(ranks))
     world = known[0].get("world_size")
     order = sizes.get("order")
-    names = tuple(order.split("-")) if isinstance(order, str) else AXES
+    names = tuple(order.split("-")) if isinstance(order, str) else MESH_ORDER
     return MeshInfo(
         num_ranks=world if isinstance(world, int) else num_ranks,
         pp=size("pp"),
@@ -44,7 +45,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         dp=size("dp"),
         ep=size("ep"),
         pipelines=tuple(sorted(pipelines)),
-        order=names if sorted(names) == sorted(AXES) else AXES,
+        order=names if sorted(names) == sorted(MESH_ORDER) else MESH_ORDER,
     )
 
 
@@ -114,19 +115,14 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     replicas = len(mesh.pipelines)
     rows = comms[~comms["kind"].isin(("send", "recv")) & ~comms["axis"].isin(_OF_PIPELINES)]
     named = set(rows["axis"].tolist())
-    if (
-        replicas < 2
-        or replicas * (mesh.pp or 0) != mesh.num_ranks
-        or len(named) != 1
-        or not named <= {"tp", "cp", "dp"}
-    ):
+    if replicas < 2 or replicas * (mesh.pp or 0) != mesh.num_ranks or len(named) != 1 or not named <= set(WITHIN_STAGE):
         return mesh
     if set(rows["group_size"].tolist()) - {replicas, -1}:
         return mesh
     (axis,) = named
-    sizes = dict.fromkeys(("tp", "cp", "dp"), 1) | {str(axis): replicas}
+    sizes = dict.fromkeys(WITHIN_STAGE, 1) | {str(axis): replicas}
     groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
-    for order in (AXES, ("pp", *(name for name in AXES if name != "pp"))):
+    for order in (MESH_ORDER, ("pp", *WITHIN_STAGE)):
         known = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
         if all(known.group_of(rank, str(axis)) == group for group in groups for rank in group):
             return known
@@ -158,7 +154,7 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     num_ranks = max(mesh.num_ranks, groups.world_size or 0)
     pp = len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp")
     if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
-        named |= dict.fromkeys(("tp", "cp", "dp"))
+        named |= dict.fromkeys(WITHIN_STAGE)
     return replace(
         mesh,
         num_ranks=num_ranks,
@@ -175,4 +171,4 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
 def _beside(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
     """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
     several = any(size > 1 for size in sizes.values())
-    return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in ("tp", "cp", "dp", "ep")}
+    return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in (*WITHIN_STAGE, *SHARING)}

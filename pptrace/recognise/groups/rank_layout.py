@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pandas as pd
 
+from pptrace.axes import MESH_ORDER
 from pptrace.ingest.otlp.process_facts import PARALLEL
 from pptrace.model.tables import COMPUTE_KINDS
 
@@ -35,8 +37,8 @@ def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]
     if not known:
         return facts, ()
     sizes = next(iter(known.values()))[PARALLEL]
-    axes = {axis: int(sizes[axis]) for axis in ("tp", "cp", "dp", "pp")}
-    world = axes["tp"] * axes["cp"] * axes["dp"] * axes["pp"]
+    axes = {str(axis): int(sizes[axis]) for axis in MESH_ORDER}
+    world = prod(axes.values())
     if any(rank >= world for rank in known) or any(own[PARALLEL]["pp"] != axes["pp"] for own in known.values()):
         return facts, ("ranks and sizes in the spans contradict each other: the mesh is not taken from them",)
     order, line = _order(known, axes, _leading_forwards(ops))

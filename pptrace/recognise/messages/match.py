@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from pptrace.axes import WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES
 from pptrace.slices import Slice, slice_of, slices
@@ -36,7 +37,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
-    sizes = {axis: size for axis in ("tp", "cp", "dp") if (size := getattr(mesh, axis)) is not None}
+    sizes = {axis: size for axis in WITHIN_STAGE if (size := getattr(mesh, axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
     told = comms["axis"].map(sizes).where(unsized, comms["group_size"])
     return comms.assign(group_size=told.astype("int64"))

@@ -1,0 +1,76 @@
+"""The axes of parallel training, and which global rank stands where on them. Standard library only: both sides use it.
+
+A rank's coordinates count from the fastest-varying axis to the slowest. In Megatron-LM's order, tp · cp · dp · pp,
+rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)).
+
+Source of the rank arithmetic: Megatron-LM ``core/parallel_state.py``, ``RankGenerator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from math import prod
+
+
+class Axis(StrEnum):
+    """Along what a call communicates; the value is the word in marks, tables and reports."""
+
+    PP = "pp"
+    TP = "tp"
+    CP = "cp"
+    DP = "dp"
+    EP = "ep"
+    DP_CP = "dp-cp"  # both together: the ranks that hold equal parameters and different tokens
+    WORLD = "world"
+    EMBEDDING = "embd"  # first and last stage, for tied embeddings
+    UNKNOWN = "unknown"
+    MIRROR = "mirror"  # pipeline ranks r and p−1−r, which hold copies of the same stages (DualPipe)
+
+
+MESH_ORDER = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
+"""The axes whose sizes multiply up to the number of ranks, fastest-varying first, as Megatron-LM orders ranks."""
+WITHIN_STAGE = tuple(axis for axis in MESH_ORDER if axis is not Axis.PP)
+"""The axes along which the ranks of one stage differ."""
+SHARING = (Axis.EP,)
+"""Axes that share the ranks of others: experts are spread over ranks that tp, cp and dp number already."""
+
+
+def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> dict[Axis, int]:
+    """The place of a global rank on each axis."""
+    places = {}
+    for axis in order:
+        rank, places[axis] = divmod(rank, sizes[axis])
+    return places
+
+
+def rank_of(places: Mapping[Axis, int], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> int:
+    """The global rank at a place; the inverse of :func:`coordinates_of`."""
+    rank = 0
+    for axis in reversed(order):
+        rank = rank * sizes[axis] + places[axis]
+    return rank
+
+
+def group_of(
+    rank: int, axes: Collection[Axis], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER
+) -> tuple[int, ...]:
+    """The global ranks that differ from ``rank`` in ``axes`` alone, itself included, in ascending order.
+
+    ``rank`` may be beyond the world: then so are its group's.
+    """
+    members, stride = [rank], 1
+    for axis in order:
+        if axis in axes:
+            place = rank // stride % sizes[axis]
+            members = [member + (index - place) * stride for index in range(sizes[axis]) for member in members]
+        stride *= sizes[axis]
+    return tuple(sorted(members))
+
+
+def groups_of(
+    axes: Collection[Axis], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER
+) -> list[tuple[int, ...]]:
+    """All groups of ranks that differ in ``axes`` alone: Megatron's ``get_ranks("tp-dp")``."""
+    world = prod(sizes[axis] for axis in order)
+    return sorted({group_of(rank, axes, sizes, order) for rank in range(world)})
