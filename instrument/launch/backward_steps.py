@@ -36,12 +36,32 @@ class TrainedTensors:
         self._before = self._state()
 
     def have_changed(self, *, with_gradients: bool) -> bool:
-        """Whether the script has changed one of them since, or, ``with_gradients``, what it has as its gradient."""
+        """Whether the script has changed one of them since, or, ``with_gradients``, taken their gradients away.
+
+        An update through ``.data`` leaves no trace on the tensor itself, but the gradients are cleared after it. Gradients that
+        only grew are no sign: a backward by hand, or a split one, adds to them outside of any backward pass.
+        """
         now = self._state()
-        return now != self._before if with_gradients else [own for own, _ in now] != [own for own, _ in self._before]
+        if [value for value, _ in now] != [value for value, _ in self._before]:
+            return True
+        changed = [
+            item
+            for item, (_, before), (_, after) in zip(self._watched, self._before, now, strict=True)
+            if before != after
+        ]
+        return with_gradients and bool(changed) and all(_is_cleared(item()) for item in changed)
 
     def _state(self) -> list[tuple[object, object]]:
         return [(None, None) if (tensor := item()) is None else _state_of(tensor) for item in self._watched]
+
+
+def _is_cleared(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor has no gradient, or one of zeros."""
+    if tensor is None or tensor.grad is None:
+        return True
+    with torch.no_grad():
+        grad = tensor.grad
+        return not torch.count_nonzero(grad.to_local() if hasattr(grad, "to_local") else grad)
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[object, object]:

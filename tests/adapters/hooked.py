@@ -27,6 +27,7 @@ class WatchedSession(Session):
     def __init__(self) -> None:
         super().__init__(Recorder())
         self.facts: dict[str, object] = {}
+        self.optimizers: OptimizerSteps | None = None
         self._passes = 0
 
     def describe_watched(self, framework: str, plan: Plan | None, pp_ranks: Sequence[int]) -> None:
@@ -40,6 +41,9 @@ class WatchedSession(Session):
         super().begin_step()
 
     def begin_pass(self) -> None:
+        if self.optimizers is not None:
+            self.optimizers.ignore_backward()
+            self.optimizers.begin()
         if self._passes:
             self.end_step()
             self.begin_step()
@@ -50,7 +54,7 @@ class WatchedSession(Session):
 def hooks() -> Iterator[tuple[WatchedSession, Adapters]]:
     """Hooks of everything, until the body ends."""
     session = WatchedSession()
-    steps = OptimizerSteps(session)
+    steps = session.optimizers = OptimizerSteps(session)
     adapters = Adapters(session)
     try:
         yield session, adapters

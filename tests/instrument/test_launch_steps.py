@@ -268,6 +268,20 @@ def test_backward_passes_without_any_update_are_one_step() -> None:
     assert without_optimizer(gradients_only) == 0
 
 
+def test_gradients_that_grow_outside_of_a_backward_pass_end_no_step() -> None:
+    """Weight gradients by hand, as of a backward that is split, between the forwards of one step."""
+
+    def split(model: torch.nn.Module, batch: torch.Tensor) -> None:
+        for _ in range(3):
+            model(batch).sum().backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad += 1.0
+        update(model)
+
+    assert without_optimizer(split) == 6
+
+
 def test_backward_passes_tell_the_steps_until_an_optimizer_steps(ledger: tuple[Ledger, OptimizerSteps]) -> None:
     steps, _ = ledger
     watched = torch.autograd.backward
