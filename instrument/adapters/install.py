@@ -28,10 +28,13 @@ _T = TypeVar("_T")
 class Adapters:
     """The hooks of this process and what they learnt.
 
-    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks.
+    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks, and
+    ``logs`` as :class:`DistributedCalls` says.
     """
 
-    def __init__(self, session: PassListener, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(
+        self, session: PassListener, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
+    ) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.framework = ""
@@ -39,7 +42,7 @@ class Adapters:
         self._session = session
         self.calls: DistributedCalls | None = None
         if dist.is_available():
-            self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
+            self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers, logs))
         if self.calls is None:
             return
         self._watch("torch.distributed.pipelining", "torch.distributed.pipelining.schedules", self._watch_pipelining)
@@ -76,11 +79,11 @@ class Adapters:
             },
         }
 
-    def _watch_calls(self, observers: Sequence[CallObserver]) -> DistributedCalls:
+    def _watch_calls(self, observers: Sequence[CallObserver], logs: Sequence[CallObserver]) -> DistributedCalls:
         works = Works(self.hooks)
         self._works = works
         marks = CallMarks(self._session.recorder, self._session)
-        return DistributedCalls(self.hooks, works, [*observers, marks])
+        return DistributedCalls(self.hooks, works, [*observers, marks], logs)
 
     def _watch_pipelining(self, module: ModuleType) -> None:
         PipeliningHooks(module, self.hooks, self._works, self._session)

@@ -47,7 +47,7 @@ class Place:
 class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace. ``observers`` watch the communication under hooks.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TracedSession(Session):
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
-        observers: Sequence[CallObserver] = (),
+        logs: Sequence[CallObserver] = (),
     ) -> None:
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
         self._place = place
@@ -76,7 +76,7 @@ class TracedSession(Session):
         self._processes = StartedProcesses()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
-        self._observers = observers
+        self._logs = logs
         self._hooks: OptimizerSteps | None = None
         self._adapters: Adapters | None = None
         self._marks_steps = False
@@ -89,7 +89,7 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self, [*self._observers, MessageWatch(self._hooks.look)])
+            self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
         if isinstance(self._profiler, TraceProfiler):
             self._script_profilers = ScriptProfilers(self._yield_to_script)
         marking.register(UserMarks(self).open)
@@ -207,6 +207,11 @@ class TracedSession(Session):
         marking.register(None)
         if self._hooks is not None:
             self._hooks.detach()
+
+    def note_error(self, error: BaseException) -> None:
+        """The script has raised; what is lost with another rank is a ``RuntimeError``."""
+        if isinstance(error, RuntimeError) and self._adapters is not None and self._adapters.calls is not None:
+            self._adapters.calls.fail()
 
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""

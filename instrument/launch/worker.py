@@ -131,6 +131,8 @@ class Rank:
         except BaseException as err:
             self._ending.settle()
             self._error = err
+            if self._session is not None:
+                self._session.note_error(err)
             return _outcome_of(err)
         self._ending.settle()
         return Outcome(State.OK, 0)
@@ -185,7 +187,7 @@ class Rank:
         writer, hold = self._writer, self._ending.hold
         calls = CallLog(call_log_path(config.control_dir, record.local_rank))
         traced = TracedSession(
-            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, observers=(calls,)
+            place, config.window, profiler, writer, counter, hold, with_hooks=config.hooks, logs=(calls,)
         )
         session.install(traced)
         traced.open()

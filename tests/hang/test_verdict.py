@@ -183,6 +183,12 @@ def test_a_rank_that_leaves_a_collective_out_for_a_message_breaks_the_order_that
     assert "out of the order that it kept before" in sentence(diagnosis)
 
 
+def test_of_ranks_in_other_collectives_of_a_group_the_few_are_guilty_though_their_numbers_differ() -> None:
+    by_cpp = replace(blocking("collective", 17), group=Group("0 collective", WORLD.ranks, str(WORLD)))
+    ranks = [RankCalls(0, (by_cpp,)), *(RankCalls(rank, (blocking("barrier", 1),)) for rank in WORLD.ranks[1:])]
+    assert verdict_of(ranks) == ("mismatch", (0,))
+
+
 def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
     queued = CallState.QUEUED
     stage = Group("2", (1, 2))
