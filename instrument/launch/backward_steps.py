@@ -75,6 +75,8 @@ class BackwardSteps:
         self._begins = begins
         self._ends = ends
         self._trained = TrainedTensors()
+        self.ends_steps = True
+        """Whether these passes tell the ends of steps, or only when training begins."""
         self._depth = 0
         self._complete = False  # a backward pass of the step that runs now has ended
         self._originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
@@ -84,6 +86,10 @@ class BackwardSteps:
     def look(self) -> None:
         """Something begins or ends that is no part of a backward pass: a forward, or the script."""
         self._guarded(self._look)
+
+    def end_nothing(self) -> None:
+        """Something else ends the steps."""
+        self.ends_steps = False
 
     def detach(self) -> None:
         """Stop listening."""
@@ -112,7 +118,7 @@ class BackwardSteps:
         return observed
 
     def _look(self) -> None:
-        if self._complete and self._depth <= 1 and self._trained.have_changed():
+        if self.ends_steps and self._complete and self._depth <= 1 and self._trained.have_changed():
             self._complete = False
             self._ends()
 

@@ -44,6 +44,11 @@ class IterationRule:
         self._latest: int | None = None
         self._ended = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether optimizers have stepped in an iteration that has not been said to end."""
+        return self._latest is not None and not self._ended
+
     def before(self, optimizer: int) -> bool:
         """Whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
         if optimizer != self._first:
@@ -109,6 +114,7 @@ class OptimizerSteps:
         """Stop listening: the script marks its steps itself."""
         self._attached = False
         self._leave_forward()
+        self._begun = True
         self.ignore_backward()
         Optimizer.profile_hook_step = staticmethod(self._unwrapped)  # type: ignore[method-assign]
 
@@ -129,13 +135,20 @@ class OptimizerSteps:
         if self._backward is not None:
             self._backward.look()
 
+    @property
+    def is_step_open(self) -> bool:
+        """Whether the step that runs now has had an optimizer's step, but not the one to end it."""
+        return self._rule.is_open
+
     def ignore_backward(self) -> None:
-        """Something else tells the steps, so the backward passes do not."""
-        if self._backward is not None:
+        """Something else tells the steps, so the backward passes do not, but for the beginning of the first."""
+        if self._backward is None:
+            return
+        self._backward.end_nothing()
+        if self._begun:
             self._backward.detach()
             self._backward = None
-            if self._begun:
-                self._leave_forward()
+            self._leave_forward()
             Optimizer.__init__ = self._made  # type: ignore[method-assign]
 
     def _before_forward(self, *_: object) -> None:
@@ -197,6 +210,8 @@ class OptimizerSteps:
         if not self._begun:
             self._begun = True
             self._steps.begin_step()
+            if self._backward is not None and not self._backward.ends_steps:
+                self.ignore_backward()
 
     def _before(self, optimizer: object) -> None:
         self._depth += 1

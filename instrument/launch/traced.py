@@ -218,11 +218,14 @@ class TracedSession(Session):
         profiler = self._profiler
         if clean and (profiler is None or profiler.recording):
             self.look()
+        is_whole = clean and self._hooks is not None and bool(self._passes or self._hooks.is_step_open)
+        if is_whole:  # nothing after it said that it had ended
+            self.end_step()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
             else:
-                if clean and self._hooks is not None and not self._passes:
+                if clean and self._hooks is not None and not is_whole:
                     self._teardown = self.num_steps  # what came after the last step: the end of the script
                 self._close_step_range()
                 self.save()
