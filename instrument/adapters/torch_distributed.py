@@ -328,6 +328,9 @@ class DistributedCalls:
     def complete(self, call: Call) -> None:
         self._tell("completed", call)
 
+    def fail_call(self, call: Call) -> None:
+        self._tell("failed", call)
+
 
 @dataclass(frozen=True, slots=True)
 class _CallWait:
@@ -341,6 +344,9 @@ class _CallWait:
 
     def completed(self) -> None:
         self.calls.complete(self.call)
+
+    def failed(self) -> None:
+        self.calls.fail_call(self.call)
 
 
 class _CallHook(Hook):

@@ -268,7 +268,9 @@ class TracedSession(Session):
             known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
             self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
         facts = self._writer.record.facts
-        watched = {name: facts[name] for name in ("framework", "hooks", "groups", "notes") if facts.get(name)}
+        watched = {
+            name: facts[name] for name in ("framework", "hooks", "groups", "notes", "failed_calls") if facts.get(name)
+        }
         return {
             "schema": TRACE_SCHEMA,
             "rank": self._place.rank,

@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 
+from instrument.adapters.call_marks import CallMarks
 from instrument.adapters.calls import SETUP, UNSEEN, Call, CallGroup
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.unseen_calls import UnseenCalls
 from instrument.adapters.works import Works
+from tests.adapters.heard import HeardSession
 
 GROUP = CallGroup("0", (0, 1), "gloo", "default_pg")
 
@@ -156,6 +158,22 @@ def test_ddps_reducer_and_functional_collectives_are_counted(diary: Diary) -> No
     dist.barrier()
     after_ddp = diary.count(UNSEEN)
     assert after_ddp >= before + 3
-    functional.wait_tensor(functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD))
+    functional.wait_tensor(functional.all_reduce(torch.ones(2), "sum", [0]))
     dist.barrier()
     assert diary.count(UNSEEN) == after_ddp + 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # a newer name is not in every torch
+@pytest.mark.usefixtures("diary")
+def test_calls_that_raise_are_known_by_kind_group_and_number() -> None:
+    session = HeardSession()
+    marks, hooks = CallMarks(session.recorder, session), Hooks(lambda line: pytest.fail(line))
+    try:
+        DistributedCalls(hooks, Works(hooks), [marks])
+        dist.all_reduce(torch.ones(1))
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+    finally:
+        hooks.remove()
+    assert marks.failed_calls == [("all_gather", str(dist.distributed_c10d._get_default_group().group_name), 1, -1)]
+    assert session.recorder.open == []
