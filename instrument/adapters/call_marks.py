@@ -9,6 +9,8 @@ from instrument.adapters.calls import Call
 from instrument.recorder import Range, Recorder
 from pptrace.marks import AwaitMark, Axis, CallMark
 
+_MOST_FAILED = 1000
+
 
 class Steps(Protocol):
     """Says which step runs now."""
@@ -33,6 +35,8 @@ class CallMarks:
         self._recorder = recorder
         self._steps = steps
         self._open: dict[int, _Open] = {}
+        self.failed_calls: list[tuple[str, str, int, int]] = []
+        """Kind, group, sequence and peer of those that raised: their ranges end with the error, not with a communication."""
 
     def posted(self, call: Call) -> None:
         recorder = self._recorder
@@ -41,8 +45,7 @@ class CallMarks:
         handle = recorder.new_handle() if call.is_async else None
         step = self._steps.num_steps
         peer = call.peer if call.peer >= 0 else None
-        group = "_".join(call.group.name.split()) or "-"
-        mark = CallMark(call.kind, group, call.sequence, call.num_bytes, step, peer, handle)
+        mark = CallMark(call.kind, _group_word(call), call.sequence, call.num_bytes, step, peer, handle)
         opened = recorder.mark(mark)
         opened.__enter__()
         self._open[call.number] = _Open(opened, handle, step)
@@ -65,9 +68,16 @@ class CallMarks:
             self._close(known)
 
     def failed(self, call: Call) -> None:
+        if call.number in self._open and len(self.failed_calls) < _MOST_FAILED:
+            self.failed_calls.append((call.kind, _group_word(call), call.sequence, call.peer))
         self.completed(call)
 
     def _close(self, known: _Open) -> None:
         if known.range is not None:
             known.range.__exit__(None, None, None)
             known.range = None
+
+
+def _group_word(call: Call) -> str:
+    """The group's name as a mark can hold it."""
+    return "_".join(call.group.name.split()) or "-"

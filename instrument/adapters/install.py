@@ -30,18 +30,22 @@ _T = TypeVar("_T")
 class Adapters:
     """The hooks of this process and what they learnt.
 
-    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks.
+    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks, and
+    ``logs`` as :class:`DistributedCalls` says.
     """
 
-    def __init__(self, session: PassListener, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(
+        self, session: PassListener, observers: Sequence[CallObserver] = (), logs: Sequence[CallObserver] = ()
+    ) -> None:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.framework = ""
         """That of data parallelism; "" where nothing of it was made."""
         self._session = session
+        self._marks: CallMarks | None = None
         self.calls: DistributedCalls | None = None
         if dist.is_available():
-            self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers))
+            self.calls = self._try("torch.distributed", torch.__version__, lambda: self._watch_calls(observers, logs))
         if self.calls is None:
             return
         self._watch("torch.distributed.pipelining", "torch.distributed.pipelining.schedules", self._watch_pipelining)
@@ -61,7 +65,7 @@ class Adapters:
         self.hooks.remove()
 
     def facts(self) -> Mapping[str, object]:
-        """What the trace's metadata says of the hooks: versions, what was reported, and the process groups by name."""
+        """What the trace's metadata says of the hooks: versions, what was reported, calls that raised, groups by name."""
         calls = self.calls
         groups = {} if calls is None else calls.groups
         axes = {} if calls is None else calls.axes
@@ -69,6 +73,7 @@ class Adapters:
         return {
             "hooks": dict(self.hooks.installed),
             "notes": list(self.hooks.lines),
+            "failed_calls": [list(call) for call in self._marks.failed_calls] if self._marks is not None else [],
             "groups": {
                 "_".join(name.split()) or "-": {
                     "ranks": list(group.ranks),
@@ -80,11 +85,11 @@ class Adapters:
             },
         }
 
-    def _watch_calls(self, observers: Sequence[CallObserver]) -> DistributedCalls:
+    def _watch_calls(self, observers: Sequence[CallObserver], logs: Sequence[CallObserver]) -> DistributedCalls:
         works = Works(self.hooks)
         self._works = works
-        marks = CallMarks(self._session.recorder, self._session)
-        return DistributedCalls(self.hooks, works, [*observers, marks])
+        marks = self._marks = CallMarks(self._session.recorder, self._session)
+        return DistributedCalls(self.hooks, works, [*observers, marks], logs)
 
     def _watch_pipelining(self, module: ModuleType) -> None:
         PipeliningHooks(module, self.hooks, self._works, self._session)

@@ -1,12 +1,14 @@
 """Hooks of ``torch.distributed``'s functions: every collective and message that Python code calls, and its ``Work`` handle.
 
-Calls that C++ makes by itself (DDP's reducer) do not pass here; the profiler's own events tell them. Operators that communicate
-(functional collectives) are watched by :mod:`instrument.adapters.torch_functional_collectives`.
+Operators that communicate (functional collectives) are watched by :mod:`instrument.adapters.torch_functional_collectives`. Calls
+that C++ makes by itself (DDP's reducer) do not pass here; the profiler's own events tell them, and that there were some,
+``unseen_calls.py``.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -18,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from instrument.adapters.calls import Call, CallGroup, CallObserver
+from instrument.adapters.calls import SETUP, Call, CallGroup, CallObserver
 from instrument.adapters.hooks import Hook, Hooks
+from instrument.adapters.unseen_calls import UnseenCalls
 from instrument.adapters.works import Awaited, Works, is_work
 
 
@@ -81,6 +84,8 @@ class _Local(threading.local):
     """Whether it also waits for them: they are complete when it ends."""
     late: Call | None = None
     """Its last call."""
+    counted: tuple[Any, int | None] | None = None
+    """Of the call that runs, its process group and what was counted when it began."""
 
 
 @dataclass(slots=True)
@@ -100,13 +105,19 @@ class _Sequences:
 
 
 class DistributedCalls:
-    """Watches the calls of this process, and tells observers of them."""
+    """Watches the calls of this process, and tells observers of them.
 
-    def __init__(self, hooks: Hooks, works: Works, observers: Sequence[CallObserver]) -> None:
+    ``logs`` are also told what is no communication of the script: that process groups are made, and what C++ posts by itself.
+    """
+
+    def __init__(
+        self, hooks: Hooks, works: Works, observers: Sequence[CallObserver], logs: Sequence[CallObserver] = ()
+    ) -> None:
         self._hooks = hooks
         self._works = works
-        self._observers = list(observers)
-        self._numbers = itertools.count()
+        self._observers = [*logs, *observers]
+        self._unseen = UnseenCalls(logs)
+        self._setups = itertools.count()
         self._batches = itertools.count()
         self._local = _Local()
         self._groups: WeakKeyDictionary[Any, tuple[CallGroup, _Sequences]] = WeakKeyDictionary()
@@ -123,6 +134,9 @@ class DistributedCalls:
                 self._wrap(name, _CallHook(self, function))
         self._wrap("batch_isend_irecv", _BatchHook(self))
         self._wrap_coalescing_manager()
+        if logs:
+            self._wrap("init_process_group", _SetupHook(self, logs))
+            self._unseen.start()
 
     def _wrap(self, name: str, hook: Hook) -> None:
         owner = c10d if hasattr(c10d, name) else dist
@@ -142,6 +156,7 @@ class DistributedCalls:
                     yield manager
                 return
             calls, works = self.begin_batch(), []
+            counted = self._begin_count(_argument(args, kwargs, 0, "group"))
             self._local.posts_at_exit = True
             self._local.waits_at_exit = not _argument(args, kwargs, 2, "async_ops")
             try:
@@ -150,6 +165,7 @@ class DistributedCalls:
                 works = list(manager.works)
             finally:
                 self._local.posts_at_exit = self._local.waits_at_exit = False
+                self._end_count(counted)
                 self._return_late()
                 self.end_batch(calls, works)
 
@@ -160,6 +176,18 @@ class DistributedCalls:
         late, self._local.late = self._local.late, None
         if late is not None:
             self._tell("returned", late)
+
+    def _begin_count(self, group: Any) -> tuple[Any, int | None] | None:
+        """What the group counts from now on is posted under a hook; None where this rank is no member of it."""
+        group = _member_group(group) if dist.is_initialized() else None
+        if group is None:
+            return None
+        self._group(group)
+        return group, self._unseen.begin(group)
+
+    def _end_count(self, counted: tuple[Any, int | None] | None) -> None:
+        if counted is not None:
+            self._unseen.end(*counted)
 
     def begin_batch(self) -> list[Call]:
         """Gather the calls of this thread, until they are settled together."""
@@ -201,11 +229,18 @@ class DistributedCalls:
             self._tell("posted", call)
         return call
 
+    def fail(self) -> None:
+        """The script ends with an error, perhaps that of a call which no hook sees."""
+        self._unseen.fail()
+
+    def begin_setup(self, world_size: int) -> Call:
+        """The ranks are about to make the default process group."""
+        group = CallGroup("", tuple(range(world_size)), "", "all ranks")
+        return Call(self._unseen.next_number(), SETUP, group, -1, 0, next(self._setups))
+
     def _call(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        group = _argument(args, kwargs, function.group, "group")
+        group = _member_group(_argument(args, kwargs, function.group, "group"))
         if group is None:
-            group = c10d._get_default_group()
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
             return None
         peer = self._peer(function, args, kwargs, self._group(group)[0])
         is_async = function.is_async == _ALWAYS or bool(
@@ -217,9 +252,10 @@ class DistributedCalls:
     def new_call(self, kind: str, group: Any, peer: int, size: int, *, is_async: bool, tag: int = 0) -> Call:
         """A call of a process group that is about to be made; ``peer`` and ``size`` as in :class:`Call`."""
         known, sequences = self._group(group)
+        self._local.counted = self._begin_count(group)
         batch = self._local.batch
         return Call(
-            next(self._numbers),
+            self._unseen.next_number(),
             kind,
             known,
             peer,
@@ -247,6 +283,7 @@ class DistributedCalls:
         self._local.depth -= 1
         if call is None:
             return False
+        self._settle_count()
         if self._local.batch is not None:
             self._local.batch.append(call)
             if self._local.posts_at_exit:
@@ -263,7 +300,12 @@ class DistributedCalls:
         """The function raised."""
         self._local.depth -= 1
         if call is not None:
+            self._settle_count()
             self._tell("failed", call)
+
+    def _settle_count(self) -> None:
+        counted, self._local.counted = self._local.counted, None
+        self._end_count(counted)
 
     def name_axis(self, group: Any, axis: str) -> None:
         """Say which axis of the mesh a process group is; a mesh's own name for it, where there is one, says more."""
@@ -286,6 +328,7 @@ class DistributedCalls:
             own = CallGroup(name, ranks, str(dist.get_backend(group)), description, self.axes.get(name, ""))
             known = self._groups[group] = (own, _Sequences())
             self.groups[name] = own
+            self._unseen.add(group, own)
         return known
 
     def _peer(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any], group: CallGroup) -> int:
@@ -314,6 +357,9 @@ class DistributedCalls:
     def complete(self, call: Call) -> None:
         self._tell("completed", call)
 
+    def fail_call(self, call: Call) -> None:
+        self._tell("failed", call)
+
 
 @dataclass(frozen=True, slots=True)
 class _CallWait:
@@ -327,6 +373,9 @@ class _CallWait:
 
     def completed(self) -> None:
         self.calls.complete(self.call)
+
+    def failed(self) -> None:
+        self.calls.fail_call(self.call)
 
 
 class _CallHook(Hook):
@@ -344,6 +393,33 @@ class _CallHook(Hook):
         self._calls.abort(token)
 
 
+class _SetupHook(Hook):
+    """The default process group is made by all ranks together: the first call in which one may be missed."""
+
+    def __init__(self, calls: DistributedCalls, logs: Sequence[CallObserver]) -> None:
+        self._calls = calls
+        self._logs = logs
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        size, of = os.environ.get("WORLD_SIZE", ""), _argument(args, kwargs, 3, "world_size")
+        if not size.isdigit() or of not in (None, -1, int(size)):
+            return None  # of other ranks than those of the run
+        call = self._calls.begin_setup(int(size))
+        for log in self._logs:
+            log.posted(call)
+        return call
+
+    def after(self, token: Call | None, result: Any) -> None:
+        if token is not None:
+            for log in self._logs:
+                log.completed(token)
+
+    def failed(self, token: Call | None) -> None:
+        if token is not None:
+            for log in self._logs:
+                log.failed(token)
+
+
 class _BatchHook(Hook):
     """``batch_isend_irecv`` calls ``isend`` and ``irecv``; their handles come at its end."""
 
@@ -358,6 +434,13 @@ class _BatchHook(Hook):
 
     def failed(self, token: list[Call]) -> None:
         self._calls.end_batch(token, ())
+
+
+def _member_group(group: Any) -> Any | None:
+    """The process group that an argument names; None where this rank is no member of it."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    return c10d._get_default_group() if group is None else group
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

@@ -5,7 +5,7 @@ redistribution, the code that Inductor writes), so the operators are what is wat
 calls ``wait_tensor`` with it: an operator's result is known again by its storage, as torch knows it.
 
 What is no communication stays unseen: tracing with fake tensors or proxies, and a tensor subclass on its way to the tensors
-that it wraps. What C++ calls without Python in between is in the trace alone.
+that it wraps. What C++ calls without Python in between is in the trace alone, and counted by ``unseen_calls.py``.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ class _Pending:
             self.is_complete = True
             self.awaited.completed()
 
+    def fail(self) -> None:
+        if not self.is_complete:
+            self.is_complete = True
+            self.awaited.failed()
+
 
 class _Results:
     """Calls by the storage of their results. What was freed unseen is complete: only C++ can have waited for it."""
@@ -167,7 +172,10 @@ class _Wait(Hook):
             pending.complete()
 
     def failed(self, token: tuple[torch.Tensor, _Pending] | None) -> None:
-        self.after(token, None)
+        if token is not None:
+            tensor, pending = token
+            self._results.remove(tensor)
+            pending.fail()
 
 
 @dataclass(frozen=True, slots=True)

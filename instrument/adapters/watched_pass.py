@@ -176,3 +176,6 @@ class TransferWait:
         if self.open is not None:
             self.open.__exit__(None, None, None)
             self.open = None
+
+    def failed(self) -> None:
+        self.completed()

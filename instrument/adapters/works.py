@@ -13,11 +13,13 @@ from instrument.adapters.hooks import Hook, Hooks
 
 
 class Awaited(Protocol):
-    """Something that a ``Work`` carries. ``waiting`` may come several times, ``completed`` comes once."""
+    """Something that a ``Work`` carries. ``waiting`` may come several times, ``completed`` or ``failed`` comes once."""
 
     def waiting(self) -> None: ...
 
     def completed(self) -> None: ...
+
+    def failed(self) -> None: ...
 
 
 class Works:
@@ -65,7 +67,9 @@ class _Wait(Hook):
                 item.completed()
 
     def failed(self, token: Any) -> None:
-        self.after(token, None)
+        if token is not None:
+            for item in reversed(self._works.take(token)):
+                item.failed()
 
 
 class _IsCompleted(Hook):

@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-from instrument.adapters.calls import Call, CallGroup
+from instrument.adapters.calls import SETUP, UNSEEN, Call, CallGroup
 
 MAGIC = b"PPTCALLS"
 VERSION = 1
@@ -51,6 +51,8 @@ KINDS = (
     "gather",
     "scatter",
     "barrier",
+    SETUP,
+    UNSEEN,
 )
 CLASSES = ("collective", "send", "recv")
 POSTED, RETURNED, WAITING, COMPLETED, FAILED = range(1, 6)

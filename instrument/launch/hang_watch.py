@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from instrument.adapters.calls import SETUP, UNSEEN
 from instrument.launch.call_log import call_log_path
 from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event
 from instrument.launch.record import counter_path, read_counter
@@ -19,7 +20,6 @@ _USUAL_SHARE = 0.8
 """A rank is late when others wait for it longer than three times what four of five of their calls take."""
 _WAITING = (CallState.BLOCKING, CallState.LAUNCHED)
 _SETTLE_S = 0.05
-SETUP = "init_process_group"
 _MOST_LOOKS = 4
 
 
@@ -98,9 +98,7 @@ class HangWatch:
         Calls that failed count as waiting: they failed because the other end was gone.
         """
         logs = self._read()
-        failed = {
-            self._ranks[local] for local, log in logs.items() if log.calls and log.calls[-1].state is CallState.FAILED
-        }
+        failed = {self._ranks[local] for local, log in logs.items() if _last_failed(log) is not None}
         ends = {rank: RankEnd(None, "") for rank in dead if rank not in failed}
         return self._known(logs, ends, _with_failed)
 
@@ -108,7 +106,7 @@ class HangWatch:
         logs = {
             local: read_call_log(call_log_path(self._control_dir, local), rank) for local, rank in self._ranks.items()
         }
-        return {local: log for local, log in logs.items() if log is not None}
+        return _without_met({local: log for local, log in logs.items() if log is not None}, self._ranks)
 
     def _settled(self) -> dict[int, LoggedCalls]:
         """The logs at one moment: read twice without an event between, or what was read last of ranks that move on."""
@@ -144,6 +142,31 @@ class HangWatch:
         return [*known, *(RankCalls(rank, presence=Presence.UNSEEN) for rank in elsewhere)]
 
 
+def _without_met(logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> dict[int, LoggedCalls]:
+    """The logs, with those collectives that C++ posted done which all their members here have posted.
+
+    Of the others only the last is open: a rank that posts another one does not say so of those before.
+    """
+    by_rank = {ranks[local]: log for local, log in logs.items()}
+
+    def state_of(call: Call, log: LoggedCalls) -> CallState:
+        here = [by_rank[rank] for rank in call.group.ranks if rank in by_rank]
+        stream = call.stream(0)
+        least = min((member.num_made.get(stream, 0) for member in here), default=0)
+        is_last = call.seq + 1 == log.num_made.get(stream, 0)
+        return call.state if is_last and (call.seq >= least or call.state is CallState.FAILED) else CallState.DONE
+
+    return {
+        local: replace(
+            log,
+            calls=tuple(
+                replace(call, state=state_of(call, log)) if call.kind == UNSEEN else call for call in log.calls
+            ),
+        )
+        for local, log in logs.items()
+    }
+
+
 def with_places(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
     """The diagnosis with where each rank is, by global rank."""
     ranks = {rank: replace(known, where=where.get(rank, "")) for rank, known in diagnosis.ranks.items()}
@@ -177,10 +200,14 @@ def _long_waits(log: LoggedCalls, seconds: float) -> list[Call]:
 
 
 def _with_failed(log: LoggedCalls) -> Sequence[Call]:
-    calls = log.calls
-    if calls and calls[-1].state is CallState.FAILED:
-        return [*calls[:-1], replace(calls[-1], state=CallState.BLOCKING)]
-    return calls
+    last = _last_failed(log)
+    return [replace(call, state=CallState.BLOCKING) if call is last else call for call in log.calls]
+
+
+def _last_failed(log: LoggedCalls) -> Call | None:
+    """The call that the rank made last, if it failed. What C++ posted may have been noticed only later."""
+    made = [call for call in log.calls if call.kind != UNSEEN or call.state is CallState.FAILED]
+    return made[-1] if made and made[-1].state is CallState.FAILED else None
 
 
 def _unless_usual(diagnosis: Diagnosis, logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> Diagnosis:

@@ -53,8 +53,11 @@ class Monitor:
         self._stacks = Stacks(control_dir)
         self._usage: dict[int, Usage] = {}
         """Of the ranks when half of --hang-timeout was over."""
+        self._ended_first: set[int] = set()
+        """The ranks, by global rank, that had ended when the first was seen to have failed."""
+        self._ended_at = 0.0
         self._at_end: list[RankCalls] = []
-        """What the ranks did when the first was seen to have failed."""
+        """What the ranks did then; those that lost a connection have had the time to notice."""
         self._is_explained = False
         self._pidfds: dict[int, int] = {}
         """Become readable when a rank ends: before torch's launcher has looked, and taken its exit code."""
@@ -130,9 +133,13 @@ class Monitor:
                     self._stamps[local_rank] = stamp
             if local_rank in self._records and local_rank not in self._dead:
                 self._look_for_death(local_rank, self._records[local_rank])
-        if not self._at_end and any(map(self._has_failed, self._records)):
+        if not self._ended_first and any(map(self._has_failed, self._records)):
             ended = {local for local, record in self._records.items() if record.state is State.FAILED} | self._dead
-            self._at_end = self._hangs.calls_at_end({self._records[local].rank for local in ended})
+            self._ended_first = {self._records[local].rank for local in ended}
+            self._ended_at = time.monotonic()
+        is_settled = self._stopped.is_set() or time.monotonic() - self._ended_at >= _SETTLE_S
+        if self._ended_first and not self._at_end and is_settled:
+            self._at_end = self._hangs.calls_at_end(self._ended_first)
 
     def _has_failed(self, local_rank: int) -> bool:
         """Whether a rank says so, or is dead and has not ended well as far as is known."""
@@ -198,7 +205,7 @@ class Monitor:
     def _check_hang(self) -> None:
         """End the run where ranks wait, and none has moved for as long as --hang-timeout says."""
         limit = self._options.hang_timeout_s
-        if limit is None or self.timed_out or self._doomed_at is not None or self._at_end:
+        if limit is None or self.timed_out or self._doomed_at is not None or self._ended_first:
             return
         stalled_s = self._hangs.stalled_s()
         if stalled_s < limit / 2 or not self._hangs.any_waits():

@@ -46,6 +46,11 @@ class IterationRule:
         self._latest: int | None = None
         self._ended = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether optimizers have stepped in an iteration that has not been said to end."""
+        return self._latest is not None and not self._ended
+
     def before(self, optimizer: int) -> bool:
         """Whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
         if optimizer != self._first:
@@ -141,6 +146,11 @@ class OptimizerSteps:
         """A message is about to be posted, or the script has ended: without an optimizer, a step may have ended before."""
         if self._backward is not None:
             self._backward.look()
+
+    @property
+    def is_step_open(self) -> bool:
+        """Whether the step that runs now has had an optimizer's step, but not the one to end it."""
+        return self._rule.is_open
 
     def ignore_backward(self) -> None:
         """Something else tells the steps, so the backward passes do not."""

@@ -46,7 +46,7 @@ class Place:
 class TracedSession(Session):
     """Profiles the steps of ``window`` and says to the launcher how far the script is.
 
-    ``hold`` keeps signals from interrupting the writing of a trace. ``observers`` watch the communication under hooks.
+    ``hold`` keeps signals from interrupting the writing of a trace. ``logs`` keep the communication under hooks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TracedSession(Session):
         counter: StepCounter,
         hold: Callable[[], AbstractContextManager[None]],
         with_hooks: bool = True,
-        observers: Sequence[CallObserver] = (),
+        logs: Sequence[CallObserver] = (),
         agreed: AgreedStart | None = None,
     ) -> None:
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
@@ -77,7 +77,7 @@ class TracedSession(Session):
         self._processes = StartedProcesses()
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
-        self._observers = observers
+        self._logs = logs
         self._agreed = agreed if place.world_size > 1 and not window.whole_run else None
         """Only the profiler of torch records twice; nothing is agreed on where every step is recorded."""
         self._agreed_step: int | None = None
@@ -94,7 +94,7 @@ class TracedSession(Session):
         self._writer.add_facts(versions=read_versions())
         if self._with_hooks:
             self._hooks = OptimizerSteps(self)
-            self._adapters = Adapters(self, [*self._observers, MessageWatch(self._hooks.look)])
+            self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
         if isinstance(self._profiler, TraceProfiler):
             self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._place.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
@@ -235,18 +235,24 @@ class TracedSession(Session):
         if self._hooks is not None:
             self._hooks.detach()
 
+    def note_error(self, error: BaseException) -> None:
+        """The script has raised; what is lost with another rank is a ``RuntimeError``."""
+        if isinstance(error, RuntimeError) and self._adapters is not None and self._adapters.calls is not None:
+            self._adapters.calls.fail()
+
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
         if clean and (profiler is None or profiler.recording):
             self.look()
-            if self._passes and self._hooks is not None and not self._marks_steps:
-                self.end_step()  # of passes that no optimizer follows, the last ends with the script
+        is_whole = clean and self._hooks is not None and bool(self._passes or self._hooks.is_step_open)
+        if is_whole:  # nothing after it said that it had ended
+            self.end_step()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:
                 profiler.discard()
             else:
-                if clean and self._hooks is not None and not self._passes:
+                if clean and self._hooks is not None and not is_whole:
                     self._teardown = self.num_steps  # what came after the last step: the end of the script
                 self._close_step_range()
                 self.save()
@@ -299,7 +305,9 @@ class TracedSession(Session):
             known = self._writer.record.facts.get("framework")  # a pipeline's runtime says more than data parallelism
             self._writer.add_facts(**learnt, framework=known or self._adapters.framework)
         facts = self._writer.record.facts
-        watched = {name: facts[name] for name in ("framework", "hooks", "groups", "notes") if facts.get(name)}
+        watched = {
+            name: facts[name] for name in ("framework", "hooks", "groups", "notes", "failed_calls") if facts.get(name)
+        }
         return {
             "schema": TRACE_SCHEMA,
             "rank": self._place.rank,

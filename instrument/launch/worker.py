@@ -137,6 +137,8 @@ class Rank:
             self._ending.settle()
             self._error = err
             keep_until_exit(err)
+            if self._session is not None:
+                self._session.note_error(err)
             return _outcome_of(err)
         self._ending.settle()
         return Outcome(State.OK, 0)
@@ -198,7 +200,7 @@ class Rank:
             counter,
             hold,
             with_hooks=config.hooks,
-            observers=(calls,),
+            logs=(calls,),
             agreed=AgreedStart(config.control_dir),
         )
         session.install(traced)

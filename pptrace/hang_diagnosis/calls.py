@@ -91,7 +91,8 @@ class Call:
         if not self.is_message:
             return f"{self.kind} #{self.seq} of group {self.group}"
         peer = "any rank" if self.peer == ANY_PEER else f"rank {self.peer}"
-        return f"{self.kind} #{self.seq} {'to' if self.kind == 'send' else 'from'} {peer}"
+        tag = f" with tag {self.tag}" if self.tag else ""
+        return f"{self.kind} #{self.seq} {'to' if self.kind == 'send' else 'from'} {peer}{tag}"
 
 
 @dataclass(frozen=True, slots=True)

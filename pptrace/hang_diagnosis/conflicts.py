@@ -111,25 +111,25 @@ def deviants(calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]) -
 def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
     """Whether the call never came after the calls before it: as many of them as occurred together earlier.
 
-    None where not even the last of them did.
+    None where not even the last of them did. What comes only now and then, such as a barrier every five steps, is not new where
+    it has come after a whole iteration of these calls before.
     """
     places = [index for index, other in enumerate(calls) if other is call]
     if not places:
         return None
     place = places[0]
     signatures = [other.signature for other in calls[: place + 1]]
-    followers: set[Hashable] = set()
-    alike = [end for end in range(1, place) if signatures[end - 1] == signatures[place - 1]]
-    for length in range(1, _LONGEST_CONTEXT):
-        if not alike:
-            break
-        followers = {signatures[end] for end in alike}
-        before = place - 1 - length
-        alike = [
-            end for end in alike if before >= 0 and end - 1 - length >= 0 and _same(signatures, end, length, before)
-        ]
-    return signatures[place] not in followers if followers else None
+    alike = {end: length for end in range(1, place) if (length := _num_alike(signatures, end, place))}
+    if not alike:
+        return None
+    longest = [end for end, length in alike.items() if length == max(alike.values())]
+    if any(signatures[end] == signatures[place] for end in longest):
+        return False
+    followed = max((length for end, length in alike.items() if signatures[end] == signatures[place]), default=0)
+    return followed < place - longest[-1]
 
 
-def _same(signatures: Sequence[Hashable], end: int, length: int, before: int) -> bool:
-    return signatures[end - 1 - length] == signatures[before]
+def _num_alike(signatures: Sequence[Hashable], end: int, place: int) -> int:
+    """How many calls before two places are the same, counted up to a limit."""
+    most = min(end, _LONGEST_CONTEXT)
+    return next((back for back in range(most) if signatures[end - 1 - back] != signatures[place - 1 - back]), most)

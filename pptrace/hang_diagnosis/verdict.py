@@ -6,6 +6,7 @@ in a ring will do so forever. Otherwise the ranks that others wait for, and that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,10 +90,24 @@ def _ring(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
         if any(not edge.call.is_message for edge in edges):
             calls = {edge.rank: edge.call for edge in edges}
             guilty = deviants(calls, {rank: known[rank].calls for rank in calls})
+            guilty = _others_than_most(calls) or guilty
             if guilty:
                 return _hang(Verdict.MISMATCH, guilty, waits, ring=edges)
         return _hang(Verdict.CYCLE, ring, waits, ring=edges)
     return None
+
+
+def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
+    """Of ranks that wait for each other in collectives of one process group, those in another kind than most of them.
+
+    They have different numbers where C++ posts some of them, which are counted apart.
+    """
+    if len({(call.group.ranks, str(call.group)) for call in calls.values()}) > 1:
+        return []
+    kinds = Counter(call.kind for call in calls.values()).most_common(2)
+    if len(kinds) < 2 or kinds[0][1] == kinds[1][1]:
+        return []
+    return [rank for rank, call in calls.items() if call.kind != kinds[0][0]]
 
 
 def _late(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:

@@ -128,7 +128,7 @@ def _mismatch(_: Diagnosis, hang: Hang) -> str:
         others = ", ".join(
             f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MOST_LINKS] if rank not in hang.ranks
         )
-        return f"{own}, out of the order that it kept before, while {others}"
+        return f"{own}, out of the order that it kept before" + (f", while {others}" if others else "")
     return _conflict(hang.conflict, hang.ranks)
 
 

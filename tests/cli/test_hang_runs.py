@@ -89,8 +89,30 @@ class Ended:
         return "\n".join(line for _, line in self.lines)
 
 
-def run(folder: Path, fault: str, num_ranks: int, *options: str) -> Ended:
-    (folder / "train.py").write_text(SCRIPT)
+DDP_SCRIPT = """
+# the last rank is elsewhere while C++ waits for it in the others: in the backward of DDP, or before any call
+import os, signal, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+fault, is_last = sys.argv[1], os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+def stop(code):
+    if is_last and fault == code:
+        Path("fault").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL) if code == "kill" else time.sleep(600)
+stop("never")
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(4):
+    loss = model(torch.ones(4)).sum()
+    if step == 3:
+        stop("backward")
+        stop("kill")
+    loss.backward()
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, fault: str, num_ranks: int, *options: str, script: str = SCRIPT) -> Ended:
+    (folder / "train.py").write_text(script)
     program = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "run", "-n", str(num_ranks)]
     process = subprocess.Popen(
         [*program, "--profiler", "none", "-o", "run", *options, "train.py", fault],
@@ -134,7 +156,7 @@ def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: s
     assert ended.verdict is not None, ended.text
     at, line = ended.verdict
     assert line.startswith(f"pptrace: hang: {verdict}: ")
-    assert told in line
+    assert told in line.replace(f"{tmp_path}/", "")
     hang = ended.run["hang"]
     if not (fault == "skip" and num_ranks == 2):  # of two ranks both may be wrong, where the habit of both is broken
         assert (hang["verdict"], hang["ranks"]) == (verdict, [rank % num_ranks for rank in guilty])
@@ -142,6 +164,22 @@ def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: s
     assert at - ended.fault_s < SLACK_S + (0 if has_ended else HANG_S)
     assert (ended.code, ended.run["status"]) == ((1, "failed") if has_ended else (124, "timeout"))
     assert ended.run["hang"]["detail"] in line
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "told"),
+    [
+        ("never", "late", "rank 1 is asleep in stop (train.py:9)"),
+        ("backward", "late", "rank 1 is asleep in stop (train.py:9)"),
+        ("kill", "missing", "rank 1 is gone (killed by SIGKILL"),
+    ],
+)
+def test_ranks_that_wait_inside_cpp_are_seen_to_wait(tmp_path: Path, fault: str, verdict: str, told: str) -> None:
+    ended = run(tmp_path, fault, 2, "--hang-timeout", str(HANG_S), script=DDP_SCRIPT)
+    assert ended.verdict is not None, ended.text
+    assert ended.verdict[1].replace(f"{tmp_path}/", "").startswith(f"pptrace: hang: {verdict}: {told}"), ended.text
+    assert (ended.run["hang"]["verdict"], ended.run["hang"]["ranks"]) == (verdict, [1])
+    assert [edge["waits_for"] for edge in ended.run["hang"]["edges"]] == [[1]]
 
 
 @pytest.mark.skipif(

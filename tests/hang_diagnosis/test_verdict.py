@@ -183,6 +183,41 @@ def test_a_rank_that_leaves_a_collective_out_for_a_message_breaks_the_order_that
     assert "out of the order that it kept before" in sentence(diagnosis)
 
 
+def test_of_ranks_in_other_collectives_of_a_group_the_few_are_guilty_though_their_numbers_differ() -> None:
+    by_cpp = replace(blocking("collective", 17), group=Group("0 collective", WORLD.ranks, str(WORLD)))
+    ranks = [RankCalls(0, (by_cpp,)), *(RankCalls(rank, (blocking("barrier", 1),)) for rank in WORLD.ranks[1:])]
+    assert verdict_of(ranks) == ("mismatch", (0,))
+
+
+def test_a_call_that_comes_every_few_steps_breaks_no_order() -> None:
+    pairs = {kind: Group(kind, (0, 1)) for kind in ("all_gather", "all_reduce", "barrier")}
+
+    def made(kind: str, seq: int, state: CallState = CallState.DONE) -> Call:
+        return call(kind, seq, state, pairs[kind])
+
+    steps = [
+        [made("all_gather", step), made("all_reduce", step), *([made("barrier", step // 5)] if step % 5 == 0 else [])]
+        for step in range(7)
+    ]
+    before = [made("barrier", 0), *(one for step in steps[1:5] for one in step), *steps[5][:-1]]
+    regular = RankCalls(0, (*steps[0][:-1], *before, made("barrier", 1, CallState.BLOCKING)))
+    twice = RankCalls(1, (*steps[0][:-1], *before, made("all_reduce", 6, CallState.BLOCKING)))
+    assert verdict_of([regular, twice]) == ("mismatch", (1,))
+    short = RankCalls(0, (*steps[0][:-1], *before[:-1], made("barrier", 1, CallState.BLOCKING)))
+    usual = RankCalls(1, (*steps[0][:-1], *before[:-1], made("all_reduce", 5, CallState.BLOCKING)))
+    assert verdict_of([short, usual]) == ("mismatch", (0,))  # it left the all-reduce before the barrier out
+
+
+def test_messages_of_different_tags_are_told_with_them() -> None:
+    ranks = [
+        RankCalls(0, (blocking("send", 0, peer=1, tag=3),)),
+        RankCalls(1, (blocking("recv", 0, peer=0, tag=4),)),
+    ]
+    assert "rank 0 in send #0 to rank 1 with tag 3, rank 1 in recv #0 from rank 0 with tag 4" in sentence(
+        diagnose(ranks)
+    )
+
+
 def test_calls_queued_on_a_device_wait_for_those_before_them() -> None:
     queued = CallState.QUEUED
     stage = Group("2", (1, 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.adapters.calls import Call, CallGroup
+from instrument.adapters.calls import UNSEEN, Call, CallGroup
 from instrument.launch import hang_watch
 from instrument.launch.call_log import CallLog, call_log_path
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
@@ -102,6 +102,36 @@ def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
         job.logs[rank].posted(Call(0, "barrier", CallGroup("0", tuple(range(6)), "gloo"), -1, 0, 0))
     time.sleep(0.25)
     assert job.verdict() is None
+
+
+def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for rank, posted in ((0, 7), (1, 7), (2, 7)):
+        job.post(rank, UNSEEN, posted - 1)
+    time.sleep(0.25)
+    assert not job.watch.any_waits()
+    assert job.verdict() is None
+    for rank in (0, 1):
+        job.post(rank, UNSEEN, 9)
+    time.sleep(0.25)
+    assert job.watch.any_waits()
+    assert job.verdict() == ("late", (2,))
+    hang = job.watch.diagnose({2: RankEnd(-9, "killed by SIGKILL")}).hang
+    assert hang is not None
+    assert (hang.verdict, hang.ranks) == ("missing", (2,))
+    job.post(2, UNSEEN, 9)
+    assert not job.watch.any_waits()
+
+
+def test_a_rank_that_lost_a_connection_in_a_collective_of_cpp_waited_in_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for rank in (0, 1):
+        job.post(rank, UNSEEN, 3)
+    job.fail(0)
+    seen = job.watch.calls_at_end({0, 2})
+    hang = explain_end(seen, {2: RankEnd(0, "ended normally")}).hang
+    assert hang is not None
+    assert (hang.verdict, hang.ranks, set(hang.hops)) == ("missing", (2,), {0, 1})
 
 
 def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:

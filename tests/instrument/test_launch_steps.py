@@ -124,6 +124,32 @@ def test_step_0_begins_with_the_first_forward_and_every_optimizer_step_ends_one(
     assert steps.told == ["begin 0", "step", "end 0", "begin 1"]
 
 
+def test_without_modules_step_0_begins_with_the_first_backward_though_there_is_an_optimizer(
+    ledger: tuple[Ledger, OptimizerSteps],
+) -> None:
+    steps, _ = ledger
+    optimizer, weight = make_optimizer(steps), torch.ones(1, requires_grad=True)
+    for _ in range(2):
+        for _ in range(2):
+            steps.told.append("backward")
+            weight.sum().backward()
+        optimizer.step()
+    backwards = ["backward", "backward", "step"]
+    assert steps.told == ["backward", "begin 0", *backwards[1:], "end 0", "begin 1", *backwards, "end 1", "begin 2"]
+
+
+def test_a_step_is_open_while_the_optimizer_that_ends_iterations_has_not_stepped(
+    ledger: tuple[Ledger, OptimizerSteps],
+) -> None:
+    steps, observer = ledger
+    first, second = make_optimizer(steps), make_optimizer(steps)
+    seen = [observer.is_step_open]
+    for optimizer in (first, second, first, second):
+        optimizer.step()
+        seen.append(observer.is_step_open)
+    assert seen == [False, False, False, True, False]
+
+
 def test_an_optimizer_inside_another_ends_no_step_of_its_own(ledger: tuple[Ledger, OptimizerSteps]) -> None:
     steps, _ = ledger
     outer = make_optimizer(steps, inner=make_optimizer(steps))

@@ -52,6 +52,14 @@ def test_a_mark_and_what_it_covers_are_one_call_with_the_facts_of_both() -> None
     assert (by_engine["group_id"], by_engine["backward"], by_engine["bytes"]) == ("0", 1, -1)
 
 
+def test_a_call_that_raised_is_no_communication() -> None:
+    raised = ["all_reduce", "0", 4, -1]
+    calls = recognise_rank(watched_trace(0, {**FACTS, "failed_calls": [raised]})).calls
+    assert calls["bytes"].tolist() == [-1]  # what is left is that of the engine
+    others = [["all_reduce", "0", 5, -1], ["all_reduce", "0", 4, 1], "all_reduce"]
+    assert len(recognise_rank(watched_trace(0, {**FACTS, "failed_calls": others})).calls) == 2
+
+
 def test_groups_that_hooks_learnt_tell_axes_also_where_the_profiler_wrote_nothing_of_the_job() -> None:
     run = recognise([watched_trace(rank) for rank in range(2)])
     assert run.comms["axis"].tolist() == ["dp"] * 4

@@ -20,6 +20,8 @@ from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex
 
 _TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
+FAILED_KEY = "failed_calls"
+"""The key of a rank's metadata that holds kind, group, sequence and peer (-1: none) of the calls that raised an error."""
 GROUPS_KEY = "groups"
 """The key of a rank's metadata that holds its process groups by name: ``{"ranks": […], "axis": "dp", "description": "…"}``."""
 REDUCER_KEY = "reducer"
@@ -49,14 +51,30 @@ def calls_with_marks(
     groups = metadata.get(GROUPS_KEY)
     known = groups if isinstance(groups, Mapping) else {}
     records = outside.to_dict("list")
+    failed = _failed(metadata)
     rows = [
-        _row(entry, _record(records, shown.get(index)), awaits, owner, known) for index, entry in enumerate(watched)
+        _row(entry, _record(records, shown.get(index)), awaits, owner, known)
+        for index, entry in enumerate(watched)
+        if _identity(entry) not in failed
     ]
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
     rest = _with_groups_of_cpp(outside[owner_of < 0], _groups_of_workers(table), metadata)
     parts = [part for part in (table, rest) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
+
+
+def _failed(metadata: Mapping[str, Any]) -> set[tuple[object, ...]]:
+    """The calls that raised: no communication, and their ends say nothing of when another rank was there."""
+    listed = metadata.get(FAILED_KEY)
+    return {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
+
+
+def _identity(entry: MarkedRange) -> tuple[object, ...]:
+    mark = entry.mark
+    if not isinstance(mark, CallMark):
+        return ()
+    return (mark.kind, mark.group, mark.sequence, -1 if mark.peer is None else mark.peer)
 
 
 def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
