@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.instrument.pool import Pool
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # so that tests and the processes of the pool import the same modules by the same names
+    sys.path.insert(0, str(ROOT))
 
 _LONG = (
     *("cli/test_run.py", "cli/test_nsys.py", "instrument/test_train_gpt.py", "dashboards/test_browser.py"),
@@ -15,7 +26,6 @@ _LONG = (
     *("instrument/test_context.py", "instrument/test_activations.py", "instrument/test_kinds.py"),
 )
 """Files that take long, and of which many wait for others: begun first, so that none of them runs alone at the end."""
-_POOLS = {"pool", "large_pool", "torch_pool"}
 
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
 # what it changed; everywhere else they are new ones each time.
@@ -24,6 +34,15 @@ settings.load_profile("unhurried")
 
 # Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Live processes for the cases of all tests, eight at most and four where a test does not say how many."""
+    from tests.instrument.pool import Pool
+
+    with Pool(size=8, world=4) as started:
+        yield started
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,5 +69,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if item.path.match(name)), len(_LONG)))
     for item in items:
-        if isinstance(item, pytest.Function) and not _POOLS.isdisjoint(item.fixturenames):
+        if isinstance(item, pytest.Function) and "pool" in item.fixturenames:
             item.add_marker(pytest.mark.processes)

@@ -1,7 +1,7 @@
 """Live gloo processes that run many cases: importing torch takes seconds, making a process group milliseconds.
 
 A case is a function that every rank of a fresh process group calls. A case that takes too long is killed, and the error
-shows where each rank stood.
+shows where each rank stood. One server imports torch and what the cases need, and each process is a fork of it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,30 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+import torch
 import torch.distributed as dist
 
+ROOT = Path(__file__).resolve().parents[2]
+HAS_GPU = torch.cuda.is_available()
+"""No fork of a process that has asked for its GPUs can use them, and importing torch's parts may ask: then none is forked."""
+PRELOADED = (
+    *(
+        "torch._dynamo",
+        "torch.profiler",
+        "torch.distributed.pipelining",
+        "torch.distributed.fsdp",
+        "pptrace.workflow.load",
+    ),
+    *("tests.instrument.pool", "tests.instrument.cases", "tests.instrument.mix_cases", "tests.instrument.tensor_cases"),
+)
 PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0  # for the other ranks of a case in which one has failed
 
@@ -35,12 +51,16 @@ class RankFailureError(AssertionError):
 
 
 class Pool:
-    """``size`` processes, started at the first case and again after a failure."""
+    """At most ``size`` processes, each started by the first case that needs it and again after a failure.
 
-    def __init__(self, size: int) -> None:
+    A case is run by ``world`` of them, all where neither the pool nor the case says how many.
+    """
+
+    def __init__(self, size: int, world: int | None = None) -> None:
         self.size = size
-        self._context = multiprocessing.get_context("spawn")
-        self._processes: list[SpawnProcess] = []
+        self.world = size if world is None else world
+        self._context = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
+        self._processes: list[SpawnProcess | ForkServerProcess] = []
         self._pipes: list[Connection] = []
         self._store: dist.TCPStore | None = None
         self._num_cases = 0
@@ -66,8 +86,9 @@ class Pool:
         Raises:
             RankFailureError: with the traceback of the rank that raised, or the stacks of all when time ran out.
         """
-        world = self.size if world is None else world
-        self._start()
+        world = self.world if world is None else world
+        assert world <= self.size
+        self._start(world)
         self._num_cases += 1
         for rank in range(world):
             self._pipes[rank].send((f"case{self._num_cases}", world, function, arguments))
@@ -84,11 +105,11 @@ class Pool:
             pipe.close()
         self._processes, self._pipes, self._store = [], [], None
 
-    def _start(self) -> None:
-        if self._processes:
-            return
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        for rank in range(self.size):
+    def _start(self, world: int) -> None:
+        if self._store is None:
+            _start_server()
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(len(self._processes), world):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=_serve, args=(rank, self._store.port, theirs, str(self._stack_file(rank))), daemon=True
@@ -133,7 +154,7 @@ class Pool:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-        return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(self.size))
+        return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(len(self._processes)))
 
     def _stacks_of(self, rank: int) -> str:
         try:
@@ -142,18 +163,28 @@ class Pool:
             return "it had not begun: torch was still being imported\n"
 
 
+def _start_server() -> None:
+    """Start what the processes are forks of. It inherits these variables, and with one thread it may be forked."""
+    if HAS_GPU:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        multiprocessing.set_forkserver_preload([*PRELOADED])
+        forkserver.ensure_running()
+
+
 def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
     """A worker: one case after another, until the parent closes the pipe or dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-
     torch.set_num_threads(1)
     _share_device()
     warnings.simplefilter("error")
     # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    gc.freeze()  # what is imported stays; looking through it after each case would take longer than most cases do
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         while True:

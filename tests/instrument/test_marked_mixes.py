@@ -82,10 +82,10 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=MIXES)
-def run(request: pytest.FixtureRequest, large_pool: Pool) -> Run:
+def run(request: pytest.FixtureRequest, pool: Pool) -> Run:
     """A mix, trained once for all tests."""
     mix = MIXES[request.param]
-    return Run(mix, large_pool.run(train_profiled, mix, world=mix.world, timeout_s=300))
+    return Run(mix, pool.run(train_profiled, mix, world=mix.world, timeout_s=300))
 
 
 def calls_of(events: list[Event]) -> list[Event]:

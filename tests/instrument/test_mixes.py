@@ -33,89 +33,89 @@ def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
 
 
 @pytest.mark.parametrize(("pp", "tp", "cp", "dp"), SIZES)
-def test_every_mix_trains_as_one_process_does(large_pool: Pool, pp: int, tp: int, cp: int, dp: int) -> None:
+def test_every_mix_trains_as_one_process_does(pool: Pool, pp: int, tp: int, cp: int, dp: int) -> None:
     mix = Mix(pp, tp, cp, dp)
     schedules = ("1f1b", "interleaved-1f1b") if pp > 1 else ("1f1b",)
     shards = (False, True) if tp > 1 else (True,)  # one rank has nothing to share a sequence with
     mixes = [replace(mix, schedule=name, sequence=shard) for name in schedules for shard in shards]
-    for rank, outcomes in enumerate(check(large_pool, mixes)):
+    for rank, outcomes in enumerate(check(pool, mixes)):
         for each, outcome in zip(mixes, outcomes, strict=True):
             predicted = StepVolume(facts_of(each, STEPS), mesh_info(each), each.plan)
             assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (each, rank)
 
 
 @pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])
-def test_any_order_of_the_axes_trains_the_same(large_pool: Pool, order: str) -> None:
+def test_any_order_of_the_axes_trains_the_same(pool: Pool, order: str) -> None:
     mix = Mix(pp=2, tp=2, cp=2, sequence=True) if order.startswith("pp") else Mix(pp=2, cp=2, dp=2, zero=1)
-    check(large_pool, [replace(mix, order=order)])
+    check(pool, [replace(mix, order=order)])
 
 
-def test_overlapped_communication_changes_nothing(large_pool: Pool) -> None:
+def test_overlapped_communication_changes_nothing(pool: Pool) -> None:
     for mix in (Mix(tp=4), Mix(pp=2, tp=2)):
-        check(large_pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])
+        check(pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])
 
 
-def test_split_backwards_and_v_shapes_train_on_tensor_and_context_parallel_ranks(large_pool: Pool) -> None:
+def test_split_backwards_and_v_shapes_train_on_tensor_and_context_parallel_ranks(pool: Pool) -> None:
     mix = Mix(pp=2, tp=2, cp=2, sequence=True, overlap=True)
-    check(large_pool, [replace(mix, schedule=name) for name in ("zb-h1", "zbv", "dualpipe-v")])
-    check(large_pool, [replace(mix, schedule="dualpipe")])
-    check(large_pool, [replace(Mix(pp=2, tp=2, dp=2), schedule="zbv", ahead=2)])
+    check(pool, [replace(mix, schedule=name) for name in ("zb-h1", "zbv", "dualpipe-v")])
+    check(pool, [replace(mix, schedule="dualpipe")])
+    check(pool, [replace(Mix(pp=2, tp=2, dp=2), schedule="zbv", ahead=2)])
 
 
-def test_heads_travel_in_place_of_keys_and_beside_them(large_pool: Pool) -> None:
-    check(large_pool, [Mix(cp=4, ulysses=ulysses) for ulysses in (2, 4)])
-    check(large_pool, [Mix(pp=2, cp=4, ulysses=2)])
-    check(large_pool, [Mix(tp=2, cp=2, ulysses=2, sequence=True)])
+def test_heads_travel_in_place_of_keys_and_beside_them(pool: Pool) -> None:
+    check(pool, [Mix(cp=4, ulysses=ulysses) for ulysses in (2, 4)])
+    check(pool, [Mix(pp=2, cp=4, ulysses=2)])
+    check(pool, [Mix(tp=2, cp=2, ulysses=2, sequence=True)])
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_fewer_key_heads_than_ranks_are_copied(large_pool: Pool, kv_heads: int) -> None:
-    check(large_pool, [Mix(tp=4, kv_heads=kv_heads, sequence=kv_heads == 1)])
-    check(large_pool, [Mix(pp=2, tp=2, cp=2, kv_heads=kv_heads, sequence=True)])
+def test_fewer_key_heads_than_ranks_are_copied(pool: Pool, kv_heads: int) -> None:
+    check(pool, [Mix(tp=4, kv_heads=kv_heads, sequence=kv_heads == 1)])
+    check(pool, [Mix(pp=2, tp=2, cp=2, kv_heads=kv_heads, sequence=True)])
 
 
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
-def test_recomputed_layers_communicate_again_and_are_exact(large_pool: Pool, recompute: Recompute) -> None:
-    check(large_pool, [Mix(pp=2, tp=2, cp=2, recompute=recompute, sequence=True)])
+def test_recomputed_layers_communicate_again_and_are_exact(pool: Pool, recompute: Recompute) -> None:
+    check(pool, [Mix(pp=2, tp=2, cp=2, recompute=recompute, sequence=True)])
 
 
-def test_every_axis_goes_through_host_memory(large_pool: Pool) -> None:
-    check(large_pool, [Mix(pp=2, tp=2, cp=2, sequence=True, host_staged=True)])
-    check(large_pool, [Mix(cp=2, tp=2, dp=2, host_staged=True, tied=False)])
+def test_every_axis_goes_through_host_memory(pool: Pool) -> None:
+    check(pool, [Mix(pp=2, tp=2, cp=2, sequence=True, host_staged=True)])
+    check(pool, [Mix(cp=2, tp=2, dp=2, host_staged=True, tied=False)])
 
 
 @pytest.mark.parametrize("sync", OptimizerSync)
-def test_the_norm_counts_every_parameter_of_the_model_once(large_pool: Pool, sync: OptimizerSync) -> None:
+def test_the_norm_counts_every_parameter_of_the_model_once(pool: Pool, sync: OptimizerSync) -> None:
     """Gradients of both norms are cut down, so that one that is counted twice, or not at all, changes the update."""
     mix = Mix(pp=2, tp=2, clip=0.3, sync=sync)
-    check(large_pool, [mix, replace(mix, sequence=True, schedule="zbv", tied=False)])
-    check(large_pool, [Mix(tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
+    check(pool, [mix, replace(mix, sequence=True, schedule="zbv", tied=False)])
+    check(pool, [Mix(tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
 
 
-def test_each_replica_updates_its_part(large_pool: Pool) -> None:
+def test_each_replica_updates_its_part(pool: Pool) -> None:
     """ZeRO-1, with buckets that end within a parameter, and parameters that are shared out over tp, copied and tied."""
     mix = Mix(dp=2, zero=1, clip=0.3, bucket_bytes=1000)
-    check(large_pool, [replace(mix, pp=2, schedule=name) for name in ("interleaved-1f1b", "zb-h1")])
-    check(large_pool, [replace(mix, pp=2, schedule="dualpipe", clip=None)])
-    check(large_pool, [replace(mix, pp=2, tp=2, sequence=True)])
-    check(large_pool, [replace(mix, cp=2, tp=2, kv_heads=1, sequence=True)])
-    check(large_pool, [replace(mix, dp=1, cp=4, clip=None, host_staged=True)])
-    check(large_pool, [replace(mix, pp=2, sync=OptimizerSync.POST_VALIDATION)])
+    check(pool, [replace(mix, pp=2, schedule=name) for name in ("interleaved-1f1b", "zb-h1")])
+    check(pool, [replace(mix, pp=2, schedule="dualpipe", clip=None)])
+    check(pool, [replace(mix, pp=2, tp=2, sequence=True)])
+    check(pool, [replace(mix, cp=2, tp=2, kv_heads=1, sequence=True)])
+    check(pool, [replace(mix, dp=1, cp=4, clip=None, host_staged=True)])
+    check(pool, [replace(mix, pp=2, sync=OptimizerSync.POST_VALIDATION)])
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_replicas_share_out_gradients_and_parameters(large_pool: Pool, zero: int) -> None:
+def test_replicas_share_out_gradients_and_parameters(pool: Pool, zero: int) -> None:
     mix = Mix(dp=2, zero=zero)
-    check(large_pool, [mix, replace(mix, tied=False, clip=0.3)])
-    check(large_pool, [replace(mix, pp=2, schedule="interleaved-1f1b" if zero == 3 else "1f1b")])
+    check(pool, [mix, replace(mix, tied=False, clip=0.3)])
+    check(pool, [replace(mix, pp=2, schedule="interleaved-1f1b" if zero == 3 else "1f1b")])
     if zero == 3:
-        check(large_pool, [replace(mix, pp=2, tp=2, sequence=True, clip=0.3)])
-        check(large_pool, [replace(mix, cp=2, recompute=Recompute.FULL, host_staged=True)])
+        check(pool, [replace(mix, pp=2, tp=2, sequence=True, clip=0.3)])
+        check(pool, [replace(mix, cp=2, recompute=Recompute.FULL, host_staged=True)])
     else:  # a step is taken back while its gathered parameters are kept
-        check(large_pool, [replace(mix, pp=2, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
+        check(pool, [replace(mix, pp=2, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-h1"])
-def test_small_buckets_change_nothing(large_pool: Pool, schedule: str) -> None:
+def test_small_buckets_change_nothing(pool: Pool, schedule: str) -> None:
     mix = Mix(pp=2, dp=2, schedule=schedule, bucket_bytes=1000)
-    check(large_pool, [mix, replace(mix, tied=False)])
+    check(pool, [mix, replace(mix, tied=False)])

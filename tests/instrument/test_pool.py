@@ -13,7 +13,7 @@ from tests.instrument.pool import Pool, RankFailureError
 @pytest.mark.processes
 def test_a_case_that_hangs_is_ended_with_the_stacks_of_all_ranks() -> None:
     with Pool(size=2) as pool:
-        pool._start()
+        pool._start(2)
         workers = [process.pid for process in pool._processes]
         with pytest.raises(RankFailureError, match="raise ValueError"):
             pool.run(fail_on_rank_one)
