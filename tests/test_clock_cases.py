@@ -1,11 +1,10 @@
 """Random cases of traces whose clocks were put wrong: the truth lies within the stated bounds in all of them.
 
-The suite takes a few dozen; all 1,000 with PPTRACE_ALL_CLOCKS set.
+The suite takes a few dozen; all 1,000 with PPTRACE_ALL set.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +14,9 @@ import pytest
 
 from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.model.tables import COMMS, HOST_NAME, make_table
+from tests.extent import ALL
 
-NUM_CASES = 1000 if "PPTRACE_ALL_CLOCKS" in os.environ else 40
+NUM_CASES = 1000 if ALL else 40
 FAR_NS = 12_000_000_000
 PER_MILLION = 50
 START = 1_790_000_000_000_000_000

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.extent import ALL
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.processes
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.processes
 HANG_S = 4.0
 SLACK_S = 2.0
 LIMIT_S = 120
-ALL = "PPTRACE_ALL" in os.environ
 SCRIPT = """
 # a training loop in miniature, with one fault
 import ctypes, os, signal, sys, time, torch, torch.distributed as dist

@@ -1,14 +1,13 @@
 """No unmarked communication: whatever parallel ranks say to each other lies in one mark that tells it right, and is predicted.
 
-Read from profiled runs, operation by operation, of every two and three axes together; with PPTRACE_ALL_MESHES set, of every mesh
+Read from profiled runs, operation by operation, of every two and three axes together; with PPTRACE_ALL set, of every mesh
 within eight processes. :mod:`tests.instrument.test_mixes` watches the calls of all variants of all of them.
 """
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +18,7 @@ from instrument.optim.clipping import OptimizerSync
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.analysis.volume.transformer import total
 from pptrace.marks import Axis, Collective, CollectiveMark, ExchangeMark, UnknownMark, parse_mark
+from tests.extent import ALL
 from tests.instrument.call_watch import DESCRIPTIONS, CommunicationMark, links_of, volume_of
 from tests.instrument.marked_cases import (
     GROUP,
@@ -66,7 +66,7 @@ MIXES |= {
     f"pp{pp}-tp{tp}-cp{cp}-dp{dp}": Mix(
         pp, tp, cp, dp, sequence=tp > 1, schedule="interleaved-1f1b" if pp > 1 else "1f1b"
     )
-    for pp, tp, cp, dp in (SIZES if "PPTRACE_ALL_MESHES" in os.environ else MESHES)
+    for pp, tp, cp, dp in (SIZES if ALL else MESHES)
     if pp * tp * cp * dp > 1
 }
 
@@ -75,6 +75,8 @@ MIXES |= {
 class Run:
     mix: Mix
     ranks: list[list[Event]]
+    marks: list[list[tuple[Marked, list[Event]]]]
+    """By rank each mark of communication with the calls that its range holds."""
 
     @property
     def shape(self) -> MeshShape:
@@ -85,7 +87,8 @@ class Run:
 def run(request: pytest.FixtureRequest, pool: Pool) -> Run:
     """A mix, trained once for all tests."""
     mix = MIXES[request.param]
-    return Run(mix, pool.run(train_profiled, mix, world=mix.world, timeout_s=300))
+    ranks = pool.run(train_profiled, mix, world=mix.world, timeout_s=300)
+    return Run(mix, ranks, [marks_with_calls(events) for events in ranks])
 
 
 def calls_of(events: list[Event]) -> list[Event]:
@@ -97,25 +100,34 @@ def is_rotation(mark: CommunicationMark) -> bool:
     return isinstance(mark, ExchangeMark) and mark.axis is not Axis.PP
 
 
-def marks_with_calls(events: list[Event]) -> Iterator[tuple[Marked, list[Event]]]:
+def marks_with_calls(events: list[Event]) -> list[tuple[Marked, list[Event]]]:
     calls = sorted(calls_of(events), key=lambda call: call.start)
-    for each in marked(events):
-        yield each, [call for call in calls if each.event.holds(call)]
+    return [(each, held_by(each.event, calls)) for each in marked(events)]
+
+
+def held_by(event: Event, calls: list[Event]) -> list[Event]:
+    """Those of the calls, in order of their starts, that an event holds."""
+    first = bisect_left(calls, event.start, key=lambda call: call.start)
+    end = bisect_right(calls, event.end, first, key=lambda call: call.start)
+    return [call for call in calls[first:end] if event.holds(call)]
 
 
 def test_every_call_lies_in_exactly_one_mark(run: Run) -> None:
     for rank, events in enumerate(run.ranks):
-        marks = marked(events)
-        assert calls_of(events)
-        for call in calls_of(events):
-            around = [each.event.name for each in marks if each.event.holds(call)]
-            assert len(around) == 1, (rank, call, around)
+        calls = calls_of(events)
+        assert calls
+        around: dict[int, list[str]] = {id(call): [] for call in calls}
+        for each, held in run.marks[rank]:
+            for call in held:
+                around[id(call)].append(each.event.name)
+        for call in calls:
+            assert len(around[id(call)]) == 1, (rank, call, around[id(call)])
         assert not any(isinstance(parse_mark(event.name), UnknownMark) for event in events)
 
 
 def test_every_mark_holds_the_calls_that_it_names(run: Run) -> None:
-    for rank, events in enumerate(run.ranks):
-        for each, calls in marks_with_calls(events):
+    for rank, marks in enumerate(run.marks):
+        for each, calls in marks:
             if isinstance(each.mark, CollectiveMark):
                 assert [KINDS.get(call.name) for call in calls] == [each.mark.kind], (rank, each, calls)
             else:
@@ -127,11 +139,15 @@ def test_every_mark_holds_the_calls_that_it_names(run: Run) -> None:
 
 def test_every_mark_names_the_axis_and_size_of_the_group(run: Run) -> None:
     for rank, events in enumerate(run.ranks):
-        groups = [event for event in events if event.name.startswith(GROUP)]
-        for each, calls in marks_with_calls(events):
+        ordered = sorted(calls_of(events), key=lambda call: call.start)
+        groups: dict[int, list[Event]] = {id(call): [] for call in ordered}
+        for event in events:
+            for call in held_by(event, ordered) if event.name.startswith(GROUP) else ():
+                groups[id(call)].append(event)
+        for each, calls in run.marks[rank]:
             mark = each.mark
             for index, call in enumerate(calls):
-                (told,) = [event for event in groups if event.holds(call)]
+                (told,) = groups[id(call)]
                 description, members = told.name.removeprefix(GROUP).split(" ")
                 ranks = [int(member) for member in members.split(",")]
                 assert description in DESCRIPTIONS[mark.axis], (rank, mark, told)
@@ -159,7 +175,7 @@ def test_every_mark_counts_the_bytes_of_its_calls(run: Run) -> None:
     """gloo's events tell the dtype of what they carry, also where the call's own do not."""
     for rank, events in enumerate(run.ranks):
         carried = {(event.name, *event.inputs[0]) for event in events if event.name.startswith("gloo:")}
-        for each, calls in marks_with_calls(events):
+        for each, calls in run.marks[rank]:
             mark = each.mark
             if isinstance(mark, CollectiveMark):
                 whole = max(numel for numel, _ in calls[0].inputs)

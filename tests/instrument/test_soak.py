@@ -1,4 +1,5 @@
-"""Random legal plans, in every way to post them, end and are exact. ``PPTRACE_SOAK_S`` makes it last longer."""
+"""Random legal plans, in every way to post them, end and are exact. For a few seconds, a minute with PPTRACE_ALL set, or as many
+as ``PPTRACE_SOAK_S`` says."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from instrument.models.gpt import Recompute
 from instrument.pipeline.transport import Mode
 from pptrace.errors import ShapeError
 from pptrace.schedule.registry import SCHEDULES
+from tests.extent import ALL
 from tests.instrument.cases import Case
 from tests.instrument.pool import Pool
 from tests.instrument.test_exact import check
 
-SECONDS = float(os.environ.get("PPTRACE_SOAK_S", "8"))
+SECONDS = float(os.environ.get("PPTRACE_SOAK_S", "60" if ALL else "4"))
 
 
 def draw(chance: random.Random) -> Case:
