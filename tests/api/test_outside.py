@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pptrace
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 SCRIPT = '''"""What somebody may write."""
 

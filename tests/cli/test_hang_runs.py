@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.extent import ALL
-from tests.programs import ROOT
+from tests.support.extent import ALL
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.processes
 

@@ -1,6 +1,6 @@
 """A run whose ops sleep for known times: what is measured is what the plan, simulated with the measured ops, says.
 
-On two ranks, and on four with PPTRACE_ALL set; tests/instrument/test_sleeping_schedules.py has four without the command.
+On two ranks, and on four with PPTRACE_ALL set; tests/instrument/pipeline/test_sleeping_schedules.py has four without the command.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
-from tests.extent import ALL
-from tests.programs import EXAMPLE, pptrace
+from tests.support.extent import ALL
+from tests.support.programs import EXAMPLE, pptrace
 
 _TINY = (
     "--layers",

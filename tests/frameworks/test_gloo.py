@@ -17,7 +17,7 @@ from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import only_posted
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 NUM_RANKS = 3
 SIZES = {

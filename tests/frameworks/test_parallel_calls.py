@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.workflow.load import load
 from tests.frameworks.parallel_cases import BATCH, HIDDEN, LAYERS, STEPS, WIDTH, train_parallel
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 FLOAT = 4
 ACTIVATIONS = BATCH * WIDTH * FLOAT

@@ -14,7 +14,7 @@ from pptrace.report.to_json import report_object
 from pptrace.workflow.load import load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
 

@@ -19,8 +19,8 @@ import pytest
 from pptrace.errors import PptraceError
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
-from tests.extent import ALL
 from tests.ingest.test_damage import in_kineto_layout
+from tests.support.extent import ALL
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "60" if ALL else "0"))
