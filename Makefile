@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RANKS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -gt 4 ]; then echo 4; elif [ $$n -lt 2 ]; then echo 2; else echo $$n; fi)
 DEMO := pptrace_runs/demo
 
-.PHONY: demo test check bench table samples docs dist pythons gpu gpu-wheels clean
+.PHONY: demo test test-all check bench table samples docs dist pythons gpu gpu-wheels clean
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)
@@ -16,6 +16,10 @@ test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
 	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not processes"
 	$(BIN)/pytest -n 2 --own-cores --dist loadfile -m processes
+
+test-all: export PPTRACE_ALL = 1
+test-all: test
+	$(BIN)/python tests/tools/recognition_table.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .

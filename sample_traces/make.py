@@ -3,7 +3,7 @@
     .venv/bin/python sample_traces/make.py            all samples
     .venv/bin/python sample_traces/make.py 1f1b_p2    one of them
 
-The expectation comes from tests/oracle.py, which shares no code with pptrace.
+The expectation comes from tests/support/oracle.py, which shares no code with pptrace.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
-from oracle import partition  # noqa: E402
+from tests.support.oracle import partition  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _readme(sample: Sample, expected: dict[str, object]) -> str:
             f"Machine: {os.cpu_count()} {platform.machine()} CPU cores, no GPU, gloo on loopback. "
             f"Python {platform.python_version()}, torch {metadata.version('torch')}, nvtx {metadata.version('nvtx')}.",
             "",
-            "Expected (`expected.json`, by an independent reading of the marks, `tests/oracle.py`), sums over the ranks:",
+            "Expected (`expected.json`, by an independent reading of the marks, `tests/support/oracle.py`), sums over the ranks:",
             "",
             "| step | span ms | compute ms | exposed comm ms | bubble ms | bubble ratio |",
             "|---|---|---|---|---|---|",

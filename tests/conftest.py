@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from tests.support.pool import Pool
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # so that tests and the processes of the pool import the same modules by the same names
+    sys.path.insert(0, str(ROOT))
+
 _LONG = (
-    *("cli/test_run.py", "cli/test_nsys.py", "instrument/test_train_gpt.py", "dashboards/test_browser.py"),
-    *("cli/test_volume.py", "instrument/test_pool.py", "analysis/test_analyse.py", "schedule/test_builders.py"),
-    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "instrument/test_balance.py", "instrument/test_mixes.py"),
-    *("cli/test_sleeping.py", "instrument/test_sleeping_schedules.py", "instrument/test_marked_mixes.py"),
-    *("instrument/test_context.py", "instrument/test_activations.py", "instrument/test_kinds.py"),
+    *("cli/test_run.py", "cli/test_nsys.py", "models/test_train_gpt.py", "dashboards/test_browser.py"),
+    *("cli/test_volume.py", "support/test_pool.py", "analysis/test_analyse.py", "schedule/test_builders.py"),
+    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "pipeline/test_balance.py", "models/test_mixes.py"),
+    *("cli/test_sleeping.py", "pipeline/test_sleeping_schedules.py", "models/test_marked_mixes.py"),
+    *("context/test_context.py", "models/test_activations.py", "pipeline/test_kinds.py"),
 )
 """Files that take long, and of which many wait for others: begun first, so that none of them runs alone at the end."""
-_POOLS = {"pool", "large_pool", "torch_pool"}
 
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
 # what it changed; everywhere else they are new ones each time.
@@ -24,6 +34,15 @@ settings.load_profile("unhurried")
 
 # Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Live processes for the cases of all tests, eight at most and four where a test does not say how many."""
+    from tests.support.pool import Pool
+
+    with Pool(size=8, world=4) as started:
+        yield started
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,5 +69,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if item.path.match(name)), len(_LONG)))
     for item in items:
-        if isinstance(item, pytest.Function) and not _POOLS.isdisjoint(item.fixturenames):
+        if isinstance(item, pytest.Function) and "pool" in item.fixturenames:
             item.add_marker(pytest.mark.processes)

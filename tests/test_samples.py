@@ -12,11 +12,11 @@ import pytest
 
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
-from tests.device_oracle import Counted, Op
-from tests.device_oracle import expectation as device_expectation
 from tests.gpu.comparison import differences, ops_of
-from tests.oracle import partition
-from tests.programs import SAMPLES
+from tests.support.device_oracle import Counted, Op
+from tests.support.device_oracle import expectation as device_expectation
+from tests.support.oracle import partition
+from tests.support.programs import SAMPLES
 
 CASES = sorted(path.parent for path in SAMPLES.glob("*/run.json"))
 

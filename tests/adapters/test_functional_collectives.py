@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.adapters.functional_cases import compile_functional, wait_unseen, watch_functional
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 ORDER = ("posted", "returned", "waiting", "completed")
 ONE_CALL = {

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pptrace.workflow.load import load
-from tests.programs import pptrace
+from tests.support.programs import pptrace
 
 pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.adapters.distributed_cases import break_a_hook, compile_with_hooks, watch_everything
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 BOTH = (0, 1)
 COLLECTIVES = {

@@ -12,7 +12,7 @@ from pptrace.schedule.actions import parse_action
 from pptrace.workflow.load import load
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 
 def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:

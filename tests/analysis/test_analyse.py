@@ -20,7 +20,7 @@ from pptrace.simulator import Costs, simulate
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels, Unlabelled
-from tests.synthetic import (
+from tests.support.synthetic import (
     BYTES,
     START,
     Done,

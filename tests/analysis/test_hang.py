@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import SAMPLES, one_line, pptrace_here
+from tests.support.programs import SAMPLES, one_line, pptrace_here
 
 Entry = dict[str, Any]
 WORLD = ("0", "default_pg")

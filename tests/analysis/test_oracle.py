@@ -11,7 +11,7 @@ import pytest
 
 from pptrace.analysis.result import RankDevice
 from pptrace.workflow.load import load
-from tests.device_oracle import Counted, count, kineto_pieces, nsight_pieces
+from tests.support.device_oracle import Counted, count, kineto_pieces, nsight_pieces
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 KINETO = ("hta", "kineto_tb_plugin", "tracelens")

@@ -18,7 +18,7 @@ from pptrace.schedule.registry import build
 from pptrace.simulator.course import compile_plan
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
-from tests.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
 RECORDING = record(build("1f1b", 2, 3, 1))
 COURSE = compile_plan(build("1f1b", 2, 3, 1))

@@ -16,7 +16,7 @@ import pytest
 
 import pptrace
 from pptrace.model.tables import COMMS, MEMORY, OPS
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 MODULES = ("load", "run", "simulate", "catalogue")

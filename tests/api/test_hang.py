@@ -10,7 +10,7 @@ import pytest
 
 import pptrace
 from tests.analysis.test_hang import three_dimensions
-from tests.programs import SAMPLES, pptrace_here
+from tests.support.programs import SAMPLES, pptrace_here
 
 
 def test_dumps_give_the_verdict_of_the_command_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import pptrace
 from tests.api.notebook import Cell, run_notebook
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 

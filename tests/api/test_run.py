@@ -13,7 +13,7 @@ import pytest
 import pptrace
 from pptrace.errors import TraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS
-from tests.programs import SAMPLES, pptrace_here
+from tests.support.programs import SAMPLES, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
 

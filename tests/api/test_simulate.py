@@ -13,7 +13,7 @@ import pptrace
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import OPS
 from pptrace.schedule import registry
-from tests.programs import pptrace_here
+from tests.support.programs import pptrace_here
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (3, 7)])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pptrace.cli import analyze
-from tests.programs import SAMPLES, Ended, one_line, pptrace, pptrace_here
+from tests.support.programs import SAMPLES, Ended, one_line, pptrace, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
 

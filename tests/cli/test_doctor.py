@@ -85,7 +85,7 @@ if sys.argv[1] == "--version":
     print("NVIDIA Nsight Systems version 2026.1.1-0")
     sys.exit()
 from tests.ingest.nsight_files import Process, Report, write_report
-from tests.synthetic import START, Event
+from tests.support.synthetic import START, Event
 from pptrace.model.tables import Category
 command = [argument for argument in sys.argv[2:] if not argument.startswith("--")]
 stem = next(argument for argument in sys.argv if argument.startswith("--output=")).partition("=")[2]

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT
+from tests.support.extent import ALL
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.processes
 
 HANG_S = 4.0
 SLACK_S = 2.0
 LIMIT_S = 120
-ALL = "PPTRACE_ALL" in os.environ
 SCRIPT = """
 # a training loop in miniature, with one fault
 import ctypes, os, signal, sys, time, torch, torch.distributed as dist

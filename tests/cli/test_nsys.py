@@ -19,8 +19,8 @@ from instrument.launch.window import parse_steps
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.ingest.nsight_files import GENERATIONS, SECRETS, SESSION, Generation, Process, Report, write_report
-from tests.programs import pptrace, pptrace_here
-from tests.synthetic import record
+from tests.support.programs import pptrace, pptrace_here
+from tests.support.synthetic import record
 
 FAKE = Path(__file__).with_name("fake_nsys.py")
 TRAINING = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
+from tests.support.programs import SAMPLES, one_line, pptrace_here, pptrace_in_shell
 
 P4 = SAMPLES / "1f1b_p4"
 SHAPE = "1f1b --pp 2 --microbatches 4"

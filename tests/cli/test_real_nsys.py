@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.cli import doctor
-from tests.programs import pptrace, pptrace_here
+from tests.support.programs import pptrace, pptrace_here
 
 TRAINING = """
 import os, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import one_line, pptrace, pptrace_here
+from tests.support.programs import one_line, pptrace, pptrace_here
 
 
 def test_the_list_names_every_schedule() -> None:

@@ -10,7 +10,7 @@ from pptrace.errors import UsageError
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import build
-from tests.sleeping import Measured, Nap, forwards_in_flight
+from tests.support.sleeping import Measured, Nap, forwards_in_flight
 from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT, Ended
+from tests.support.programs import ROOT, Ended
 
 pytestmark = pytest.mark.processes
 LIMIT_S = 120

@@ -1,4 +1,7 @@
-"""A run whose ops sleep for known times: what is measured is what the plan, simulated with the measured ops, says."""
+"""A run whose ops sleep for known times: what is measured is what the plan, simulated with the measured ops, says.
+
+On two ranks, and on four with PPTRACE_ALL set; tests/instrument/pipeline/test_sleeping_schedules.py has four without the command.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
-from tests.programs import EXAMPLE, pptrace
+from tests.support.extent import ALL
+from tests.support.programs import EXAMPLE, pptrace
 
 _TINY = (
     "--layers",
@@ -33,7 +37,7 @@ _SLEEP = ("--sleep-forward", "80", "--sleep-backward", "160")
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if ALL else [2])
 def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops(ranks: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     steps = ("--steps", "1:4")

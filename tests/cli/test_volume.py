@@ -18,7 +18,7 @@ from pptrace.report.text import print_report
 from pptrace.report.to_json import report_object
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
-from tests.programs import EXAMPLE, SAMPLES, pptrace
+from tests.support.programs import EXAMPLE, SAMPLES, pptrace
 
 _TINY = (
     "--layers",

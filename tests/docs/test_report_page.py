@@ -19,7 +19,7 @@ from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.find_hang import FoundHang
 from pptrace.workflow.load import load
-from tests.programs import ROOT, SAMPLES
+from tests.support.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 SECTIONS = {

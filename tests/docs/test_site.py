@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.cli.main import cli
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 DOCS = ROOT / "docs"
 OFFLINE = """

@@ -17,7 +17,7 @@ from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import only_posted
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 NUM_RANKS = 3
 SIZES = {
@@ -28,10 +28,8 @@ SIZES = {
 
 
 @pytest.mark.parametrize("record_shapes", [False, True])
-def test_every_call_is_one_row_that_ends_when_its_work_is_done(
-    torch_pool: Pool, tmp_path: Path, record_shapes: bool
-) -> None:
-    called = torch_pool.run(call_all_profiled, record_shapes, str(tmp_path), world=NUM_RANKS)
+def test_every_call_is_one_row_that_ends_when_its_work_is_done(pool: Pool, tmp_path: Path, record_shapes: bool) -> None:
+    called = pool.run(call_all_profiled, record_shapes, str(tmp_path), world=NUM_RANKS)
     traces = read_traces(open_inputs([tmp_path]), 1).traces
     for trace, counts in zip(sorted(traces, key=lambda trace: trace.rank or 0), called, strict=True):
         calls = find_calls(trace.events)
@@ -66,10 +64,10 @@ def read(folder: Path) -> Analysis:
 
 
 def test_ranks_of_one_host_are_on_its_clock_and_those_of_one_that_was_put_wrong_are_found_again(
-    torch_pool: Pool, tmp_path: Path
+    pool: Pool, tmp_path: Path
 ) -> None:
     (tmp_path / "true").mkdir()
-    torch_pool.run(train_with_barriers, str(tmp_path / "true"), world=NUM_RANKS)
+    pool.run(train_with_barriers, str(tmp_path / "true"), world=NUM_RANKS)
     right = read(tmp_path / "true")
     assert right.report.clock.method == ClockMethod.SAME_HOST
     assert set(right.report.clock.offsets_ns.values()) == {0}

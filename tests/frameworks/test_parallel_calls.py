@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.workflow.load import load
 from tests.frameworks.parallel_cases import BATCH, HIDDEN, LAYERS, STEPS, WIDTH, train_parallel
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 FLOAT = 4
 ACTIVATIONS = BATCH * WIDTH * FLOAT
@@ -28,8 +28,8 @@ def calls_of(folder: Path) -> list[Counter[tuple[str, str, int]]]:
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_tensor_and_data_parallel_calls_have_their_axes_and_bytes(torch_pool: Pool, tmp_path: Path, how: str) -> None:
-    losses = [torch_pool.run(train_parallel, how, str(tmp_path), hooked, world=4) for hooked in (False, True)]
+def test_tensor_and_data_parallel_calls_have_their_axes_and_bytes(pool: Pool, tmp_path: Path, how: str) -> None:
+    losses = [pool.run(train_parallel, how, str(tmp_path), hooked, world=4) for hooked in (False, True)]
     assert losses[0] == losses[1]
     forwards = 2 if how == "ddp" else 1  # one of them without a reduction
     wanted = Counter({("tp", "all_reduce", ACTIVATIONS): forwards, ("world", "all_reduce", FLOAT): 1})
@@ -42,9 +42,9 @@ def test_tensor_and_data_parallel_calls_have_their_axes_and_bytes(torch_pool: Po
 
 
 def test_buckets_and_broadcast_buffers_are_of_the_groups_axis_and_sum_to_the_gradients(
-    torch_pool: Pool, tmp_path: Path
+    pool: Pool, tmp_path: Path
 ) -> None:
-    losses = [torch_pool.run(train_parallel, "buckets", str(tmp_path), hooked, world=2) for hooked in (False, True)]
+    losses = [pool.run(train_parallel, "buckets", str(tmp_path), hooked, world=2) for hooked in (False, True)]
     assert losses[0] == losses[1]
     for calls in calls_of(tmp_path):
         assert {axis for axis, _, _ in calls} == {"dp"}

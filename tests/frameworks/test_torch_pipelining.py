@@ -14,7 +14,7 @@ from pptrace.report.to_json import report_object
 from pptrace.workflow.load import load
 from tests.frameworks.by_hand_cases import train_by_hand
 from tests.frameworks.torch_cases import SCHEDULES, SlowRun, TorchRun, train_profiled, train_slow
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 LABELLED = tuple(name for name in SCHEDULES if name != "1f1b")
 
@@ -24,9 +24,9 @@ def record(pool: Pool, run: TorchRun, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4)])
-def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
+def test_the_plan_is_found_microbatch_by_microbatch(pool: Pool, tmp_path: Path, name: str, pp: int) -> None:
     run = TorchRun(name, pp, 2 * pp)
-    record(torch_pool, run, tmp_path)
+    record(pool, run, tmp_path)
     analysis = load([tmp_path])
     plan = analysis.schedule.plan
     assert plan is not None
@@ -50,9 +50,9 @@ def test_the_plan_is_found_microbatch_by_microbatch(torch_pool: Pool, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "record_shapes"), [("1f1b", False), ("gpipe", True), ("zbv", False)])
-def test_every_message_meets_its_other_end(torch_pool: Pool, tmp_path: Path, name: str, record_shapes: bool) -> None:
+def test_every_message_meets_its_other_end(pool: Pool, tmp_path: Path, name: str, record_shapes: bool) -> None:
     run = TorchRun(name, 2, 4, record_shapes=record_shapes)
-    record(torch_pool, run, tmp_path)
+    record(pool, run, tmp_path)
     comms = load([tmp_path]).data.comms
     assert (comms["bytes"] > 0).all() if record_shapes else (comms["bytes"] == -1).all()
     plan = run.plan
@@ -62,8 +62,8 @@ def test_every_message_meets_its_other_end(torch_pool: Pool, tmp_path: Path, nam
     assert (comms["transfer_start_ns"] <= comms["transfer_end_ns"]).all()
 
 
-def test_the_parts_of_every_window_sum_to_it(torch_pool: Pool, tmp_path: Path) -> None:
-    record(torch_pool, TorchRun("interleaved-zb", 2, 4), tmp_path)
+def test_the_parts_of_every_window_sum_to_it(pool: Pool, tmp_path: Path) -> None:
+    record(pool, TorchRun("interleaved-zb", 2, 4), tmp_path)
     for step in load([tmp_path]).report.steps:
         for rank in step.ranks:
             assert rank.exposed_comm_ns is not None
@@ -77,9 +77,9 @@ def vars_of(waterfall: object) -> list[int | None]:
     return [getattr(waterfall, name) for name in waterfall.__slots__]  # type: ignore[attr-defined]
 
 
-def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) -> None:
+def test_waiting_inside_a_label_is_no_compute(pool: Pool, tmp_path: Path) -> None:
     """Ops last from their first operator to their last, and lie within their labels."""
-    record(torch_pool, TorchRun("interleaved-1f1b", 2, 4, steps=1), tmp_path)
+    record(pool, TorchRun("interleaved-1f1b", 2, 4, steps=1), tmp_path)
     ops = load([tmp_path]).data.ops
     for rank in range(2):
         events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
@@ -104,10 +104,10 @@ def test_waiting_inside_a_label_is_no_compute(torch_pool: Pool, tmp_path: Path) 
     ],
 )
 def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
-    torch_pool: Pool, tmp_path: Path, run: SlowRun, world: int, name: str
+    pool: Pool, tmp_path: Path, run: SlowRun, world: int, name: str
 ) -> None:
     """Each op with the kind and microbatch that its own stage saw at that time."""
-    seen = torch_pool.run(train_slow, run, str(tmp_path), world=world, timeout_s=120)
+    seen = pool.run(train_slow, run, str(tmp_path), world=world, timeout_s=120)
     found = recognise([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(world)])
     assert found.schedule.name == name
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
@@ -126,10 +126,10 @@ def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
 
 
 def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(
-    torch_pool: Pool, tmp_path: Path
+    pool: Pool, tmp_path: Path
 ) -> None:
     run = TorchRun("dualpipe-v", 2, 6)
-    record(torch_pool, run, tmp_path)
+    record(pool, run, tmp_path)
     analysis = load([tmp_path])
     assert analysis.report.clock.method == "same-host"
     chunk_of = {stage: run.plan.stages_of(rank).index(stage) for rank in range(2) for stage in run.plan.stages_of(rank)}
@@ -155,9 +155,9 @@ def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_
     ("loop", "reason"), [("ring", "other numbers of messages"), ("chunks", "the nodes of other forwards")]
 )
 def test_what_has_the_order_of_chunks_alone_is_no_interleaved_pipeline(
-    torch_pool: Pool, tmp_path: Path, loop: str, reason: str
+    pool: Pool, tmp_path: Path, loop: str, reason: str
 ) -> None:
-    torch_pool.run(train_by_hand, loop, str(tmp_path), world=4, timeout_s=120)
+    pool.run(train_by_hand, loop, str(tmp_path), world=4, timeout_s=120)
     report = load([tmp_path]).report
     assert (report.schedule.name, report.steps, report.mesh.vpp) == ("unknown", (), None)
     assert any(reason in line for line in report.warnings), report.warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pptrace.analysis.result import Report
-from tests.device_oracle import Op
+from tests.support.device_oracle import Op
 
 
 def ops_of(report: Report, rank: int) -> Iterator[Op]:

@@ -21,10 +21,11 @@ from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
 from tests.gpu.part import Setting, run_part
-from tests.instrument import test_exact, test_mixes
-from tests.instrument.cases import Case
-from tests.instrument.mix_cases import Mix
-from tests.instrument.pool import Pool
+from tests.instrument.models import test_mixes
+from tests.instrument.models.cases.mixes import Mix
+from tests.instrument.pipeline import test_exact
+from tests.instrument.pipeline.cases.training import Case
+from tests.support.pool import Pool
 
 RANKS, LARGE = 4, 8
 START_S, CASE_S, DRY_CASE_S = 120.0, 60.0, 240.0

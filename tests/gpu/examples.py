@@ -12,7 +12,7 @@ import torch
 
 from tests.gpu.part import Setting, main
 from tests.gpu.recorded import GRACE_S, text_of
-from tests.programs import EXAMPLE, pptrace
+from tests.support.programs import EXAMPLE, pptrace
 
 _MODEL = ("--layers", "8", "--hidden", "256", "--heads", "4", "--seq", "128", "--steps", "12")
 _TP = ("--pp", "2", "--tp", "2", "--sequence-parallel", "--overlap")

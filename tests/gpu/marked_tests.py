@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from tests.gpu.checks import Check, Outcome
 from tests.gpu.part import Setting, main
 from tests.gpu.parts import gpu_test_files
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 
 def part(setting: Setting) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.gpu.part import Setting, main
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 BENCH = ROOT / "tests" / "bench" / "bench_marks.py"
 SMALL = ("--mesh", "2x1", "--layers", "2", "--hidden", "32", "--seq", "16", "--microbatches", "2", "--launches", "1")

@@ -3,7 +3,8 @@
     python -m tests.gpu.recorded record …     torch's profiler; every op also lies between two CUDA events of its own
     python -m tests.gpu.recorded nsys …       Nsight Systems
 
-The other readings are those of tests/device_oracle.py (and on CPUs of tests/oracle.py), which share no code with pptrace.
+The other readings are those of tests/support/device_oracle.py (and on CPUs of tests/support/oracle.py), which share no code
+with pptrace.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import torch
 from pptrace.analysis.result import Report
 from pptrace.workflow.load import load
 from tests.analysis.test_oracle import assert_same
-from tests.device_oracle import count, kineto_ops, kineto_pieces, nsight_pieces
 from tests.gpu.checks import Skip
 from tests.gpu.comparison import differences, ops_of
 from tests.gpu.part import Setting, run_part
-from tests.oracle import partition
-from tests.programs import EXAMPLE, ROOT, Ended, pptrace
+from tests.support.device_oracle import count, kineto_ops, kineto_pieces, nsight_pieces
+from tests.support.oracle import partition
+from tests.support.programs import EXAMPLE, ROOT, Ended, pptrace
 
 TIMED = ROOT / "tests" / "gpu" / "cuda_events.py"
 GRACE_S = 15.0

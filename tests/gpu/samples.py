@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from sample_traces.make import forget_host
-from tests.device_oracle import expectation
 from tests.gpu.environment import describe_gpu, facts
 from tests.gpu.part import Setting, main
 from tests.gpu.recorded import GRACE_S, text_of
-from tests.oracle import partition
-from tests.programs import EXAMPLE, ROOT, pptrace
+from tests.support.device_oracle import expectation
+from tests.support.oracle import partition
+from tests.support.programs import EXAMPLE, ROOT, pptrace
 
 LIMIT_BYTES = 600_000
 """Of a whole case."""
@@ -94,12 +94,15 @@ def _readme(name: str, command: str, expected: dict[str, Any]) -> str:
     )
     where = f"{', '.join(gpus)}, which the ranks share: messages through host memory (gloo)" if gpus else "no GPU, gloo"
     if "ranks" in expected:
-        reader = "an independent reading of kernels and launches, `tests/device_oracle.py`"
+        reader = "an independent reading of kernels and launches, `tests/support/device_oracle.py`"
         about = (
             "of each rank the device time, and each op from its first kernel to its last, from the rank's first op on"
         )
     else:
-        reader, about = "an independent reading of the marks, `tests/oracle.py`", "per step and rank the window's parts"
+        reader, about = (
+            "an independent reading of the marks, `tests/support/oracle.py`",
+            "per step and rank the window's parts",
+        )
     return "\n".join(
         (
             f"# {name}: a recording of one training step",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pptrace.model.tables import Category
-from tests.synthetic import START, Event
+from tests.support.synthetic import START, Event
 
 SESSION = START - 5_000_000_000
 """When the session begins, UTC ns."""

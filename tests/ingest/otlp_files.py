@@ -12,7 +12,7 @@ from typing import Any
 
 from pptrace.schedule.actions import Kind
 from tests.roundtrip.styles import groups_of
-from tests.synthetic import START, PaperRun
+from tests.support.synthetic import START, PaperRun
 
 PAUSE = 1000
 OPS = {Kind.F: "forward", Kind.B: "backward"}

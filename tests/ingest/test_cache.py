@@ -28,7 +28,7 @@ from pptrace.workflow import rank_store
 from pptrace.workflow.load import load
 from pptrace.workflow.rank_store import RankStore, find_in_rank, pack, unpack
 from tests.ingest import nsight_files
-from tests.synthetic import START, Event
+from tests.support.synthetic import START, Event
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 Op = Callable[..., dict[str, Any]]

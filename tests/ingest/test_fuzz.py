@@ -1,6 +1,7 @@
 """Damage of every kind to real and made-up files: a report or one clear error, soon, and nothing else.
 
-The suite makes a few hundred changes, the same ones each time. ``PPTRACE_FUZZ_S`` is for how many seconds to make new ones.
+The suite makes a few hundred changes, the same ones each time. With PPTRACE_ALL
+set, new ones for a minute, or for as many seconds as ``PPTRACE_FUZZ_S`` says.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pptrace.errors import PptraceError
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
 from tests.ingest.test_damage import in_kineto_layout
+from tests.support.extent import ALL
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
-SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "0"))
+SECONDS = float(os.environ.get("PPTRACE_FUZZ_S", "60" if ALL else "0"))
 LIMIT_S = 60.0
 """Of processor time for one file that takes well under a second when whole."""
 _MOST_BYTES = 400_000 if SECONDS else 100_000
@@ -164,7 +166,7 @@ def test_damaged_files_give_a_report_or_one_error(
     run(originals, range(part, 60, 4), tmp_path)
 
 
-@pytest.mark.skipif(not SECONDS, reason="PPTRACE_FUZZ_S is not set")
+@pytest.mark.skipif(not SECONDS, reason="neither PPTRACE_ALL nor PPTRACE_FUZZ_S is set")
 def test_new_damage_for_as_long_as_is_asked(originals: list[tuple[str, bytes]], tmp_path: Path) -> None:
     end = time.monotonic() + SECONDS
     first = seed = random.SystemRandom().randrange(2**40)

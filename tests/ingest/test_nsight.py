@@ -38,7 +38,7 @@ from tests.ingest.nsight_files import (
     write_report,
 )
 from tests.ingest.nsight_oracle import device_times
-from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
+from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
 
 generations = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda item: item.version)
 

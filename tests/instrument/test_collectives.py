@@ -8,8 +8,8 @@ from torch import Tensor
 
 from instrument.route import Route
 from pptrace.marks import AwaitMark, Axis, Collective, CollectiveMark, ExchangeMark, Link, Mark
-from tests.instrument.collective_cases import Event, alone, every_operation, own_value, undivided, waited_twice
-from tests.instrument.pool import Pool
+from tests.instrument.cases.collectives import Event, alone, every_operation, own_value, undivided, waited_twice
+from tests.support.pool import Pool
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 

@@ -10,8 +10,8 @@ from instrument.mesh import MeshShape, fit_shape, read_order
 from pptrace.errors import UsageError
 from pptrace.marks import Axis
 from pptrace.model.mesh import MeshInfo
-from tests.instrument.cases import mesh_facts
-from tests.instrument.pool import Pool
+from tests.instrument.pipeline.cases.training import mesh_facts
+from tests.support.pool import Pool
 
 
 def test_ranks_count_tp_fastest_then_cp_dp_and_pp() -> None:

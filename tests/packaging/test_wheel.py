@@ -14,7 +14,7 @@ from email.parser import HeaderParser
 import pytest
 
 import pptrace
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 PACKAGES = ("dashboards", "instrument", "pptrace")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")

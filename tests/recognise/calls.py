@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pptrace.model.tables import COMM_ARGS, Category, Trace, make_table
-from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, START, Event, make_trace
+from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, START, Event, make_trace
 
 ARGS: dict[str, Any] = {name: "" if dtype == "str" else -1 for name, dtype in COMM_ARGS.items()}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pptrace.model.tables import Category
-from tests.synthetic import MAIN_THREAD, START, Event
+from tests.support.synthetic import MAIN_THREAD, START, Event
 
 PACKAGE = "megatron.core.pipeline_parallel"
 GLUE = 3

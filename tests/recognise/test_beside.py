@@ -7,7 +7,7 @@ import pytest
 
 from pptrace.recognise.messages.messages_from_plan import by_plan
 from pptrace.schedule.registry import build
-from tests.synthetic import run_on_paper
+from tests.support.synthetic import run_on_paper
 
 RUN = run_on_paper(build("interleaved-1f1b", 2, 4, 2), lambda action: 500, latency=130)
 

@@ -15,7 +15,7 @@ from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from tests.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import MAIN_THREAD, START, Event, PaperRun, make_trace, run_on_paper
 
 NODE = "autograd::engine::evaluate_function: {}Backward0"
 SLOT = 10_000

@@ -25,7 +25,7 @@ from tests.recognise.calls import (
 )
 from tests.roundtrip.files import events_of, step_begins
 from tests.roundtrip.styles import TorchLabels
-from tests.synthetic import NCCL_STREAM, START, Event, make_trace, run_on_paper
+from tests.support.synthetic import NCCL_STREAM, START, Event, make_trace, run_on_paper
 
 
 def test_all_events_of_a_call_are_one_communication_with_its_kernels_times() -> None:

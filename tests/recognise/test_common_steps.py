@@ -12,7 +12,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import recognise_ranks
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.schedule.registry import build
-from tests.synthetic import record, renamed
+from tests.support.synthetic import record, renamed
 
 FIRST = 5
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pptrace.model.tables import Category
 from pptrace.recognise.device.work import NO_DEVICE, breakdown, device_work
-from tests.synthetic import Event, make_trace
+from tests.support.synthetic import Event, make_trace
 
 NAMES = {
     "compute": (Category.KERNEL, "ampere_sgemm_128x64_nn"),

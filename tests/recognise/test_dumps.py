@@ -18,7 +18,7 @@ from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import LEAD, Style, TorchBatched, Unlabelled, groups_of
 from tests.roundtrip.test_roundtrip import check_messages, cost
-from tests.synthetic import Done, PaperRun, run_on_paper
+from tests.support.synthetic import Done, PaperRun, run_on_paper
 
 STEPS = 2
 GROUP = ("17", "mesh_pp")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pptrace.model.tables import Category
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
-from tests.synthetic import MAIN_THREAD, START, Event, make_trace
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace
 
 GLOO_THREAD = 300
 

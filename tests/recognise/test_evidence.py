@@ -15,7 +15,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled
-from tests.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import MAIN_THREAD, Event, PaperRun, make_trace, run_on_paper
 
 INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 500, latency=130)
 ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)

@@ -11,7 +11,7 @@ from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import only_posted
 from pptrace.workflow.analyse import analyse
 from tests.recognise.calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
-from tests.synthetic import START
+from tests.support.synthetic import START
 
 WORKERS = (501, 502)
 Spans = list[tuple[int, int]]

@@ -10,7 +10,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, Host, Style, TorchBatched, TorchOneFOneB
-from tests.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 

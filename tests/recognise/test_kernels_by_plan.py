@@ -15,7 +15,7 @@ from pptrace.recognise.messages.kernels_from_plan import kernels_by_plan
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.styles import groups_of
-from tests.synthetic import PaperRun, run_on_paper
+from tests.support.synthetic import PaperRun, run_on_paper
 
 MS = 1_000_000
 

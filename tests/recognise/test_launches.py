@@ -9,7 +9,16 @@ from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.schedule.registry import build
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import LEAD, DeepSpeed, Host, MegatronNvtx, Style, TorchOneFOneB, Unlabelled, ZeroBubble
-from tests.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import (
+    AUTOGRAD_THREAD,
+    MAIN_THREAD,
+    NCCL_STREAM,
+    Done,
+    Event,
+    PaperRun,
+    make_trace,
+    run_on_paper,
+)
 
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 EP_STREAM = NCCL_STREAM + 50

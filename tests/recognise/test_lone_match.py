@@ -17,7 +17,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.workflow.analyse import analyse
 from tests.recognise.test_chain_match import NODE, Program
-from tests.synthetic import MAIN_THREAD, START, Event, make_trace
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace
 
 
 def compute_of(found: RecognisedRun) -> pd.DataFrame:

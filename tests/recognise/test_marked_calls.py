@@ -12,7 +12,7 @@ from pptrace.recognise.groups.mesh import mesh_with_declared_pipelines
 from pptrace.recognise.groups.topology import Group, sizes_of
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.run import recognise
-from tests.synthetic import MAIN_THREAD, START, Event, make_trace, marked
+from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, marked
 
 FACTS: dict[str, Any] = {"world_size": 2, "backend": "gloo", "groups": {"0": {"ranks": [0, 1], "axis": "dp"}}}
 SEVERAL = {"0": {"ranks": [0, 1], "axis": ""}, "1": {"ranks": [0, 1], "axis": ""}}

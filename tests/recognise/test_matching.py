@@ -10,7 +10,7 @@ from pptrace.model.tables import COMMS, empty_table, make_table
 from pptrace.recognise.messages.match import match_comms, with_transfers
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from tests.synthetic import BYTES, Recording, record, without
+from tests.support.synthetic import BYTES, Recording, record, without
 
 MESH = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
 

@@ -20,7 +20,7 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.costs import Costs
 from pptrace.workflow.analyse import Analysis, analyse
-from tests.synthetic import make_trace, record
+from tests.support.synthetic import make_trace, record
 
 COSTS = Costs({Kind.F: 100, Kind.I: 90, Kind.W: 110, Kind.B: 200}, p2p_latency_ns=7)
 

@@ -20,7 +20,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.roundtrip.files import events_of
 from tests.roundtrip.styles import Nanotron, Style, Timers, TorchBatched, Unlabelled, ZeroBubble
-from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
 def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> PaperRun:

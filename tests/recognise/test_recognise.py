@@ -33,7 +33,18 @@ from pptrace.recognise.run import recognise
 from pptrace.schedule.actions import Action, Kind, Phase
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
-from tests.synthetic import LEAD, MAIN_THREAD, START, Event, Recording, make_trace, marked, record, renamed, without
+from tests.support.synthetic import (
+    LEAD,
+    MAIN_THREAD,
+    START,
+    Event,
+    Recording,
+    make_trace,
+    marked,
+    record,
+    renamed,
+    without,
+)
 
 SPLIT_BACKWARD = [["0F0", "0F1", "0I0", "0I1", "0W1", "0W0"], ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]]
 RECORDINGS = {

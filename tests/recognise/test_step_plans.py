@@ -12,7 +12,7 @@ from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
 from tests.roundtrip.files import step_begins
 from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
-from tests.synthetic import Event, PaperRun, make_trace, run_on_paper
+from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
 class Numbered(TorchBatched):

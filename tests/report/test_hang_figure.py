@@ -13,7 +13,7 @@ from dashboards.store import Store
 from pptrace.report.hang_figure import edge_rows, wait_graph
 from pptrace.report.html import report_page
 from pptrace.workflow.load import load
-from tests.programs import SAMPLES
+from tests.support.programs import SAMPLES
 
 
 def edge(rank: int, others: list[int], call: str = "all_reduce", seq: int = 3) -> dict[str, Any]:

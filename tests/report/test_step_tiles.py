@@ -9,7 +9,7 @@ import pytest
 from pptrace.analysis.result import Report, StepReport
 from pptrace.report.step_tiles import step_tiles
 from pptrace.workflow.load import load
-from tests.programs import SAMPLES
+from tests.support.programs import SAMPLES
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pptrace.report.tables import Amount
 from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.synthetic import record, without
+from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
 WHOLE = analyse(TRACES).report

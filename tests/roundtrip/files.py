@@ -10,7 +10,7 @@ from pathlib import Path
 from pptrace.model.tables import Category
 from tests.ingest.nsight_files import Process, Report, write_report
 from tests.roundtrip.styles import LEAD, Style
-from tests.synthetic import START, Event, PaperRun
+from tests.support.synthetic import START, Event, PaperRun
 
 PAUSE = 1000
 _CATEGORIES = {

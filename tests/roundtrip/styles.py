@@ -15,7 +15,7 @@ from pptrace.model.tables import Category
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import peer_of
 from pptrace.schedule.plan import Plan
-from tests.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun
+from tests.support.synthetic import AUTOGRAD_THREAD, COMPUTE_STREAM, MAIN_THREAD, NCCL_STREAM, Done, Event, PaperRun
 
 LEAD = 60
 ALL_ONE_CHUNK = ("gpipe", "1f1b", "eager-1f1b")

@@ -21,7 +21,7 @@ from pptrace.workflow.load import load
 from tests.roundtrip.files import WRITERS, step_begins
 from tests.roundtrip.styles import STYLES, Marks, Style, TorchLabels, Unlabelled, ZeroBubble
 from tests.schedule.shapes import legal_shapes
-from tests.synthetic import PaperRun, run_on_paper
+from tests.support.synthetic import PaperRun, run_on_paper
 
 CASES = [(style, schedule) for style in STYLES for schedule in style.schedules]
 SMALL = {"dualpipe-v": (2, 5, 2), "zbv": (3, 6, 2), "v-half": (3, 6, 2), "v-min": (3, 6, 2)}

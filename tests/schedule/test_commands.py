@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pptrace.schedule.registry import SCHEDULES
-from tests.programs import one_line, pptrace_here
+from tests.support.programs import one_line, pptrace_here
 
 
 def test_the_list_has_every_schedule_with_its_source() -> None:

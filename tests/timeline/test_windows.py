@@ -21,7 +21,7 @@ from pptrace.slices import slice_of
 from pptrace.timeline.lanes import Lane, communication_within, lane_of
 from pptrace.timeline.phases import phase_spans, tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
-from tests.synthetic import Event, make_trace, record
+from tests.support.synthetic import Event, make_trace, record
 
 TWO_BY_TWO = MeshInfo(4, pp=2, vpp=1, tp=1, cp=1, dp=2, ep=1, pipelines=((0, 2), (1, 3)))
 

@@ -21,7 +21,7 @@ from pptrace.schedule.actions import parse_action
 from pptrace.workflow.load import load
 from tests.adapters.pipelining_cases import train
 from tests.frameworks.torch_cases import SCHEDULES, TorchRun
-from tests.instrument.pool import Pool
+from tests.support.pool import Pool
 
 BEGIN, END = "<!-- recognised by recognition_table.py -->", "<!-- end of what is recognised -->"
 COLUMNS = ("schedule", "ranks", "trace", "recognised as", "ops right", "ops wrong", "largest offset", "stated bound")

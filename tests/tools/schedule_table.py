@@ -22,8 +22,8 @@ if str(ROOT) not in sys.path:  # worker processes import the same modules by the
 
 from pptrace.errors import UsageError  # noqa: E402
 from pptrace.schedule.registry import SCHEDULES  # noqa: E402
-from tests.instrument.pool import Pool  # noqa: E402
-from tests.sleeping import Measured, Nap, forward_for, measure  # noqa: E402
+from tests.support.pool import Pool  # noqa: E402
+from tests.support.sleeping import Measured, Nap, forward_for, measure  # noqa: E402
 
 BEGIN = "<!-- schedules measured by `make table` -->"
 END = "<!-- end of the measured schedules -->"

@@ -22,7 +22,10 @@ if str(Path(__file__).resolve().parents[2]) not in sys.path:
 from tests.tools.clean_environment import ROOT, CheckError, make_environment, require, run, version
 
 _VERSIONS = ("3.11", "3.12", "3.13")
-_ROOMS = ("analysis", "hang", "ingest", "recognise", "report", "roundtrip", "schedule", "simulate", "timeline")
+_ROOMS = (
+    *("analysis", "clock", "hang_diagnosis", "ingest", "recognise", "report", "roundtrip", "schedule", "simulator"),
+    "timeline",
+)
 _TESTS_S = 1800
 _NEEDED = ("pytest>=8.3", "pytest-xdist>=3.8", "hypothesis>=6.100")
 _ANSWER = "import sys; print('.'.join(map(str, sys.version_info[:2])), sys.executable)"

@@ -1,0 +1,205 @@
+"""What the ranks of the pool run for the tests of context parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import instrument.context.ring
+from instrument.context.attention import ContextAttention, make_context_groups
+from instrument.context.kernels import CpuFlash, Exact, Gradients, Kernel
+from instrument.context.shard import ContextShape, cut, positions
+from instrument.mesh import fit_shape, make_mesh
+from instrument.recorder import Recorder
+from instrument.route import Route
+from pptrace.errors import UsageError
+from pptrace.marks import Mark
+from tests.instrument.cases.collectives import observed
+
+HEADS, HEAD_DIM, MICROBATCH = 4, 8, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCase:
+    """One layer's attention; a sequence of 6 · cp positions unless told otherwise."""
+
+    shape: ContextShape
+    causal: bool = True
+    kv_heads: int = HEADS
+    positions: int = 0
+    dtype: torch.dtype = torch.float64
+    again: bool = False  # inside a checkpoint
+    exact: bool = False  # without flash kernels
+    rows_apart: bool = False  # head dim is not the fastest-varying dimension
+    route: Route = Route.DIRECT
+
+    @property
+    def sequence(self) -> int:
+        return self.positions or 6 * self.shape.size
+
+    def whole(self) -> tuple[Tensor, ...]:
+        """q, k, v and the gradient of the output, (microbatch, sequence, heads, head dim) as a projection gives them."""
+        generator = torch.Generator().manual_seed(self.sequence)
+        heads = (HEADS, self.kv_heads, self.kv_heads, HEADS)
+        return tuple(
+            torch.randn(MICROBATCH, self.sequence, number, HEAD_DIM, dtype=self.dtype, generator=generator)
+            for number in heads
+        )
+
+
+def make_attention(case: ContextCase, pp: int = 1) -> tuple[ContextAttention, int]:
+    """Attention of this rank and its context rank."""
+    mesh = make_mesh(fit_shape(dist.get_world_size(), pp, cp=case.shape.size), "cpu", "gloo")
+    groups = make_context_groups(mesh, case.shape, Recorder(), case.route)
+    return ContextAttention(groups, case.causal), mesh.coordinates[2]
+
+
+def errors(cases: Sequence[ContextCase], pp: int = 1) -> list[list[float]]:
+    """Of every case the largest differences from attention over the whole sequence: output, and gradients of q, k, v."""
+    return [_errors(case, pp) for case in cases]
+
+
+def _errors(case: ContextCase, pp: int) -> list[float]:
+    attention, rank = make_attention(case, pp)
+    if case.exact:
+        instrument.context.ring.kernel_for = lambda q: Exact()
+    try:
+        found = run_layer(attention, case, rank)
+    finally:
+        instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
+    assert {tensor.dtype for tensor in found} == {case.dtype}
+    wanted = [cut(tensor, case.shape, rank) for tensor in reference(case)]
+    return [float((mine - other).abs().max()) for mine, other in zip(found, wanted, strict=True)]
+
+
+def run_layer(attention: ContextAttention, case: ContextCase, rank: int) -> list[Tensor]:
+    """Output and gradients of q, k and v of this rank, as the pipeline runs them: from an edge of the graph."""
+    q, k, v, gradient = (cut(tensor, case.shape, rank) for tensor in case.whole())
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    function = attention
+    if case.again:
+        function = lambda *inputs: checkpoint(attention, *inputs, use_reentrant=False)  # noqa: E731
+    inputs = [leaf.transpose(1, 2) for leaf in leaves]
+    if case.rows_apart:
+        inputs = [tensor.mT.contiguous().mT for tensor in inputs]
+    output = function(*inputs).transpose(1, 2)
+    edge = torch.autograd.graph.get_gradient_edge(output)
+    answer = output.detach().clone()
+    del output, inputs
+    torch.autograd.backward(edge, gradient)
+    return [answer, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def reference(case: ContextCase) -> list[Tensor]:
+    """The same in one process, in float64."""
+    *leaves, gradient = (tensor.double() for tensor in case.whole())
+    inputs = [leaf.requires_grad_().transpose(1, 2) for leaf in leaves]
+    output = F.scaled_dot_product_attention(*inputs, is_causal=case.causal, enable_gqa=True).transpose(1, 2)
+    output.backward(gradient)
+    return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def marks_of(case: ContextCase) -> tuple[list[Mark], list[Mark]]:
+    """The marks of forward, and of backward."""
+    attention, rank = make_attention(case)
+    q, k, v, gradient = (cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    output, forward, _ = observed(lambda: attention(*leaves))
+    _, backward, _ = observed(lambda: output.backward(gradient))
+    return forward, backward
+
+
+def order_of_work(case: ContextCase) -> tuple[str, str]:
+    """Forward and backward as a letter for each event: x posts an exchange, w waits for one, c computes a square."""
+    attention, rank = make_attention(case)
+    q, k, v, gradient = (cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    with profile(activities=[ProfilerActivity.CPU]) as ahead:
+        output = attention(*leaves)
+    with profile(activities=[ProfilerActivity.CPU]) as back:
+        output.backward(gradient)
+    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    letters = {"pp1:exchange": "x", "pp1:await": "w", flash: "c", f"{flash}_backward": "c"}
+
+    def read(profiler: Any) -> str:
+        events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+        return "".join(letters.get(event.name.split(" ")[0], "") for event in events)
+
+    return read(ahead), read(back)
+
+
+class CountingKernel(CpuFlash):
+    """Counts the elements of the score matrix that are asked for."""
+
+    def __init__(self) -> None:
+        self.num_scores = [0, 0]
+
+    def _count(self, index: int, q: Tensor, k: Tensor, masked: bool) -> None:
+        rows, columns = q.shape[2], k.shape[2]
+        assert not masked or rows == columns
+        self.num_scores[index] += rows * (rows + 1) // 2 if masked else rows * columns
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+        self._count(0, q, k, masked)
+        return super().forward(q, k, v, masked)
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, masked: bool
+    ) -> Gradients:
+        self._count(1, q, k, masked)
+        return super().backward(grad, q, k, v, out, lse, masked)
+
+
+def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
+    """Elements of the score matrix that this rank computes in forward and in backward, of every case."""
+    found = []
+    for case in cases:
+        attention, rank = make_attention(case)
+        kernel = CountingKernel()
+
+        def counted(q: Tensor, kernel: Kernel = kernel) -> Kernel:
+            return kernel
+
+        instrument.context.ring.kernel_for = counted
+        try:
+            run_layer(attention, case, rank)
+        finally:
+            instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
+        found.append(kernel.num_scores)
+    return found
+
+
+def rotated_by_position(case: ContextCase) -> float:
+    """Largest difference when queries and keys are turned by their position ids, shard by shard or as a whole."""
+
+    def turn(tensor: Tensor, places: Tensor) -> Tensor:
+        angle = places.to(case.dtype)[:, None] / torch.arange(1, HEAD_DIM // 2 + 1)
+        pairs = torch.view_as_complex(tensor.view(*tensor.shape[:-1], HEAD_DIM // 2, 2).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+    attention, rank = make_attention(case)
+    shards = [cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
+    places = positions(case.shape, case.sequence, rank)
+    found = attention(turn(shards[0], places), turn(shards[1], places), shards[2])
+    q, k, v = (tensor.transpose(1, 2) for tensor in case.whole()[:3])
+    everywhere = torch.arange(case.sequence)
+    wanted = F.scaled_dot_product_attention(turn(q, everywhere), turn(k, everywhere), v, is_causal=case.causal)
+    return float((found - cut(wanted, case.shape, rank, dim=2)).abs().max())
+
+
+def refused(case: ContextCase) -> str:
+    """What a rank is told of a case that cannot run."""
+    try:
+        attention, rank = make_attention(case)
+        run_layer(attention, case, rank)
+    except UsageError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,161 @@
+"""Attention over a sequence cut over ranks gives what attention over the whole sequence gives, and moves what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from instrument.context.shard import ContextShape, Layout
+from instrument.context.squares import RingPlan
+from instrument.route import Route
+from pptrace.analysis.volume.transformer import AttentionSizes, Calls, Volume, attention_volume, total
+from pptrace.marks import AwaitMark, Axis, CollectiveMark, ExchangeMark, Mark
+from tests.instrument.context.cases.attention import (
+    HEAD_DIM,
+    HEADS,
+    MICROBATCH,
+    ContextCase,
+    errors,
+    marks_of,
+    num_scores,
+    order_of_work,
+    refused,
+    rotated_by_position,
+)
+from tests.support.pool import Pool
+
+TOLERANCE = 1e-12
+RINGS = tuple(ContextShape(ring, 1, layout) for ring in (2, 4) for layout in Layout)
+SHAPES = (*RINGS, ContextShape(1, 2), ContextShape(1, 4), *(ContextShape(2, 2, layout) for layout in Layout))
+
+
+def check(pool: Pool, cases: list[ContextCase], tolerance: float = TOLERANCE, pp: int = 1) -> None:
+    for size in sorted({case.shape.size for case in cases}):
+        chosen = [case for case in cases if case.shape.size == size]
+        for rank, row in enumerate(pool.run(errors, chosen, pp, world=size * pp)):
+            for case, found in zip(chosen, row, strict=True):
+                assert len(found) == 4, (case, rank)
+                assert max(found) < tolerance, (case, rank, found)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_outputs_and_gradients_are_those_of_one_process(pool: Pool, kv_heads: int, causal: bool) -> None:
+    check(pool, [ContextCase(shape, causal, kv_heads) for shape in SHAPES])
+
+
+def test_the_shortest_and_uneven_sequences_are_exact(pool: Pool) -> None:
+    check(
+        pool, [ContextCase(shape, causal, 2, positions=shape.divisor) for shape in SHAPES for causal in (True, False)]
+    )
+    check(
+        pool,
+        [
+            ContextCase(ContextShape(4, 1, Layout.CONTIGUOUS), positions=12),
+            ContextCase(ContextShape(1, 4), positions=12),
+        ],
+    )
+
+
+def test_attention_without_flash_kernels_is_the_same(pool: Pool) -> None:
+    check(pool, [ContextCase(shape, causal, 2, exact=True) for shape in RINGS for causal in (True, False)])
+
+
+def test_attention_that_backward_runs_again_is_exact(pool: Pool) -> None:
+    check(pool, [ContextCase(shape, kv_heads=2, again=True) for shape in SHAPES])
+
+
+def test_rows_that_are_not_contiguous_are_exact(pool: Pool) -> None:
+    check(pool, [ContextCase(shape, rows_apart=True) for shape in SHAPES])
+
+
+def test_messages_through_host_memory_are_exact(pool: Pool) -> None:
+    check(pool, [ContextCase(shape, kv_heads=2, route=Route.HOST_STAGED) for shape in SHAPES])
+
+
+def test_each_pipeline_rank_has_context_groups_of_its_own(pool: Pool) -> None:
+    check(pool, [ContextCase(ContextShape(2)), ContextCase(ContextShape(1, 2))], pp=2)
+
+
+def test_one_rank_needs_no_groups(pool: Pool) -> None:
+    check(pool, [ContextCase(ContextShape()), ContextCase(ContextShape(), causal=False, kv_heads=1)])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_smaller_dtypes_stay_near_float64(pool: Pool, dtype: torch.dtype, tolerance: float) -> None:
+    check(pool, [ContextCase(shape, kv_heads=2, dtype=dtype) for shape in SHAPES], tolerance)
+
+
+def test_position_ids_are_those_of_the_shard(pool: Pool) -> None:
+    for shape in SHAPES:
+        for rank, error in enumerate(pool.run(rotated_by_position, ContextCase(shape), world=shape.size)):
+            assert error < TOLERANCE, (shape, rank)
+
+
+@pytest.mark.parametrize("ring", [2, 4])
+def test_balanced_ranks_compute_equally_many_scores_and_none_twice(pool: Pool, ring: int) -> None:
+    case = ContextCase(ContextShape(ring))
+    contiguous = replace(case, shape=ContextShape(ring, 1, Layout.CONTIGUOUS))
+    found = pool.run(num_scores, [case, contiguous, replace(case, causal=False)], world=ring)
+    triangle = case.sequence * (case.sequence + 1) // 2
+    assert [row[0] for row in found] == [[triangle // ring] * 2] * ring
+    assert [sum(row[1][way] for row in found) for way in (0, 1)] == [triangle] * 2
+    assert found[0][1] < found[-1][1]
+    assert [row[2] for row in found] == [[case.sequence**2 // ring] * 2] * ring
+    for rank, row in enumerate(found):
+        plan = RingPlan(ring, rank, case.sequence // ring, True, Layout.CONTIGUOUS)
+        assert row[1] == [plan.num_scores] * 2
+
+
+def test_exchanges_are_posted_before_the_computation_that_hides_them(pool: Pool) -> None:
+    assert pool.run(order_of_work, ContextCase(ContextShape(2)), world=2) == [("xcwc", "xcwcxccw")] * 2
+    found = pool.run(order_of_work, ContextCase(ContextShape(4)), world=4)
+    assert found == [("xcwxcwxcwc", "xcwxcxwxcwxwcwxccw")] * 4
+
+
+def volume(marks: list[Mark]) -> Volume:
+    """Calls and bytes of all-to-alls and messages."""
+    assert all(mark.axis is Axis.CP for mark in marks if isinstance(mark, CollectiveMark | ExchangeMark | AwaitMark))
+    to_all = [{("cp", str(mark.kind)): Calls(1, mark.bytes)} for mark in marks if isinstance(mark, CollectiveMark)]
+    links = [link for mark in marks if isinstance(mark, ExchangeMark) for link in mark.links]
+    return total([*to_all, *({("cp", "send" if link.sends else "recv"): Calls(1, link.bytes)} for link in links)])
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_predicted_bytes_are_the_marked_bytes(pool: Pool, dtype: torch.dtype, kv_heads: int) -> None:
+    shapes = (ContextShape(2), ContextShape(4), ContextShape(1, 2), ContextShape(1, 4), ContextShape(2, 2))
+    for shape, causal in product(shapes, (True, False)):
+        case = ContextCase(shape, causal, kv_heads, dtype=dtype)
+        sizes = (MICROBATCH, case.sequence, HEADS, kv_heads, HEAD_DIM, dtype.itemsize, shape.ring, shape.ulysses)
+        predicted = attention_volume(AttentionSizes(*sizes))
+        for forward, backward in pool.run(marks_of, case, world=shape.size):
+            assert predicted.forward == volume(forward), case
+            assert predicted.backward == volume(backward), case
+
+
+def test_marks_name_the_neighbours_and_are_awaited_once(pool: Pool) -> None:
+    for rank, (forward, backward) in enumerate(pool.run(marks_of, ContextCase(ContextShape(2, 2)))):
+        exchanges = [mark for mark in forward + backward if isinstance(mark, ExchangeMark)]
+        assert {link.peer for mark in exchanges for link in mark.links} == {(rank + 2) % 4}
+        awaited = [mark.handle for mark in forward + backward if isinstance(mark, AwaitMark)]
+        assert sorted(awaited) == sorted(mark.handle for mark in exchanges if mark.handle is not None)
+        assert len(exchanges) == 3  # k and v, again in backward, and their gradients
+        collectives = [mark for mark in forward + backward if isinstance(mark, CollectiveMark)]
+        assert [mark.size for mark in collectives] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (ContextCase(ContextShape(1, 4), kv_heads=3), "4 heads do not divide among 3 KV heads"),
+        (ContextCase(ContextShape(1, 3), kv_heads=1), "4 heads do not divide among 3 Ulysses ranks"),
+    ],
+)
+def test_heads_that_cannot_be_shared_out_are_refused_on_every_rank(pool: Pool, case: ContextCase, told: str) -> None:
+    answers = pool.run(refused, case, world=case.shape.size)
+    assert all(answer.startswith(told) for answer in answers)
+    assert not any("\n" in answer for answer in answers)

@@ -1,0 +1,295 @@
+"""What the ranks of the pool run: training on meshes of every mix of axes, compared with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
+
+from instrument.data.text import TextData
+from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
+from instrument.models.feed import make_feed
+from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.parallel import Parallel, ParallelOptions
+from instrument.optim.adamw import AdamW
+from instrument.optim.buckets import BUCKET_BYTES
+from instrument.optim.clipping import ClippedOptimizer, OptimizerSync, make_clipped_optimizer
+from instrument.optim.control_channel import ControlChannel
+from instrument.optim.main_parameters import Zero, make_adamw
+from instrument.pipeline.partition import partition
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.recorder import Recorder
+from instrument.route import Route
+from pptrace.analysis.volume.gpt_facts import GptFacts
+from pptrace.analysis.volume.transformer import Volume
+from pptrace.model.mesh import MeshInfo
+from pptrace.schedule.lower import lower
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.registry import build
+from tests.instrument.models.cases.call_watch import CallWatch
+
+MICROBATCH_SIZE, SEQUENCE = 1, 16
+HIDDEN, HEADS = 16, 4
+STEPS, LEARNING_RATE = 3, 1e-2
+CPU = torch.device("cpu")
+SIZES = [(pp, tp, cp, dp) for pp, tp, cp, dp in product((1, 2), (1, 2, 4), (1, 2, 4), (1, 2)) if pp * tp * cp * dp <= 8]
+"""(pp, tp, cp, dp) of every mix within eight processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One mesh, and how its ranks work together."""
+
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    sequence: bool = False
+    overlap: bool = False
+    ulysses: int = 1
+    schedule: str = "1f1b"
+    kv_heads: int | None = None
+    tied: bool = True
+    recompute: Recompute = Recompute.NONE
+    dropout: float = 0.0
+    host_staged: bool = False
+    ahead: int = 0
+    bucket_bytes: int = BUCKET_BYTES
+    zero: int = 0
+    bfloat16: bool = False
+    clip: float | None = None  # the largest norm of the gradient
+    sync: OptimizerSync = OptimizerSync.SYNCHRONOUS
+    order: str = "tp-cp-dp-pp"
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def layers(self) -> int:
+        """Two chunks on each of two ranks; without a pipeline two are enough to stand one behind the other."""
+        return 4 if self.pp > 1 else 2
+
+    @property
+    def microbatches(self) -> int:
+        """Twice as many as there are ranks, so that 1F1B has a steady phase; without a pipeline two to add up."""
+        return 2 * self.pp if self.pp > 1 else 2
+
+    @property
+    def shape(self) -> MeshShape:
+        return MeshShape(self.pp, self.dp, self.cp, self.tp, read_order(self.order))
+
+    @property
+    def config(self) -> GptConfig:
+        return GptConfig(
+            self.layers,
+            HIDDEN,
+            HEADS,
+            SEQUENCE,
+            self.tied,
+            torch.bfloat16 if self.bfloat16 else torch.float64,
+            recompute=self.recompute,
+            kv_heads=self.kv_heads,
+            dropout=self.dropout,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        return lower(build(self.schedule, self.pp, self.microbatches))
+
+    @property
+    def options(self) -> ParallelOptions:
+        return ParallelOptions(self.sequence, self.overlap, self.ulysses)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank saw: the largest error of its losses and of its parameters, how many parameters it has, calls to
+    process groups without their mark, and what the marks count.
+    """
+
+    loss_error: float
+    parameter_error: float
+    losses: tuple[float, ...]
+    num_parameters: int
+    unmarked: tuple[str, ...]
+    volumes: tuple[Volume, ...]  # by step
+
+
+def facts_of(mix: Mix, steps: int) -> GptFacts:
+    """What the training script would say of a mix."""
+    layers, stages = mix.layers, mix.plan.chain_length
+    return GptFacts(
+        hidden=HIDDEN,
+        heads=HEADS,
+        kv_heads=HEADS if mix.kv_heads is None else mix.kv_heads,
+        sequence=SEQUENCE,
+        microbatch_size=MICROBATCH_SIZE,
+        vocabulary=256,
+        dtype="bfloat16" if mix.bfloat16 else "float64",
+        tied=mix.tied,
+        layers_per_stage=(layers // stages,) * stages,
+        sequence_parallel=mix.sequence,
+        overlap=mix.overlap,
+        ulysses=mix.ulysses,
+        recompute=mix.recompute.value,
+        recompute_microbatches_beyond=None,
+        zero=mix.zero,
+        bucket_bytes=mix.bucket_bytes,
+        clip_grad=mix.clip or 0.0,
+        optimizer_sync=mix.sync.value,
+        steps=steps,
+    )
+
+
+def mesh_info(mix: Mix) -> MeshInfo:
+    """The mesh as an analysis knows it from the traces."""
+    shape = mix.shape
+    places = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
+    pipelines = sorted(tuple(shape.rank_of(pp, *place) for pp in range(shape.pp)) for place in places)
+    chunks = mix.plan.num_chunks
+    return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
+
+
+def train_mixes(mixes: Sequence[Mix]) -> list[Outcome]:
+    """Train every mix (all of one mesh shape)."""
+    mesh = mesh_of(mixes[0])
+    return [_train(mix, mesh) for mix in mixes]
+
+
+def device_of(mix: Mix) -> torch.device:
+    """Of this rank: a GPU, which ranks may share, where there is one and messages go through host memory."""
+    if not mix.host_staged or not torch.cuda.is_available():
+        return CPU
+    return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+
+
+def mesh_of(mix: Mix) -> Mesh:
+    device = device_of(mix)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return make_mesh(mix.shape, "cpu", "gloo", mix.plan.num_chains > 1)
+
+
+def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
+    route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
+    device, zero = device_of(mix), Zero(mix.zero)
+    wiring = Wiring(
+        device, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
+    )
+    cut = partition(mix.layers, mix.plan.chain_length)
+    return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
+
+
+def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
+    """Train; the losses, on ranks that have them."""
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
+    feed = make_feed(data.batch, mesh, mix.plan, parallel_of(runtime), device_of(mix), (MICROBATCH_SIZE, SEQUENCE))
+    optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, LEARNING_RATE)
+    clipped = None if mix.clip is None else _clipped(mix, mesh, runtime, optimizer, mix.clip)
+    losses = []
+    for step in range(steps):
+        result = runtime.run(feed.batch(step), step, clipped)
+        if clipped is None:
+            runtime.optimize(optimizer, step)
+        else:
+            clipped.optimize(step)
+        if result.loss is not None:
+            losses.append(float(result.loss))
+    if clipped is not None:
+        clipped.finish(steps - 1)
+    return losses
+
+
+def _clipped(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, optimizer: AdamW, max_norm: float) -> ClippedOptimizer:
+    channel = ControlChannel(mesh, runtime.program.recorder, sharded=runtime.gradients.sharded)
+    counted = runtime.gradients.counted
+    return make_clipped_optimizer(mix.sync, optimizer, counted, max_norm, channel, runtime.program.recorder)
+
+
+def parallel_of(runtime: PipelineRuntime) -> Parallel:
+    stage = next(iter(runtime.program.stages.values()))
+    assert isinstance(stage, GptStage)
+    return _parallel_in(stage)
+
+
+def _parallel_in(stage: GptStage) -> Parallel:
+    block = next(iter(stage.blocks.values()))
+    assert isinstance(block.parallel, Parallel)
+    return block.parallel
+
+
+def _train(mix: Mix, mesh: Mesh) -> Outcome:
+    watch = CallWatch()
+    runtime = runtime_of(mix, mesh, watch.recorder())
+    with watch.watching():
+        losses = run_steps(mix, mesh, runtime, STEPS)
+    whole, expected = reference(mix.pp, mix.dp, mix.tied, mix.kv_heads, mix.clip)
+    errors = [0.0]
+    for stage in runtime.program.stages.values():
+        assert isinstance(stage, GptStage)
+        errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
+    loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
+    volumes = tuple(watch.volume(step) for step in range(STEPS))
+    parameters = len(list(runtime.program.parameters()))
+    return Outcome(max(loss_errors), max(errors), tuple(losses), parameters, tuple(watch.problems), volumes)
+
+
+def _pairs(mix: Mix, mesh: Mesh, stage: GptStage, whole: GptStage) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter of a stage, and the part of the whole model's that it should be."""
+    layers = [int(layer) for layer in stage.blocks]
+    right = GptStage(mix.config, layers, _parallel_in(stage))
+    with torch.no_grad():
+        if right.embedding is not None and whole.embedding is not None:
+            right.embedding.take(whole.embedding)
+        for layer, block in right.blocks.items():
+            block.take(whole.blocks[layer])  # type: ignore[operator]
+        if right.head is not None and whole.head is not None:
+            right.head.take(whole.head)
+    trained, expected = (dict(each.named_parameters(remove_duplicate=False)) for each in (stage, right))
+    return [_same_part(mesh, trained[name], expected[name].detach()) for name in expected]
+
+
+def _same_part(mesh: Mesh, trained: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor and what it should be; of a sharded one this replica's rows."""
+    if not isinstance(trained, DTensor):
+        return trained.detach().cpu(), expected
+    replicas = mesh.groups[mesh.replicas]
+    rows = expected.chunk(replicas.size())[dist.get_rank(replicas) :][:1]
+    return trained.to_local().detach().cpu(), rows[0] if rows else expected[:0]
+
+
+@lru_cache
+def reference(
+    pp: int, dp: int, tied: bool, kv_heads: int | None, clip: float | None = None, bfloat16: bool = False
+) -> tuple[GptStage, tuple[float, ...]]:
+    """The model after the same steps in one process, and its losses; all in float64, from the values of ``bfloat16``."""
+    mix = Mix(pp=pp, dp=dp, tied=tied, kv_heads=kv_heads, bfloat16=bfloat16)
+    model = GptStage(mix.config, range(mix.layers)).double()
+    if tied:
+        assert model.embedding is not None
+        assert model.head is not None
+        model.head.projection.weight = model.embedding.tokens.weight
+    optimizer = torch.optim.AdamW(nn.ModuleList([model]).parameters(), lr=LEARNING_RATE)
+    data = TextData(mix.microbatches, MICROBATCH_SIZE, SEQUENCE)
+    losses = []
+    for step in range(STEPS):
+        batches = [data.batch(step, dp_rank) for dp_rank in range(dp)]
+        tokens = torch.cat([batch.tokens.flatten(0, 1) for batch in batches])
+        targets = torch.cat([batch.targets.flatten(0, 1) for batch in batches])
+        loss = cross_entropy(model(tokens), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if clip is not None:
+            clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return model, tuple(losses)

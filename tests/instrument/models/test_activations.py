@@ -1,0 +1,276 @@
+"""The activations that a layer keeps: the papers' numbers, and ours against what autograd saves, to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from instrument.backward_split.split import attach
+from instrument.context.shard import ContextShape
+from instrument.mesh import fit_shape, make_mesh
+from instrument.models.activations import (
+    FUSED,
+    Kept,
+    RankActivations,
+    RankForm,
+    embedding_tensors,
+    fused_kernel,
+    head_tensors,
+    layer_tensors,
+    paper_layer_bytes,
+    rank_activations,
+    stage_activations,
+    total_bytes,
+)
+from instrument.models.gpt import Block, Embedding, GptConfig, Head, Recompute, cross_entropy
+from instrument.models.parallel import Parallel, ParallelOptions, alone, make_parallel
+from instrument.pipeline.partition import partition
+from instrument.recorder import Recorder
+from pptrace.schedule.registry import build
+from tests.support.pool import Pool
+
+MICROBATCH, SEQUENCE, HIDDEN, HEADS = 3, 16, 32, 8
+CPU = torch.device("cpu")
+FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+Storages = Counter[tuple[int, torch.dtype]]
+"""How many distinct storages of so many bytes and this dtype."""
+
+
+def config(**given: Any) -> GptConfig:
+    return GptConfig(2, HIDDEN, HEADS, SEQUENCE, **{"dtype": torch.float64, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What autograd kept of the forwards of one layer, the embedding, and the head with its loss; and which attention ran."""
+
+    layer: Storages
+    embedding: Storages
+    head: Storages
+    attentions: frozenset[str]
+
+
+class Attentions(TorchDispatchMode):
+    """The attention kernels that run while it is on, and softmaxes, of which a fused attention has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(word in str(func) for word in ("attention", "softmax")):
+            self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def saved_by(forward: Callable[[], Tensor], module: nn.Module, exempt: tuple[Tensor, ...] = ()) -> Storages:
+    """Distinct storages that are neither parameters nor ``exempt``."""
+    known = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *exempt)}
+    found: dict[int, tuple[Any, int, torch.dtype]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()  # held on to, so that no other gets its identity
+        if storage._cdata not in known:
+            found.setdefault(storage._cdata, (storage, storage.nbytes(), tensor.dtype))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return Counter((num_bytes, dtype) for _, num_bytes, dtype in found.values())
+
+
+def save(model: GptConfig, parallel: Parallel, told: bool = False, splits: bool = False) -> Saved:
+    block, embedding, head = Block(model, parallel), Embedding(model, parallel), Head(model, parallel)
+    if splits:
+        for part in (block, embedding, head):
+            attach(part)
+    held = SEQUENCE // parallel.context.size
+    tokens, targets = torch.randint(256, (2, MICROBATCH, held))
+    x = torch.randn(MICROBATCH, parallel.activation_length(SEQUENCE), HIDDEN, dtype=model.dtype).requires_grad_()
+    with Attentions() as seen:
+        layer = saved_by(lambda: block(x, recompute=told), block)
+    return Saved(
+        layer,
+        saved_by(lambda: embedding(tokens), embedding, (tokens,)),
+        saved_by(lambda: cross_entropy(head(x), targets, parallel.region.group), head, (targets,)),
+        frozenset(seen.names),
+    )
+
+
+def storages(tensors: tuple[Kept, ...]) -> Storages:
+    return Counter((tensor.bytes, tensor.dtype) for tensor in tensors)
+
+
+def check(saved: Saved, form: RankForm, recompute: Recompute) -> None:
+    case = (form, recompute)
+    assert saved.layer == storages(layer_tensors(form, recompute)), case
+    assert saved.embedding == storages(embedding_tensors(form)), case
+    assert saved.head == storages(head_tensors(form)), case
+    assert saved.attentions == {FLASH}, case
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recompute", Recompute)
+def test_one_rank_keeps_what_is_predicted(recompute: Recompute, dtype: torch.dtype, splits: bool) -> None:
+    for kv_heads, dropout in product((None, 2, 1), (0.0, 0.1)):
+        model = config(recompute=recompute, dtype=dtype, kv_heads=kv_heads, dropout=dropout)
+        check(save(model, alone(), splits=splits), RankForm(model, MICROBATCH), recompute)
+
+
+def test_a_layer_told_to_recompute_keeps_its_input() -> None:
+    for recompute in Recompute:
+        model = config(recompute=recompute)
+        check(save(model, alone(), told=True), RankForm(model, MICROBATCH), Recompute.FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How four ranks share layers; dp takes what tp and cp leave."""
+
+    tp: int = 1
+    cp: int = 1
+    options: ParallelOptions = ParallelOptions()  # noqa: RUF009 — frozen
+    kv_heads: int | None = None
+
+
+MODELS = [
+    {"recompute": recompute, "dtype": dtype, "dropout": dropout}
+    for recompute in Recompute
+    for dtype, dropout in ((torch.float64, 0.0), (torch.bfloat16, 0.1))
+]
+SHARDS, OVERLAPPED = ParallelOptions(sequence=True), ParallelOptions(sequence=True, overlap=True)
+WAYS = {
+    "tensor": Way(tp=2),
+    "tensor, overlapped": Way(tp=2, options=ParallelOptions(overlap=True)),
+    "sequence": Way(tp=2, options=SHARDS),
+    "sequence, overlapped": Way(tp=2, options=OVERLAPPED),
+    "tensor over all ranks, with copied KV heads": Way(tp=4, kv_heads=2),
+    "sequence over all ranks, with one KV head": Way(tp=4, options=SHARDS, kv_heads=1),
+    "ring": Way(cp=2),
+    "ring of grouped queries": Way(cp=4, kv_heads=2),
+    "Ulysses": Way(cp=2, options=ParallelOptions(ulysses=2)),
+    "Ulysses with repeated KV heads": Way(cp=4, options=ParallelOptions(ulysses=4), kv_heads=2),
+    "ring of Ulysses": Way(cp=4, options=ParallelOptions(ulysses=2)),
+    "ring in a sequence-parallel region": Way(tp=2, cp=2, options=SHARDS),
+    "Ulysses in a sequence-parallel region": Way(tp=2, cp=2, options=ParallelOptions(True, True, 2), kv_heads=4),
+}
+
+
+def save_way(way: Way) -> list[Saved]:
+    """What this rank keeps of every model."""
+    mesh = make_mesh(fit_shape(dist.get_world_size(), pp=1, cp=way.cp, tp=way.tp), "cpu", "gloo")
+    parallel = make_parallel(mesh, way.options, Recorder())
+    return [save(config(kv_heads=way.kv_heads, **model), parallel) for model in MODELS]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ranks_of_every_way_of_parallelism_keep_what_is_predicted(pool: Pool, name: str) -> None:
+    way = WAYS[name]
+    shape = fit_shape(4, pp=1, cp=way.cp, tp=way.tp)
+    for row in pool.run(save_way, way, timeout_s=300):
+        for model, saved in zip(MODELS, row, strict=True):
+            form = RankForm.of(config(kv_heads=way.kv_heads, **model), MICROBATCH, shape, way.options)
+            check(saved, form, form.config.recompute)
+
+
+def test_an_attention_that_is_not_fused_keeps_scores_and_is_known_by_its_kernel() -> None:
+    form = RankForm(config(), MICROBATCH)
+    assert fused_kernel(form, CPU) == SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(SDPBackend.MATH):
+        assert fused_kernel(form, CPU) == SDPBackend.MATH
+        kept = save(form.config, alone()).layer
+    assert sum(num_bytes * count for (num_bytes, _), count in kept.items()) > total_bytes(
+        layer_tensors(form, Recompute.NONE)
+    )
+    assert fused_kernel(replace(form, context=ContextShape(ring=2)), CPU) is None
+
+
+def test_the_attention_is_named() -> None:
+    shapes = (ContextShape(), ContextShape(2), ContextShape(1, 2), ContextShape(2, 2))
+    names = [RankForm(config(), MICROBATCH, context=shape).attention for shape in shapes]
+    assert names == [FUSED, "ring attention", f"Ulysses with {FUSED}", "Ulysses with ring attention"]
+
+
+GPT3 = GptConfig(96, 12288, 96, 2048, dtype=torch.bfloat16, dropout=0.1)
+MT_NLG = GptConfig(105, 20480, 128, 2048, dtype=torch.bfloat16, dropout=0.1)
+
+
+@pytest.mark.parametrize(("model", "scores"), [(GPT3, 80), (MT_NLG, 64)])
+def test_the_formulas_give_the_papers_own_numbers(model: GptConfig, scores: int) -> None:
+    """Section 5: 5·a·s/h is 80 for GPT-3 and 64 for MT-NLG, so selective recompute saves 70 % and 65 %."""
+    b, t = 1, 8
+    sbh = model.sequence * b * model.hidden
+    alone_form, tensor = RankForm(model, b), RankForm(model, b, tp=t)
+    sequence = RankForm(model, b, tp=t, sequence=True)
+    assert paper_layer_bytes(alone_form, Recompute.NONE) == sbh * (34 + scores)
+    assert paper_layer_bytes(tensor, Recompute.NONE) == sbh * (10 + 24 // t + scores // t)
+    assert paper_layer_bytes(sequence, Recompute.NONE) == sbh * (34 + scores) // t
+    assert paper_layer_bytes(tensor, Recompute.SELECTIVE) == sbh * (10 + 24 // t)
+    assert paper_layer_bytes(sequence, Recompute.SELECTIVE) == sbh * 34 // t
+    assert paper_layer_bytes(alone_form, Recompute.FULL) == paper_layer_bytes(tensor, Recompute.FULL) == 2 * sbh
+    assert paper_layer_bytes(sequence, Recompute.FULL) == 2 * sbh // t
+    saved = 1 - paper_layer_bytes(sequence, Recompute.SELECTIVE) / paper_layer_bytes(sequence, Recompute.NONE)
+    assert saved == pytest.approx({80: 0.70, 64: 0.65}[scores], abs=0.005)
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+def test_context_ranks_divide_every_term_once(recompute: Recompute) -> None:
+    for tp, sequence in ((1, False), (8, False), (8, True)):
+        whole = RankForm(GPT3, 1, tp, sequence=sequence)
+        for context in (ContextShape(ring=4), ContextShape(ulysses=4), ContextShape(2, 2)):
+            share = replace(whole, context=context)
+            assert paper_layer_bytes(share, recompute) * 4 == paper_layer_bytes(whole, recompute)
+
+
+def test_with_16_bits_and_dropout_our_layer_is_the_papers_but_for_statistics() -> None:
+    """Its 34·s·b·h, or what of them a rank has; scores are not kept, and the log-sum-exp and the norms' statistics are."""
+    for tp, sequence in ((1, False), (8, False), (8, True)):
+        form = RankForm(GPT3, 2, tp, sequence=sequence)
+        statistics = 4 * 2 * form.between
+        log_sum_exp = 4 * form.held * GPT3.heads // tp
+        ours = total_bytes(layer_tensors(form, Recompute.NONE))
+        assert ours == paper_layer_bytes(form, Recompute.SELECTIVE) + statistics + log_sum_exp
+        assert total_bytes(layer_tensors(form, Recompute.SELECTIVE)) == ours - log_sum_exp
+        assert total_bytes(layer_tensors(form, Recompute.FULL)) == paper_layer_bytes(form, Recompute.FULL)
+
+
+def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
+    form, plan, cut = RankForm(config(), MICROBATCH), build("1f1b", 2, 4), partition(5, 2)
+    first = stage_activations(form, 3, True, False, Recompute.NONE)
+    last = stage_activations(form, 2, False, True, Recompute.NONE)
+    assert rank_activations(form, plan, cut, 0) == first + first
+    assert rank_activations(form, plan, cut, 1) == last
+    assert first.num_layers == 3
+    assert first.layers_bytes == 3 * total_bytes(layer_tensors(form, Recompute.NONE))
+    assert first.ends_bytes == total_bytes(embedding_tensors(form))
+    assert last.ends_bytes == total_bytes(head_tensors(form))
+    assert last.paper_bytes == 2 * paper_layer_bytes(form, Recompute.NONE)
+
+
+def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
+    form, plan, cut = RankForm(config(), MICROBATCH), build("1f1b", 2, 4), partition(5, 2)
+    none, full = (stage_activations(form, 3, True, False, how) for how in (Recompute.NONE, Recompute.FULL))
+    assert rank_activations(form, plan, cut, 0, keep=2) == none + none
+    assert rank_activations(form, plan, cut, 0, keep=1) == none + full
+    assert rank_activations(form, plan, cut, 0, keep=0) == full + full
+
+
+def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:
+    form, plan = RankForm(config(), MICROBATCH), build("zbv", 2, 1)
+    both = stage_activations(form, 1, True, False, Recompute.NONE) + stage_activations(
+        form, 1, False, True, Recompute.NONE
+    )
+    assert rank_activations(form, plan, partition(4, 4), 0) == both
+    assert both - both == RankActivations()

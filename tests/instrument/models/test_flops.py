@@ -1,0 +1,159 @@
+"""The papers' FLOP formula counts what torch's own counter sees of our model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from instrument.backward_split.split import attach
+from instrument.examples.progress import Work
+from instrument.mesh import fit_shape, make_mesh
+from instrument.models.flops import StepFlops, count_full, step_flops
+from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
+from instrument.models.parallel import ParallelOptions, make_parallel
+from instrument.models.peaks import Peak
+from instrument.pipeline.partition import partition
+from instrument.recorder import Recorder
+from pptrace.errors import UsageError
+from pptrace.schedule.registry import build
+from tests.support.pool import Pool
+
+LAYERS, HIDDEN, SEQUENCE, BATCH = 3, 8, 20, 2
+LAST_OF_LAYER = 8 * BATCH * SEQUENCE * HIDDEN**2
+LAST_OF_ATTENTION = 2 * BATCH * SEQUENCE**2 * HIDDEN
+
+
+def config(recompute: Recompute) -> GptConfig:
+    return GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, recompute=recompute)
+
+
+def counted(recompute: Recompute, splits: bool, told: bool = False) -> int:
+    """FLOPs of a forward and backward by torch, which counts an attention made of matrix products."""
+    model = GptStage(config(recompute), range(LAYERS))
+    if splits:
+        attach(model)
+    tokens = torch.randint(256, (BATCH, SEQUENCE))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(model(tokens, recompute=told), tokens).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_model_flops_are_the_matrix_products_of_forward_and_backward(splits: bool) -> None:
+    flops = step_flops(config(Recompute.NONE), BATCH)
+    assert flops.model == flops.hardware == counted(Recompute.NONE, splits)
+
+
+def test_model_flops_are_the_papers_formula() -> None:
+    s, h, layers, v = 2048, 1536, 24, 256
+    paper = 72 * 8 * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
+    for recompute in Recompute:
+        assert step_flops(GptConfig(layers, h, 16, s, recompute=recompute), 8).model == pytest.approx(paper, rel=1e-12)
+
+
+def test_full_recompute_is_a_third_more_of_the_layers_as_in_the_first_papers_equation() -> None:
+    s, h, layers, v = 2048, 1536, 24, 256
+    # Equation 3 has the head's 6·B·s·h·V as V/(16·l·h) of the 96.
+    paper = 96 * 8 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    flops = step_flops(GptConfig(layers, h, 16, s, recompute=Recompute.FULL), 8)
+    assert flops.hardware == pytest.approx(paper, rel=1e-12)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_full_recompute_runs_what_is_counted_but_for_the_last_product_where_the_backward_is_whole(told: bool) -> None:
+    recompute = Recompute.NONE if told else Recompute.FULL
+    flops = step_flops(config(recompute), BATCH, LAYERS * BATCH if told else 0)
+    assert flops.hardware == counted(recompute, splits=True, told=told)
+    assert flops.hardware - LAYERS * LAST_OF_LAYER == counted(recompute, splits=False, told=told)
+
+
+def test_selective_recompute_runs_the_attention_again_but_for_its_last_product() -> None:
+    flops = step_flops(config(Recompute.SELECTIVE), BATCH)
+    assert flops.hardware == flops.model + LAYERS * 4 * BATCH * SEQUENCE**2 * HIDDEN
+    assert flops.hardware - LAYERS * LAST_OF_ATTENTION == counted(Recompute.SELECTIVE, splits=False)
+
+
+def test_selective_recompute_is_a_third_more_of_the_attention_where_the_paper_writes_twice_as_much() -> None:
+    """Appendix A of arXiv 2205.05198 has s/(3h) for the s/(6h) of the attention: two attentions more, where a third runs."""
+    s, h, layers, v = 2048, 1536, 24, 256
+    paper = 72 * 8 * s * layers * h**2 * (1 + s / (3 * h) + v / (12 * layers * h))
+    flops = step_flops(GptConfig(layers, h, 16, s, recompute=Recompute.SELECTIVE), 8)
+    attention = 12 * 8 * s**2 * h * layers
+    assert flops.hardware - flops.model == attention // 3
+    assert paper - flops.model == pytest.approx(attention, rel=1e-9)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_have_a_smaller_projection(kv_heads: int) -> None:
+    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, kv_heads=kv_heads)
+    stage = GptStage(model, range(LAYERS))
+    tokens = torch.randint(256, (BATCH, SEQUENCE))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(stage(tokens), tokens).backward()
+    assert step_flops(model, BATCH).model == counter.get_total_flops()
+
+
+def shares_of(sizes: dict[str, int], options: ParallelOptions, recompute: Recompute) -> int:
+    """FLOPs of this rank's forward and backward by torch, with an attention made of matrix products."""
+    mesh = make_mesh(fit_shape(4, **sizes), "cpu", "gloo")
+    model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
+    parallel = make_parallel(mesh, options, Recorder())
+    stage = GptStage(model, range(LAYERS), parallel)
+    attach(stage)  # so that a recomputed layer runs whole
+    tokens = torch.randint(256, (BATCH, SEQUENCE // mesh.shape.cp))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(stage(tokens), tokens, parallel.region.group).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({"pp": 1, "tp": 2}, ParallelOptions()),
+        ({"pp": 1, "tp": 2}, ParallelOptions(sequence=True, overlap=True)),
+        ({"pp": 1, "cp": 2}, ParallelOptions(ulysses=2)),
+        ({"pp": 1, "tp": 2, "cp": 2}, ParallelOptions(sequence=True, ulysses=2)),
+    ],
+)
+def test_the_ranks_of_a_mesh_share_out_the_flops_of_a_step(
+    pool: Pool, sizes: dict[str, int], options: ParallelOptions
+) -> None:
+    for recompute in (Recompute.NONE, Recompute.FULL):
+        ranks = pool.run(shares_of, sizes, options, recompute, timeout_s=300)
+        shape = fit_shape(4, **sizes)
+        model = GptConfig(LAYERS, HIDDEN, 4, SEQUENCE, recompute=recompute, kv_heads=2)
+        # What all ranks do is what MFU divides by the time, the world and a rank's peak.
+        assert sum(ranks) == step_flops(model, BATCH).times(shape.dp).hardware
+        assert len(set(ranks)) == 1
+
+
+def test_microbatches_beyond_those_that_are_kept_count_as_full() -> None:
+    plan = build("1f1b", 2, 4)  # windows of 2 and 1: rank 0 recomputes every second, rank 1 none
+    cut = partition(LAYERS, 2)
+    assert count_full(plan, cut, BATCH, 1) == 2 * 2 * BATCH
+    assert count_full(plan, cut, BATCH, 0) == 4 * LAYERS * BATCH
+    assert count_full(plan, cut, BATCH, 2) == 0
+    none = step_flops(config(Recompute.NONE), 4 * BATCH)
+    half = step_flops(config(Recompute.SELECTIVE), 4 * BATCH, count_full(plan, cut, BATCH, 1))
+    full = step_flops(config(Recompute.FULL), 4 * BATCH)
+    assert none.hardware < half.hardware < full.hardware
+    assert step_flops(config(Recompute.SELECTIVE), 4 * BATCH, count_full(plan, cut, BATCH, 0)) == full
+
+
+def test_more_full_recomputes_than_there_are_layers_is_one_line() -> None:
+    with pytest.raises(UsageError, match="7 full recomputes of 6 passes through a layer"):
+        step_flops(config(Recompute.NONE), BATCH, 7)
+
+
+def test_utilisation_is_over_all_ranks_and_names_hardware_only_where_it_differs() -> None:
+    peak = Peak(100e12, "the table")
+    plain = Work(1000, StepFlops(40 * 10**12, 40 * 10**12).times(2), world=4, peak=peak)
+    assert plain.rates(0.5) == "     2,000 tokens/s   160.0 TFLOP/s   MFU 40.0 %"
+    again = Work(1000, StepFlops(40 * 10**12, 50 * 10**12).times(2), world=4, peak=peak)
+    assert again.rates(0.5).endswith("MFU 40.0 %   HFU 50.0 %")
+    assert plain.heading() == "MFU: of 100.0 TFLOP/s per rank (the table)"
+    unknown = Work(1000, StepFlops(4 * 10**9, 4 * 10**9), world=1, peak=None)
+    assert unknown.rates(2.0).endswith("2.00 GFLOP/s   MFU –")
+    assert "--peak-tflops" in unknown.heading()

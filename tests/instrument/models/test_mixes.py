@@ -1,0 +1,147 @@
+"""Training on mixes of axes that fit eight ranks equals training in one process: loss and parameters, float64, 1e-9.
+
+The grid has every two settings of axes, schedule and sequence parallelism together, and every mesh with PPTRACE_ALL set. In
+every run each call to a process group lies in one mark of its axis and size; in those of the grid the marks count what
+the formulas predict, to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from instrument.models.gpt import Recompute
+from instrument.optim.clipping import OptimizerSync
+from pptrace.analysis.volume.step import StepVolume
+from tests.instrument.models.cases.mixes import SIZES, STEPS, Mix, Outcome, facts_of, mesh_info, train_mixes
+from tests.support.extent import ALL
+from tests.support.pool import Pool
+
+TOLERANCE = 1e-9
+
+
+def check(pool: Pool, mixes: list[Mix]) -> list[list[Outcome]]:
+    outcomes = pool.run(train_mixes, mixes, world=mixes[0].world, timeout_s=300)
+    for index, mix in enumerate(mixes):
+        ranks = [row[index] for row in outcomes]
+        for rank, outcome in enumerate(ranks):
+            assert outcome.parameter_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.loss_error < TOLERANCE, (mix, rank, outcome)
+            assert outcome.num_parameters > 0
+            assert outcome.unmarked == (), (mix, rank, outcome.unmarked[:3])
+        assert any(len(outcome.losses) == STEPS for outcome in ranks)
+    return outcomes
+
+
+GRID = [
+    Mix(*sizes, schedule=schedule, sequence=sequence)
+    for sizes in SIZES
+    for schedule in (("1f1b", "interleaved-1f1b") if sizes[0] > 1 else ("1f1b",))
+    for sequence in ((False, True) if sizes[1] > 1 else (True,))  # one rank has nothing to share a sequence with
+]
+
+
+def pairs_of(mix: Mix) -> set[tuple[tuple[str, object], ...]]:
+    """Every two settings that a mix has together."""
+    names = ("pp", "tp", "cp", "dp", "schedule", "sequence")
+    return set(combinations([(name, getattr(mix, name)) for name in names], 2))
+
+
+def pairwise(mixes: list[Mix]) -> list[Mix]:
+    """Few of the mixes in which all pairs of settings occur: always the one with most new pairs, of several the smallest."""
+    missing = set().union(*map(pairs_of, mixes))
+    chosen = []
+    while missing:
+        chosen.append(max(mixes, key=lambda mix: (len(pairs_of(mix) & missing), -mix.world)))
+        missing -= pairs_of(chosen[-1])
+    return chosen
+
+
+def name_of(mix: Mix) -> str:
+    return f"pp{mix.pp}-tp{mix.tp}-cp{mix.cp}-dp{mix.dp}-{mix.schedule}{'-sp' if mix.sequence else ''}"
+
+
+@pytest.mark.parametrize("mix", GRID if ALL else pairwise(GRID), ids=name_of)
+def test_every_mix_trains_as_one_process_does(pool: Pool, mix: Mix) -> None:
+    for rank, (outcome,) in enumerate(check(pool, [mix])):
+        predicted = StepVolume(facts_of(mix, STEPS), mesh_info(mix), mix.plan)
+        assert outcome.volumes == tuple(predicted.of_rank(rank, step) for step in range(STEPS)), (mix, rank)
+
+
+@pytest.mark.parametrize("order", ["pp-tp-cp-dp", "cp-dp-pp-tp"])
+def test_any_order_of_the_axes_trains_the_same(pool: Pool, order: str) -> None:
+    mix = Mix(pp=2, tp=2, cp=2, sequence=True) if order.startswith("pp") else Mix(pp=2, cp=2, dp=2, zero=1)
+    check(pool, [replace(mix, order=order)])
+
+
+def test_overlapped_communication_changes_nothing(pool: Pool) -> None:
+    for mix in (Mix(tp=4), Mix(pp=2, tp=2)):
+        check(pool, [replace(mix, sequence=sequence, overlap=True) for sequence in (False, True)])
+
+
+def test_split_backwards_and_v_shapes_train_on_tensor_and_context_parallel_ranks(pool: Pool) -> None:
+    mix = Mix(pp=2, tp=2, cp=2, sequence=True, overlap=True)
+    check(pool, [replace(mix, schedule=name) for name in ("zb-h1", "zbv", "dualpipe-v")])
+    check(pool, [replace(mix, schedule="dualpipe")])
+    check(pool, [replace(Mix(pp=2, tp=2, dp=2), schedule="zbv", ahead=2)])
+
+
+def test_heads_travel_in_place_of_keys_and_beside_them(pool: Pool) -> None:
+    check(pool, [Mix(cp=4, ulysses=ulysses) for ulysses in (2, 4)])
+    check(pool, [Mix(pp=2, cp=4, ulysses=2)])
+    check(pool, [Mix(tp=2, cp=2, ulysses=2, sequence=True)])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_fewer_key_heads_than_ranks_are_copied(pool: Pool, kv_heads: int) -> None:
+    check(pool, [Mix(tp=4, kv_heads=kv_heads, sequence=kv_heads == 1)])
+    check(pool, [Mix(pp=2, tp=2, cp=2, kv_heads=kv_heads, sequence=True)])
+
+
+@pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
+def test_recomputed_layers_communicate_again_and_are_exact(pool: Pool, recompute: Recompute) -> None:
+    check(pool, [Mix(pp=2, tp=2, cp=2, recompute=recompute, sequence=True)])
+
+
+def test_every_axis_goes_through_host_memory(pool: Pool) -> None:
+    check(pool, [Mix(pp=2, tp=2, cp=2, sequence=True, host_staged=True)])
+    check(pool, [Mix(cp=2, tp=2, dp=2, host_staged=True, tied=False)])
+
+
+@pytest.mark.parametrize("sync", OptimizerSync)
+def test_the_norm_counts_every_parameter_of_the_model_once(pool: Pool, sync: OptimizerSync) -> None:
+    """Gradients of both norms are cut down, so that one that is counted twice, or not at all, changes the update."""
+    mix = Mix(pp=2, tp=2, clip=0.3, sync=sync)
+    check(pool, [mix, replace(mix, sequence=True, schedule="zbv", tied=False)])
+    check(pool, [Mix(tp=4, kv_heads=kv_heads, clip=0.3, sync=sync) for kv_heads in (1, 2)])
+
+
+def test_each_replica_updates_its_part(pool: Pool) -> None:
+    """ZeRO-1, with buckets that end within a parameter, and parameters that are shared out over tp, copied and tied."""
+    mix = Mix(dp=2, zero=1, clip=0.3, bucket_bytes=1000)
+    check(pool, [replace(mix, pp=2, schedule=name) for name in ("interleaved-1f1b", "zb-h1")])
+    check(pool, [replace(mix, pp=2, schedule="dualpipe", clip=None)])
+    check(pool, [replace(mix, pp=2, tp=2, sequence=True)])
+    check(pool, [replace(mix, cp=2, tp=2, kv_heads=1, sequence=True)])
+    check(pool, [replace(mix, dp=1, cp=4, clip=None, host_staged=True)])
+    check(pool, [replace(mix, pp=2, sync=OptimizerSync.POST_VALIDATION)])
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_replicas_share_out_gradients_and_parameters(pool: Pool, zero: int) -> None:
+    mix = Mix(dp=2, zero=zero)
+    check(pool, [mix, replace(mix, tied=False, clip=0.3)])
+    check(pool, [replace(mix, pp=2, schedule="interleaved-1f1b" if zero == 3 else "1f1b")])
+    if zero == 3:
+        check(pool, [replace(mix, pp=2, tp=2, sequence=True, clip=0.3)])
+        check(pool, [replace(mix, cp=2, recompute=Recompute.FULL, host_staged=True)])
+    else:  # a step is taken back while its gathered parameters are kept
+        check(pool, [replace(mix, pp=2, tied=False, clip=0.3, sync=OptimizerSync.POST_VALIDATION)])
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-h1"])
+def test_small_buckets_change_nothing(pool: Pool, schedule: str) -> None:
+    mix = Mix(pp=2, dp=2, schedule=schedule, bucket_bytes=1000)
+    check(pool, [mix, replace(mix, tied=False)])

@@ -1,0 +1,285 @@
+"""The example trains, and tells a mistake in one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from instrument.examples import train_gpt
+from instrument.examples.train_gpt import main
+from pptrace.schedule.lower import lower
+from pptrace.schedule.registry import build
+from pptrace.schedule.text import to_csv
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = ["--layers", "4", "--hidden", "16", "--heads", "2", "--seq", "16", "--microbatches", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def losses(output: str) -> list[float]:
+    return [float(found) for found in re.findall(r"loss +([\d.]+)", output)]
+
+
+def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--steps", "8", "--lr", "0.01"]) == 0
+    seen = losses(capsys.readouterr().out)
+    assert len(seen) == 8
+    assert seen[-1] < seen[0] - 0.5
+
+
+def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--peak-tflops", "0.5", "--recompute-microbatches-beyond", "0", "--memory"]
+    assert main([*SMALL, "--steps", "2", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
+    assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
+    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
+    predicted = re.search(
+        r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed
+    )
+    measured = re.search(r"([\d.]+) MiB for each in flight\n", printed)
+    assert predicted is not None
+    assert measured is not None
+    assert 0 < float(predicted[2]) < float(predicted[1]) <= float(measured[1]) < 1.05 * float(predicted[1])
+    assert "embedding and head 0.0" in printed
+    assert "(scaled_dot_product_attention, flash kernel)   arXiv 2205.05198: layers 0.0" in printed
+
+
+def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        assert main([*SMALL, "--steps", "1", "--memory"]) == 0
+    told = "predicted nothing, because the attention keeps its scores (scaled_dot_product_attention, math kernel)"
+    assert told in capsys.readouterr().out
+
+
+def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "times.json")
+    given = [*SMALL, "--schedule", "interleaved-1f1b", "--chunks", "2", "--steps", "1"]
+    assert main([*given, "--balance", "--save-layer-times", path]) == 0
+    measured = losses(capsys.readouterr().out)
+    assert main([*given, "--layer-times", path]) == 0
+    assert losses(capsys.readouterr().out) == measured
+    assert main([*given, "--layer-times", path, "--hidden", "32"]) == 2
+    assert "measure anew" in capsys.readouterr().err
+
+
+def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["instrument/examples/train_gpt.py", *SMALL, "--steps", "3", "--tied"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert main([*SMALL, "--steps", "3", "--tied"]) == 0
+    assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
+
+
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_two_ranks_train_a_plan_from_a_file(
+    is_lowered: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = build("zbv", 2, 4)
+    path = tmp_path / "mine.csv"
+    text = to_csv(lower(plan) if is_lowered else plan)
+    path.write_text(f"0UNSHARD,{text}" if is_lowered else text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["instrument/examples/train_gpt.py", *SMALL[:-2], "--schedule", str(path), "--steps", "2", "--tied"]
+    command += ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("UNSHARD of the plan are passed over" in done.stdout) == is_lowered
+    assert main([*SMALL, "--steps", "2", "--tied"]) == 0
+    assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pp", "4"], "has 2 where ranks of each pipeline is 4; leave it out or choose 2"),
+        (["--pp", "2", "--microbatches", "5"], "has 4 where --microbatches is 5"),
+        (["--pp", "2", "--chunks", "1"], "has 2 where --chunks is 1"),
+        (["--pp", "2", "--group-size", "2"], "--group-size, --lean and --memory-limit shape named schedules"),
+    ],
+)
+def test_arguments_that_contradict_a_plan_file_are_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(build("zbv", 2, 4)))
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 4)):
+        monkeypatch.setenv(name, str(value))
+    assert main(["--schedule", str(path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world", "message"),
+    [
+        (["--pp", "3"], 4, "pp=3 does not divide the world of 4 ranks; choose sizes whose product is 4"),
+        (["--layers", "3"], 4, "4 stages need at least 4 layers and the model has 3"),
+        (
+            ["--pp", "2", "--tp", "4"],
+            4,
+            "pp=2 · tp=4 does not divide the world of 4 ranks; choose sizes whose product is 4",
+        ),
+        (["--pp", "2", "--dp", "1"], 4, "pp=2 fills 2 of 4 ranks; choose sizes whose product is 4"),
+        (["--tp", "0"], 4, "tp is 0; every axis of the mesh needs at least 1 rank"),
+        (["--tp", "4", "--heads", "6"], 4, "6 attention heads do not divide among 4 tensor-parallel ranks"),
+        (["--heads", "0"], 1, "heads is 0; the model needs at least 1"),
+        (["--kv-heads", "0"], 1, "kv_heads is 0; the model needs at least 1"),
+        (["--kv-heads", "3"], 1, "4 attention heads do not divide among 3 KV heads; choose a divisor of 4"),
+        (
+            ["--tp", "4", "--heads", "12", "--kv-heads", "3"],
+            4,
+            "3 KV heads neither divide among 4 tensor-parallel ranks",
+        ),
+        (["--tp", "3", "--heads", "3"], 3, "tp=3 does not divide the vocabulary of 256 bytes; choose a power of two"),
+        (["--cp", "2", "--seq", "66"], 4, "sequence length 66 is not divisible by 2·cp = 4"),
+        (["--cp", "2", "--ulysses", "2", "--seq", "63"], 4, "sequence length 63 is not divisible by cp = 2"),
+        (
+            ["--tp", "2", "--sequence-parallel", "--seq", "63"],
+            4,
+            "sequence length 63 does not divide into sequence shards",
+        ),
+        (
+            ["--tp", "4", "--cp", "2", "--sequence-parallel", "--seq", "20"],
+            8,
+            "sequence length 20, 10 for each of cp=2, does not divide into sequence shards for tp=4 ranks; choose a "
+            "multiple of 8",
+        ),
+        (["--seq", "0"], 1, "sequence is 0; the model needs at least 1"),
+        (["--cp", "4", "--ulysses", "3"], 4, "ulysses=3 does not divide cp=4; choose a divisor of 4"),
+        (["--cp", "4", "--ulysses", "4", "--heads", "6"], 4, "6 heads do not divide among 4 Ulysses ranks"),
+        (
+            ["--cp", "4", "--ulysses", "4", "--heads", "12", "--kv-heads", "3"],
+            4,
+            "3 KV heads neither divide among 4 Ulysses ranks",
+        ),
+        (["--ulysses", "2"], 4, "--ulysses is 2 and cp is 1; it says how many ranks of cp exchange heads"),
+        (["--sequence-parallel"], 4, "--sequence-parallel is for the ranks of tp, which is 1; give it 2 or more"),
+        (["--overlap"], 4, "--overlap is for the ranks of tp, which is 1; give it 2 or more"),
+        (["--order", "tp-xx"], 4, "the order of axes is 'tp-xx'; expected tp, cp, dp and pp, fastest first"),
+        (["--order", "pp-pp"], 4, "the order of axes is 'pp-pp'"),
+        (["--microbatch-size", "0"], 1, "--microbatch-size is 0; expected at least 1"),
+        (["--schedule", "dualpipe", "--microbatches", "3"], 4, "expected an even number, at least 2p=8"),
+        (["--zero", "1"], 4, "ZeRO-1 shares out over dp × cp, which has one rank"),
+        (
+            ["--zero", "2", "--pp", "2", "--schedule", "zb-h1"],
+            4,
+            "ZeRO-2 lets go of weights after a backward, and zb-h1",
+        ),
+        (["--zero", "3", "--tp", "2", "--dp", "2", "--kv-heads", "1"], 4, "ZeRO-3 cuts rows of 1 KV heads"),
+        (["--bucket-mb", "0"], 1, "--bucket-mb is 0.0; expected MiB of gradients a call"),
+        (["--bucket-mb", "1e-9"], 1, "--bucket-mb is 1e-09; expected MiB of gradients a call, at least a byte"),
+        (["--bucket-mb", "nan"], 1, "--bucket-mb is nan; expected MiB"),
+        (["--bucket-mb", "inf"], 1, "--bucket-mb is inf; expected MiB"),
+        (["--zero", "2", "--dp", "4", "--bucket-mb", "1"], 4, "--bucket-mb is for --zero 0 and 1"),
+        (
+            ["--dp", "2", "--global-batch-size", "10"],
+            4,
+            "--global-batch-size is 10 sequences, which 2 replicas with microbatches of 2 do not divide; choose a multiple of 4",
+        ),
+        (["--global-batch-size", "0"], 1, "--global-batch-size is 0 sequences"),
+        (
+            ["--global-batch-size", "8", "--microbatches", "3"],
+            1,
+            "--microbatches is 3 and --global-batch-size 8 makes 4",
+        ),
+        (["--dropout", "1"], 1, "dropout is 1.0; expected a probability from 0 up to, not including, 1"),
+        (["--hidden", "97"], 4, "hidden size 97 does not divide into 4 heads"),
+        (["--schedule", "nosuch"], 4, "schedule 'nosuch' is not known"),
+        (["--split", "3,x"], 2, "--split is '3,x'; expected layers per stage, such as 3,2,2,1"),
+        (["--split", "3,3"], 2, "split 3,3 has 6 layers"),
+        (["--steps", "0"], 1, "--steps is 0"),
+        (["--lr", "100"], 1, "--lr is 100.0; expected more than 0 and less than 100"),
+        (["--lr", "nan"], 1, "--lr is nan; expected more than 0"),
+        (["--schedule", "nosuch.csv"], 2, "nosuch.csv: "),
+        (["--split", "4,4", "--count-loss"], 2, "give the split alone"),
+        (["--first-layers", "7"], 4, "8 layers on 4 stages with 7 in the first leave 1 for 3 stages"),
+        (["--prefetch", "1", "--p2p-mode", "blocking"], 2, "nothing to post ahead"),
+        (["--prefetch", "1", "--negotiate"], 2, "use --prefetch 0"),
+        (["--clip-grad", "-1"], 2, "cannot be clipped to a norm of -1.0; expected a positive number"),
+        (["--optimizer-sync", "post-validation"], 2, "give it one with --clip-grad"),
+        (["--balance", "--split", "4,4"], 2, "leave out --split, counts and ends"),
+        (["--balance", "--layer-times", "x.json"], 2, "give one of the two"),
+        (["--save-layer-times", "x.json"], 2, "keeps what --balance measures; give both"),
+        (["--balance", "--save-layer-times", "no/such/x.json"], 2, "whose folder does not exist"),
+        (["--layer-times", "nosuch.json"], 2, "nosuch.json: No such file"),
+        (["--recompute-microbatches-beyond", "-1"], 2, "expected 0 or more outstanding microbatches"),
+        (["--recompute-microbatches-beyond", "1", "--recompute", "full"], 2, "leaves no microbatch to spare"),
+        (["--peak-tflops", "0"], 1, "--peak-tflops is 0.0; expected"),
+        (["--sleep-weight", "1"], 1, "--sleep-weight is a part of --sleep-backward"),
+        (["--microbatches", "0"], 1, "0"),
+        (["--lean"], 2, "1f1b: microbatch groups and the lean warmup belong to interleaved schedules"),
+        (["--memory-limit", "2"], 2, "a memory limit belongs to zb-auto"),
+        (["--schedule", "interleaved-1f1b", "--group-size", "9"], 4, "expected p ≤ group size ≤ m"),
+        (["--sleep-forward", "-1"], 1, "--sleep-forward and --sleep-backward take milliseconds from 0 up"),
+        (["--schedule", "interleaved-1f1b", "--microbatches", "3"], 4, "interleaved-1f1b"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(
+    arguments: list[str],
+    world: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (("RANK", 0), ("WORLD_SIZE", world), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", world)):
+        monkeypatch.setenv(name, str(value))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (["0F0 0B0", "1F0 1B0 1B0"], "rank 1 has 1B0 2 times"),
+        (["0B0 0F0", "1F0 1B0"], "deadlock: rank 0 waits at 0B0 for 0F0"),
+        (["0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1B0 1SEND_B0"], "rank 1 never receives it"),
+    ],
+)
+def test_a_broken_plan_is_refused_before_any_process_group(
+    row: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text("\n".join(cells.replace(" ", ",") for cells in row) + "\n")
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    assert main(["--schedule", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not dist.is_initialized()
+
+
+def test_only_rank_zero_tells_the_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others wait for it, or to be stopped."""
+    monkeypatch.setattr(train_gpt, "REFUSAL_S", 0.01)
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 4)):
+        monkeypatch.setenv(name, str(value))
+    assert main(["--pp", "3"]) == 2
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,81 @@
+"""A pipeline computes what one process computes: the loss and every gradient, float64, 1e-9."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from instrument.models.gpt import GptStage
+from instrument.pipeline.transport import Mode
+from tests.instrument.pipeline.cases.training import Case, compare_with_one_process
+from tests.support.pool import Pool
+
+TOLERANCE = 1e-9
+
+
+def check(pool: Pool, cases: list[Case]) -> None:
+    first = cases[0]
+    outcomes = pool.run(compare_with_one_process, cases, world=first.pp * first.dp)
+    for index, case in enumerate(cases):
+        ranks = [row[index] for row in outcomes]
+        for rank, outcome in enumerate(ranks):
+            assert outcome.loss_error < TOLERANCE, (case, rank)
+            assert outcome.gradient_error < TOLERANCE, (case, rank)
+            assert outcome.num_gradients == len(outcome.parameters), (case, rank)
+        model = GptStage(case.config, range(case.config.layers))
+        everywhere = frozenset[str]().union(*(outcome.parameters for outcome in ranks))
+        assert everywhere | {"head.projection.weight"} == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_any_number_of_microbatches_is_exact(pool: Pool, schedule: str, pp: int, mode: Mode) -> None:
+    """All of them as messages are posted by default; otherwise one, fewer than ranks, and more."""
+    microbatches = range(1, 2 * pp + 2) if mode is Mode.BATCHED else sorted({1, max(pp - 1, 1), pp + 1})
+    check(pool, [Case(schedule, pp, m, mode=mode) for m in microbatches])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_uneven_splits_are_exact(pool: Pool, schedule: str) -> None:
+    check(pool, [Case(schedule, 2, 3, layers=4, split=split) for split in ((3, 1), (1, 3))])
+    check(pool, [Case(schedule, 4, 5, layers=7, split=split) for split in ((1, 2, 3, 1), (4, 1, 1, 1), (2, 2, 2, 1))])
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_tied_embeddings_are_exact(pool: Pool, schedule: str, mode: Mode) -> None:
+    for pp in (1, 2, 4):
+        check(pool, [Case(schedule, pp, 3, layers=5, tied=True, mode=mode)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_two_data_parallel_pipelines_are_exact(pool: Pool, schedule: str, tied: bool) -> None:
+    check(pool, [Case(schedule, 2, m, dp=2, layers=3, tied=tied) for m in (1, 2, 5)])
+    check(pool, [Case(schedule, 1, 2, dp=4, layers=2, tied=tied)])
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_interleaved_chunks_are_exact(pool: Pool, mode: Mode) -> None:
+    check(pool, [Case("interleaved-1f1b", 2, m, chunks=v, tied=v == 2, mode=mode) for m in (2, 4, 6) for v in (2, 3)])
+    check(pool, [Case("interleaved-1f1b", 4, 4, chunks=2, mode=mode), Case("interleaved-1f1b", 4, 8, chunks=2)])
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_negotiated_shapes_are_exact(pool: Pool, mode: Mode) -> None:
+    cases = [Case(schedule, 4, 6, mode=mode, negotiated=True) for schedule in ("gpipe", "1f1b")]
+    check(pool, [*cases, replace(cases[0], schedule="interleaved-1f1b", microbatches=4, chunks=2)])
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_messages_through_host_memory_are_exact(pool: Pool, mode: Mode) -> None:
+    check(pool, [Case("1f1b", 4, 5, layers=5, tied=True, mode=mode, backend="host-staged")])
+    check(pool, [Case("gpipe", 2, 3, dp=2, mode=mode, backend="host-staged", negotiated=True)])
+
+
+def test_in_flight_forwards_are_those_of_the_schedule(pool: Pool) -> None:
+    outcomes = pool.run(compare_with_one_process, [Case("gpipe", 4, 6), Case("1f1b", 4, 6)])
+    assert [row[0].peak_in_flight for row in outcomes] == [6, 6, 6, 6]
+    assert [row[1].peak_in_flight for row in outcomes] == [4, 3, 2, 1]

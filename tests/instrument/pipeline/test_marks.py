@@ -1,0 +1,177 @@
+"""A profiled run has every op, call, wait, optimizer step and training step of its plan in the trace, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from instrument.pipeline.order import Posting, arrange
+from instrument.pipeline.transport import Mode
+from pptrace.marks import (
+    AwaitMark,
+    Axis,
+    Collective,
+    CollectiveMark,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    UnknownMark,
+    WaitMark,
+    parse_mark,
+)
+from pptrace.schedule.actions import Action, parse_action
+from pptrace.schedule.messages import peer_of
+from pptrace.schedule.plan import Plan
+from tests.instrument.pipeline.cases.plans import overlapped, split_1f1b, v_shaped
+from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, SEQUENCE, Case, train_profiled
+from tests.support.pool import Pool
+
+STEPS = 2
+MESSAGE_BYTES = MICROBATCH_SIZE * SEQUENCE * 8 * 8  # hidden 8, float64
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    start: float
+    end: float
+
+    def holds(self, other: Event) -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+
+def read_events(path: Path) -> list[Event]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        Case("1f1b", 4, 5),
+        Case("1f1b", 2, 3, dp=2, tied=True),
+        Case("interleaved-1f1b", 2, 4, chunks=2),
+        Case("gpipe", 2, 3),
+        Case("split", 2, 3, rows=split_1f1b(2, 3, 1)),
+        Case("v", 4, 3, rows=v_shaped(4, 3), mode=Mode.BLOCKING),
+        Case("overlapped", 2, 4, rows=overlapped(2, 4, "I"), ahead=1),
+        Case("1f1b", 4, 5, ahead=2),
+    ],
+    ids=lambda case: f"{case.schedule}-pp{case.pp}-dp{case.dp}-ahead{case.ahead}",
+)
+def run(
+    request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, Plan, Path]:
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp("profiled")
+    plans = pool.run(train_profiled, case, STEPS, str(folder), world=case.pp * case.dp)
+    return case, plans[0], folder
+
+
+def ranks_of(case: Case) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(global rank, pipeline rank, global ranks of the pipeline)."""
+    return [
+        (pp * case.dp + dp, pp, tuple(stage * case.dp + dp for stage in range(case.pp)))
+        for pp in range(case.pp)
+        for dp in range(case.dp)
+    ]
+
+
+def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path]) -> None:
+    case, plan, folder = run
+    for rank, pp_rank, pp_ranks in ranks_of(case):
+        marks = [parse_mark(event.name) for event in read_events(folder / f"rank{rank}.json")]
+        found = Counter(mark for mark in marks if mark is not None)
+        expected: list[object] = []
+        for step in range(STEPS):
+            expected += [SpanMark(kind, step) for kind in (SpanKind.STEP, SpanKind.DATA, SpanKind.OPTIMIZER)]
+            for instruction in arrange(plan, pp_rank, Posting(case.ahead, case.mode is Mode.BLOCKING)):
+                if not instruction[0].kind.is_p2p:
+                    expected.append(OpMark(instruction[0], step))
+                    continue
+                transfers = tuple(Transfer(untagged(a), pp_ranks[peer_of(plan, a)], MESSAGE_BYTES) for a in instruction)
+                expected.append(P2PMark(transfers, Axis.PP, step))
+                expected += [WaitMark(transfer, step) for transfer in transfers]
+        collectives = {mark for mark in found if isinstance(mark, CollectiveMark | AwaitMark) or is_sync(mark)}
+        assert Counter(expected) == Counter({mark: n for mark, n in found.items() if mark not in collectives})
+        assert not any(isinstance(mark, UnknownMark) for mark in found)
+        assert bool(collectives) == (case.dp > 1)
+
+
+def untagged(action: Action) -> Action:
+    """As it is read back from a transfer, which tells neither chunk nor phase."""
+    return parse_action(str(action))
+
+
+def transfers_of(mark: P2PMark) -> list[tuple[Transfer, int]]:
+    return [(transfer, mark.step) for transfer in mark.transfers]
+
+
+def is_sync(mark: object) -> bool:
+    return isinstance(mark, SpanMark) and mark.kind is SpanKind.GRAD_SYNC
+
+
+def test_every_gloo_message_begins_inside_exactly_one_p2p_mark(run: tuple[Case, Plan, Path]) -> None:
+    case, plan, folder = run
+    for rank, pp_rank, _ in ranks_of(case):
+        events = read_events(folder / f"rank{rank}.json")
+        calls = [event for event in events if isinstance(parse_mark(event.name), P2PMark)]
+        messages = [event for event in events if event.name in ("gloo:send", "gloo:recv")]
+        assert len(messages) == STEPS * sum(action.kind.is_p2p for action in plan.ranks[pp_rank])
+        for message in messages:
+            around = [call for call in calls if call.start <= message.start <= call.end]
+            assert len(around) == 1
+            # Posted ahead, a message outlives the call: it ends while somebody waits for it.
+            ends = [event for event in events if isinstance(parse_mark(event.name), WaitMark)] if case.ahead else around
+            assert any(event.start <= message.end <= event.end for event in ends)
+
+
+def test_every_collective_is_posted_inside_exactly_one_mark_and_awaited_in_another(
+    run: tuple[Case, Plan, Path],
+) -> None:
+    """A bucket of gradients is posted during backward and awaited after it; a loss is posted and awaited in one range."""
+    case, _, folder = run
+    for rank, _, _ in ranks_of(case):
+        events = read_events(folder / f"rank{rank}.json")
+        marks = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), CollectiveMark)]
+        calls = [event for event in events if event.name == "c10d::allreduce_"]
+        assert len(calls) == len(marks)
+        for call in calls:
+            assert sum(event.holds(call) for event, _ in marks) == 1
+        awaited = [(event, mark) for event in events if isinstance(mark := parse_mark(event.name), AwaitMark)]
+        ends = {mark.handle: event.end for event, mark in awaited}
+        assert len(ends) == len(awaited)
+        assert sorted(ends) == sorted(mark.handle for _, mark in marks if mark.handle is not None)
+        spans = [(event.start, event.end if mark.handle is None else ends[mark.handle]) for event, mark in marks]
+        running = [event for event in events if event.name == "gloo:all_reduce"]
+        assert len(running) == len(marks)
+        for event in running:
+            assert any(start <= event.start and event.end <= end for start, end in spans)
+        assert all(mark.kind is Collective.ALL_REDUCE and mark.size == 2 for _, mark in marks)
+        if case.tied:
+            assert {mark.axis for _, mark in marks} == {Axis.DP, Axis.EMBEDDING}
+
+
+def test_waits_and_ops_lie_where_they_belong(run: tuple[Case, Plan, Path]) -> None:
+    case, _, folder = run
+    for rank, _, _ in ranks_of(case):
+        events = [(event, parse_mark(event.name)) for event in read_events(folder / f"rank{rank}.json")]
+        calls = [(event, mark) for event, mark in events if isinstance(mark, P2PMark)]
+        steps = {mark.step: e for e, mark in events if isinstance(mark, SpanMark) and mark.kind is SpanKind.STEP}
+        for event, mark in events:
+            if isinstance(mark, WaitMark):
+                around = [call for call, inside in calls if (mark.transfer, mark.step) in transfers_of(inside)]
+                assert len(around) == 1
+                assert around[0].end <= event.start if case.ahead else around[0].holds(event)
+            if isinstance(mark, OpMark):
+                assert steps[mark.step].holds(event)
+                waits = [wait for wait, inside in events if isinstance(inside, WaitMark)]
+                assert not any(
+                    other.start < event.end and event.start < other.end for other in (*waits, *(c for c, _ in calls))
+                )

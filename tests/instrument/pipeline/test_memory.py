@@ -1,0 +1,130 @@
+"""A rank holds what its plan says: as many microbatches, and as many bytes as those keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from instrument.backward_split.split import Linear, attach
+from instrument.models.activations import RankForm, stage_activations
+from instrument.models.gpt import GptConfig, GptStage, Recompute
+from instrument.pipeline.memory import MemoryLedger, StorageWatch
+from instrument.pipeline.p2p import Cell
+from pptrace.schedule.registry import SCHEDULES, build
+from pptrace.simulator.simulation import peak_inflight
+from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
+from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
+from tests.support.pool import Pool
+
+MESSAGES = 4  # on their way in or out of a rank at most, beside what its stages keep: a quarter of one microbatch
+
+
+def check(measured: Measured, case: Case, rank: int) -> None:
+    use = measured.use
+    assert use.in_flight == use.planned.in_flight, (case, rank)
+    assert use.put_aside == use.planned.put_aside, (case, rank)
+    assert use.planned.held == peak_inflight(build(case.schedule, 4, case.microbatches, case.chunks).ranks[rank])
+    excess = use.peak_bytes - measured.predicted_bytes
+    assert 0 <= excess <= MESSAGES * measured.message_bytes + 8 * case.microbatches, (case, rank, measured)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_holds_what_it_plans(pool: Pool, schedule: str) -> None:
+    case = Case(schedule, 4, 8, chunks=SCHEDULES[schedule].default_chunks)
+    for rank, (measured,) in enumerate(pool.run(measure_cases, [case])):
+        check(measured, case, rank)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b"])
+def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
+    chunks = SCHEDULES[schedule].default_chunks
+    none, full = (Case(schedule, 4, 8, chunks=chunks, recompute=how) for how in (Recompute.NONE, Recompute.FULL))
+    some = [Case(schedule, 4, 8, chunks=chunks, keep=keep) for keep in (2, 1, 0)]
+    for rank, row in enumerate(pool.run(measure_cases, [none, *some, full])):
+        for case, measured in zip((none, *some, full), row, strict=True):
+            check(measured, case, rank)
+        peaks = [measured.use.peak_bytes for measured in row]
+        assert peaks == sorted(peaks, reverse=True), (schedule, rank)
+        assert peaks[3] == peaks[4], "keeping none is full recompute"
+        if row[0].use.in_flight > 2:
+            assert peaks[0] > peaks[1] > peaks[2] > peaks[3], (schedule, rank)
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, told: bool) -> None:
+    case = Case("1f1b", 3, 4, layers=5, recompute=recompute)
+    form = RankForm(case.config, MICROBATCH_SIZE)
+    for stage, layers in enumerate(case.cut):
+        how = Recompute.FULL if told else recompute
+        predicted = stage_activations(form, len(layers), stage == 0, stage == 2, how)
+        assert keeps(case, stage, told).after_forward == predicted.bytes, stage
+
+
+def test_weight_work_keeps_less_than_a_forward_and_is_freed_by_w() -> None:
+    """:func:`keeps` itself asserts that nothing is left when the weight work has run."""
+    kept = keeps(Case("zb-h1", 4, 4), 1, told=False)
+    assert 0 < kept.after_input_grad < kept.after_forward
+    whole = keeps(Case("1f1b", 4, 4), 1, told=False)
+    assert whole.after_input_grad == 0 < whole.after_forward
+
+
+def test_a_watch_counts_what_was_made_and_is_alive_but_for_parameters_and_their_gradients() -> None:
+    layer = torch.nn.Linear(4, 4, dtype=torch.float64)
+    before = torch.ones(100)
+    watch = StorageWatch(layer.parameters())
+    watch.exempt((before,))
+    with watch:
+        made = torch.zeros(3, dtype=torch.float64)
+        assert watch.live_bytes() == 24
+        view = made[1:]
+        part = before[2:]
+        transposed = layer.weight.t()
+        assert watch.live_bytes() == 24
+        del made
+        assert watch.live_bytes() == 24  # the view holds it
+        del view
+        assert watch.live_bytes() == 0
+        layer(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        assert watch.live_bytes() == 0
+    assert layer.weight.grad is not None
+    assert part.shape == (98,)
+    assert transposed.shape == (4, 4)
+
+
+def test_the_ledger_sees_the_peak_before_weights_are_taken() -> None:
+    layer = Linear(8, 8, bias=False)
+    queue = attach(layer)
+    watch = StorageWatch(layer.parameters())
+    ledger = MemoryLedger(watch)
+    with watch:
+        for microbatch in range(3):
+            x = torch.ones(2, 8).requires_grad_()
+            ledger.open(Cell(0, microbatch), x, layer(x))
+        del x
+        for microbatch in range(3):
+            with queue.collecting() as work:
+                torch.autograd.backward(ledger.close(Cell(0, microbatch)).edge, torch.ones(2, 8))
+            ledger.put_aside(Cell(0, microbatch), work)
+        del work
+        held = watch.live_bytes()
+        for microbatch in range(3):
+            waiting = list(ledger.take_weights(Cell(0, microbatch)))
+            while waiting:
+                waiting.pop().run()
+        assert watch.live_bytes() == 0
+    assert held == 3 * 2 * 64  # three inputs and three gradients of 2 × 8 float32
+    assert ledger.peak_bytes == held
+    assert ledger.is_empty
+
+
+def test_a_stage_told_to_recompute_keeps_the_inputs_of_its_layers() -> None:
+    config = GptConfig(layers=3, hidden=8, heads=2, sequence=4, dtype=torch.float64)
+    stage = GptStage(config, [1])
+    watch = StorageWatch(stage.parameters())
+    with watch:
+        x = torch.rand(2, 4, 8, dtype=torch.float64).requires_grad_()
+        edge = torch.autograd.graph.get_gradient_edge(stage(x, recompute=True))
+        assert watch.live_bytes() == x.nbytes
+        torch.autograd.backward(edge, torch.ones_like(x))
+        assert x.grad is not None

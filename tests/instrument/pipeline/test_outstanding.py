@@ -1,0 +1,92 @@
+"""Which microbatches a plan leaves outstanding, and which of them recompute fully."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from instrument.models.gpt import Recompute
+from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed_cells
+from instrument.pipeline.p2p import Cell
+from pptrace.errors import UsageError
+from pptrace.schedule import interleaved, one_f_one_b
+from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.schedule.registry import SCHEDULES, build
+from pptrace.schedule.shape import Shape
+from tests.instrument.pipeline.cases.plans import overlapped
+from tests.instrument.pipeline.cases.training import Case
+from tests.instrument.pipeline.test_exact import check
+from tests.support.pool import Pool
+
+
+def test_what_is_outstanding_is_counted_from_forward_to_backward_and_to_weights() -> None:
+    assert [outstanding(build("1f1b", 4, 8), rank).in_flight for rank in range(4)] == [4, 3, 2, 1]
+    assert outstanding(build("gpipe", 4, 8), 0) == Outstanding(in_flight=8, put_aside=0, held=8)
+    assert outstanding(build("zb-h1", 4, 8), 3) == Outstanding(in_flight=1, put_aside=4, held=4)
+
+
+def test_the_forward_of_an_overlapped_pair_comes_before_its_backward() -> None:
+    plan = Case("overlapped", 2, 4, rows=overlapped(2, 4)).plan
+    assert [outstanding(plan, rank).in_flight for rank in range(2)] == [3, 2]
+
+
+@pytest.mark.parametrize("keep", range(6))
+@pytest.mark.parametrize("microbatches", [1, 3, 4, 9])
+def test_1f1b_recomputes_as_megatron_does(microbatches: int, keep: int) -> None:
+    plan = build("1f1b", 4, microbatches)
+    for rank in range(4):
+        window = one_f_one_b.num_warmup_forwards(4, rank, microbatches) + 1
+        expected = {Cell(rank, index) for index in range(microbatches) if index % window >= keep}
+        assert recomputed_cells(plan, rank, keep) == expected
+
+
+@pytest.mark.parametrize("keep", range(6))
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_interleaved_1f1b_recomputes_as_megatron_does(microbatches: int, keep: int) -> None:
+    shape = Shape(2, microbatches, 2)
+    plan = interleaved.build(shape)
+    for rank in range(2):
+        window = interleaved.num_warmup_forwards(shape, rank) + 1
+        table = interleaved.schedule_table(microbatches, 2, 2)
+        expected = {Cell(2 * chunk + rank, mb) for k, (mb, chunk) in enumerate(table) if k % window >= keep}
+        assert recomputed_cells(plan, rank, keep) == expected
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_keeping_none_recomputes_all_and_keeping_the_window_none(schedule: str) -> None:
+    plan = build(schedule, 4, 8)
+    for rank in range(4):
+        forwards = {Cell(a.stage, a.microbatch or 0) for a in iter_halves(plan.ranks[rank]) if a.kind is Kind.F}
+        window = outstanding(plan, rank).in_flight
+        assert recomputed_cells(plan, rank, 0) == forwards
+        assert recomputed_cells(plan, rank, window) == frozenset()
+        by_keep = [recomputed_cells(plan, rank, keep) for keep in range(window + 1)]
+        assert all(more > fewer for more, fewer in pairwise(by_keep))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b", "zb-h1"])
+def test_no_more_than_are_kept_are_outstanding_where_backwards_come_in_order(schedule: str) -> None:
+    plan = build(schedule, 4, 11)
+    for rank in range(4):
+        again = recomputed_cells(plan, rank, 2)
+        kept: set[int] = set()
+        for half in iter_halves(plan.ranks[rank]):
+            assert half.microbatch is not None
+            if half.kind is Kind.F and Cell(half.stage, half.microbatch) not in again:
+                kept.add(half.microbatch)
+            elif half.kind in (Kind.B, Kind.I):
+                kept.discard(half.microbatch)
+            assert len(kept) <= 2
+
+
+def test_a_negative_number_is_one_line() -> None:
+    with pytest.raises(UsageError, match="-1 outstanding microbatches without full recompute; expected 0 or more"):
+        recomputed_cells(build("1f1b", 2, 2), 0, -1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zbv", "dualpipe-v", "dualpipe"])
+def test_gradients_are_exact_whichever_microbatches_recompute(pool: Pool, schedule: str) -> None:
+    chunks = SCHEDULES[schedule].default_chunks
+    for keep, recompute in ((0, Recompute.NONE), (1, Recompute.SELECTIVE), (3, Recompute.NONE)):
+        check(pool, [Case(schedule, 4, 8, chunks=chunks, keep=keep, recompute=recompute)])

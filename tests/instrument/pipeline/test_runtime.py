@@ -1,0 +1,98 @@
+"""The runtime frees what was sent, and refuses what it cannot run before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from instrument.backward_split.split import Linear
+from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
+from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.p2p import Cell
+from instrument.pipeline.runtime import PipelineRuntime
+from instrument.pipeline.step import RankProgram
+from instrument.recorder import Recorder
+from pptrace.errors import ScheduleError
+from pptrace.schedule.actions import Kind, parse_action
+from pptrace.schedule.plan import Plan, make_plan
+from pptrace.schedule.registry import build
+from tests.instrument.pipeline.cases.training import Case, outputs_alive
+from tests.support.pool import Pool
+
+ANYTHING: Any = None  # a part of the runtime that a refused plan never reaches
+
+
+def runtime(plan: Plan, stages: dict[int, nn.Module], handlers: Any = None) -> PipelineRuntime:
+    program = RankProgram(plan, 0, stages, ANYTHING, ANYTHING, Recorder())
+    return PipelineRuntime(program, ANYTHING, handlers=handlers)
+
+
+def plan_of(*rows: str) -> Plan:
+    return make_plan("test", [[parse_action(text) for text in row.split()] for row in rows])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_output_of_a_forward_is_freed_once_sent(pool: Pool, schedule: str) -> None:
+    for rank, (alive, after) in enumerate(pool.run(outputs_alive, Case(schedule, 4, 6))):
+        assert len(alive) == 6
+        assert after == 0, rank
+        if rank < 3:  # the last stage sends nothing: its graph holds the logits until their backward
+            assert alive == [0] * 6, rank
+
+
+def test_a_kind_without_a_handler_is_refused_before_anything_runs() -> None:
+    plan = plan_of("0F0 0I0 0W0")
+    whole = {kind: HANDLERS[kind] for kind in (Kind.F, Kind.B, Kind.SEND_F)}
+    with pytest.raises(ScheduleError, match=r"rank 0 has 0I0 and this runtime cannot execute I; it runs F, B, SEND_F"):
+        runtime(plan, {0: nn.Identity()}, whole)
+    assert runtime(plan, {0: nn.Identity()}).program.plan is plan
+
+
+def test_a_plan_that_was_not_lowered_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="lower the plan first"):
+        runtime(build("1f1b", 2, 2, 1), {0: nn.Identity()})
+
+
+def test_stages_that_are_not_the_plans_are_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and was given \(1,\)"):
+        runtime(plan_of("0F0 0B0"), {1: nn.Identity()})
+
+
+def test_the_ledger_names_what_is_not_there() -> None:
+    ledger = Ledger()
+    with pytest.raises(ScheduleError, match="stage 2 has no input of microbatch 3 at this point of the plan"):
+        ledger.take_input(Cell(2, 3))
+
+
+def test_the_ledger_keeps_the_graph_and_not_the_output() -> None:
+    ledger = Ledger()
+    weight = torch.ones(3, requires_grad=True)
+    ledger.open(Cell(0, 0), None, weight * 2)
+    assert ledger.peak_in_flight == 1
+    torch.autograd.backward(ledger.close(Cell(0, 0)).edge, torch.ones(3))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert ledger.is_empty
+
+
+def test_every_kind_has_a_handler() -> None:
+    assert set(HANDLERS) == set(POSTING_HANDLERS) == set(Kind)
+
+
+def test_layers_are_torchs_own_in_a_plan_that_does_not_split_the_backward() -> None:
+    stage = nn.Sequential(Linear(2, 2))
+    runtime(plan_of("0F0 0B0"), {0: stage})
+    assert stage[0].queue is None
+    runtime(plan_of("0F0 0I0 0W0"), {0: stage})
+    assert stage[0].queue is not None
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_outputs_that_wait_for_their_send_are_as_many_as_the_prefetch_depth(pool: Pool, ahead: int) -> None:
+    for rank, (alive, after) in enumerate(pool.run(outputs_alive, Case("gpipe", 4, 6, ahead=ahead))):
+        assert after == 0, rank
+        if rank < 3:
+            assert max(alive) <= ahead, rank

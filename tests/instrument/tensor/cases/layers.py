@@ -1,0 +1,440 @@
+"""What the ranks of the pool run for the tests of tensor and sequence parallelism.
+
+The reference is computed by every rank for itself with the same values in torch's plain modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from instrument.backward_split.split import Splittable, WeightQueue, WeightWork, attach
+from instrument.collectives import AxisGroup
+from instrument.recorder import Recorder
+from instrument.route import Route
+from instrument.sequence.mappings import (
+    gather_for_tensor_parallel,
+    gather_from_sequence,
+    own_part,
+    reduce_scatter_to_sequence,
+    scatter_to_sequence,
+)
+from instrument.sequence.partial import LayerNorm, PositionEmbedding, partial_gradients, sum_partial_gradients
+from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
+from instrument.tensor.embedding import VocabParallelEmbedding
+from instrument.tensor.heads import share_heads
+from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
+from instrument.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from instrument.tensor.region import Region, take_rows
+from pptrace.marks import PREFIX, Axis, Mark
+from tests.instrument.cases.collectives import Listening, axis_of_all_ranks, heard
+
+BATCH, SEQUENCE, HIDDEN, VOCABULARY = 2, 8, 16, 12
+HEADS, HEAD_DIM = 4, 4
+NUM_BYTES = BATCH * SEQUENCE * HIDDEN * 8
+"""Of one activation b·s·h in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way for the layers to work."""
+
+    sequence: bool = False
+    overlap: bool = False
+    split: bool = False
+    recompute: bool = False
+    kv_heads: int = HEADS
+    route: Route = Route.DIRECT
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Largest absolute differences from one process, by name, and the marks of forward, backward (B or I), W and the sums."""
+
+    errors: dict[str, float]
+    forward: list[Mark]
+    backward: list[Mark]
+    weights: list[Mark]
+    sync: list[Mark]
+
+
+def group_of_one() -> AxisGroup:
+    """An axis of this rank alone."""
+    groups = [dist.new_group([rank], backend="gloo") for rank in range(dist.get_world_size())]
+    return AxisGroup(groups[dist.get_rank()], Axis.TP, Recorder())
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def error(found: Tensor | None, expected: Tensor | None) -> float:
+    assert found is not None
+    assert expected is not None
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    return float((found.detach() - expected.detach()).abs().max())
+
+
+def backward_in_parts(
+    group: AxisGroup, module: nn.Module, output: Tensor, gradient: Tensor | None, queue: WeightQueue | None
+) -> tuple[list[Mark], list[Mark]]:
+    """The marks of B and nothing, or of I and W. No parameter of a layer that can be split has a gradient before W."""
+
+    def run() -> list[WeightWork]:
+        if queue is None:
+            output.backward(gradient)
+            return []
+        with queue.collecting() as collected:
+            output.backward(gradient)
+        return collected
+
+    waiting, marks = heard(group, run)
+    layers = [part for part in module.modules() if isinstance(part, Splittable)] if queue is not None else []
+    assert all(parameter.grad is None for layer in layers for parameter in layer.parameters(recurse=False))
+    _, of_weights = heard(group, lambda: [work.run() for work in waiting])
+    return marks, of_weights
+
+
+def column(variants: Sequence[Variant]) -> list[Outcome]:
+    return [_linear(variant, _ColumnOf(), 3 * HIDDEN) for variant in variants]
+
+
+def row(variants: Sequence[Variant]) -> list[Outcome]:
+    return [_linear(variant, _RowOf(), HIDDEN) for variant in variants]
+
+
+class _ColumnOf:
+    """Whole input (or its shard) → a part of the outputs."""
+
+    def layer(self, plain: nn.Linear, region: Region) -> ColumnParallelLinear:
+        layer = ColumnParallelLinear(plain.in_features, plain.out_features, region, dtype=torch.float64)
+        layer.take(plain.weight, plain.bias)
+        return layer
+
+    def of_input(self, x: Tensor, region: Region) -> Tensor:
+        return own_part(x, -2, region.group) if region.sequence else x
+
+    def of_output(self, y: Tensor, region: Region) -> Tensor:
+        return own_part(y, -1, region.group)
+
+    def of_weight(self, weight: Tensor, region: Region) -> Tensor:
+        return own_part(weight, 0, region.group)
+
+    def of_bias(self, bias: Tensor, region: Region) -> Tensor:
+        return own_part(bias, 0, region.group)
+
+
+class _RowOf:
+    """A part of the inputs → whole output (or its shard)."""
+
+    def layer(self, plain: nn.Linear, region: Region) -> RowParallelLinear:
+        layer = RowParallelLinear(plain.in_features, plain.out_features, region, dtype=torch.float64)
+        layer.take(plain.weight, plain.bias)
+        return layer
+
+    def of_input(self, x: Tensor, region: Region) -> Tensor:
+        return own_part(x, -1, region.group)
+
+    def of_output(self, y: Tensor, region: Region) -> Tensor:
+        return own_part(y, -2, region.group) if region.sequence else y
+
+    def of_weight(self, weight: Tensor, region: Region) -> Tensor:
+        return own_part(weight, 1, region.group)
+
+    def of_bias(self, bias: Tensor, region: Region) -> Tensor:
+        return bias
+
+
+def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> Outcome:
+    region = Region(axis_of_all_ranks(variant.route, Listening()), variant.sequence, variant.overlap)
+    torch.manual_seed(1)
+    plain = nn.Linear(HIDDEN, features_out, dtype=torch.float64)
+    whole = draw(BATCH, SEQUENCE, HIDDEN).requires_grad_()
+    expected = plain(whole)
+    gradient = draw(*expected.shape, seed=2)
+    expected.backward(gradient)
+
+    layer = parts.layer(plain, region)
+    queue = attach(layer) if variant.split else None
+    x = parts.of_input(whole.detach(), region).requires_grad_()
+    output, forward = heard(region.group, lambda: layer(x))
+    backward, weights = backward_in_parts(region.group, layer, output, parts.of_output(gradient, region), queue)
+    _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(layer), region.group))
+    assert whole.grad is not None
+    assert plain.weight.grad is not None
+    assert plain.bias.grad is not None
+    errors = {
+        "output": error(output, parts.of_output(expected, region)),
+        "input": error(x.grad, parts.of_input(whole.grad, region)),
+        "weight": error(layer.weight.grad, parts.of_weight(plain.weight.grad, region)),
+        "bias": error(layer.bias.grad, parts.of_bias(plain.bias.grad, region)),
+    }
+    return Outcome(errors, forward, backward, weights, sync)
+
+
+def switched(sequence: bool, whole_numbers: bool) -> dict[str, tuple[Tensor, Tensor]]:
+    """What overlap leaves as it was: of both layers, output and gradients without it and with it."""
+    found = {}
+    for name, parts in (("column", _ColumnOf()), ("row", _RowOf())):
+        off, on = (_results(parts, sequence, overlap, whole_numbers) for overlap in (False, True))
+        found |= {f"{name}'s {what}": (off[what], on[what]) for what in off}
+    return found
+
+
+def _results(parts: _ColumnOf | _RowOf, sequence: bool, overlap: bool, whole_numbers: bool) -> dict[str, Tensor]:
+    region = Region(axis_of_all_ranks(), sequence, overlap)
+
+    def values(*shape: int, seed: int) -> Tensor:
+        return (draw(*shape, seed=seed) * 4).round() if whole_numbers else draw(*shape, seed=seed)
+
+    plain = nn.Linear(HIDDEN, HIDDEN, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(values(HIDDEN, HIDDEN, seed=3))
+        plain.bias.copy_(values(HIDDEN, seed=4))
+    layer = parts.layer(plain, region)
+    x = parts.of_input(values(BATCH, SEQUENCE, HIDDEN, seed=5), region).requires_grad_()
+    output = layer(x)
+    output.backward(parts.of_output(values(BATCH, SEQUENCE, HIDDEN, seed=6), region))
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    return {"output": output.detach(), "input": x.grad, "weight": layer.weight.grad}
+
+
+class _Gemms(TorchDispatchMode):
+    """Puts every GEMM among the names that a recorder hears, and keeps the first word of the others."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function._schema.name in ("aten::mm", "aten::addmm", "aten::bmm"):
+            self.names.append("GEMM")
+        return function(*args, **(kwargs or {}))
+
+    def take(self) -> list[str]:
+        taken = [name.removeprefix(PREFIX).split()[0] for name in self.names]
+        self.names.clear()
+        return taken
+
+
+def order_of_column() -> tuple[list[str], list[str]]:
+    return _order(_ColumnOf())
+
+
+def order_of_row() -> tuple[list[str], list[str]]:
+    return _order(_RowOf())
+
+
+def _order(parts: _ColumnOf | _RowOf) -> tuple[list[str], list[str]]:
+    """Calls, GEMMs and waits of an overlapped layer's forward and backward, in their order."""
+    recorder = Listening()
+    region = Region(axis_of_all_ranks(recorder=recorder), sequence=True, overlap=True)
+    layer = parts.layer(nn.Linear(HIDDEN, HIDDEN, dtype=torch.float64), region)
+    x = parts.of_input(draw(BATCH, SEQUENCE, HIDDEN), region).requires_grad_()
+    with _Gemms(recorder.names) as gemms:
+        output = layer(x)
+        forward = gemms.take()
+        output.backward(torch.ones_like(output))
+        return forward, gemms.take()
+
+
+class Model(nn.Module):
+    """Embedding, one transformer layer and a head, of parallel layers; whole values are drawn and cut."""
+
+    def __init__(self, region: Region, kv_heads: int, recompute: bool) -> None:
+        super().__init__()
+        self.region = region
+        self.recompute = recompute
+        group, dtype, sharded = region.group, torch.float64, region.shards_sequence
+        share = share_heads(HEADS, kv_heads, group.rank, group.size)
+        self.tokens = VocabParallelEmbedding(VOCABULARY, HIDDEN, region, dtype)
+        self.positions = PositionEmbedding(SEQUENCE, HIDDEN, sharded, dtype)
+        self.norms = nn.ModuleList(LayerNorm(HIDDEN, sharded, dtype) for _ in range(3))
+        self.qkv = QkvParallelLinear(HIDDEN, HEAD_DIM, share, region, dtype=dtype)
+        self.attention_out = RowParallelLinear(HIDDEN, HIDDEN, region, dtype=dtype)
+        self.mlp_in = ColumnParallelLinear(HIDDEN, 4 * HIDDEN, region, dtype=dtype)
+        self.mlp_out = RowParallelLinear(4 * HIDDEN, HIDDEN, region, dtype=dtype)
+        self.head = ColumnParallelLinear(HIDDEN, VOCABULARY, region, bias=False, dtype=dtype)
+        self._draw(kv_heads)
+
+    def _draw(self, kv_heads: int) -> None:
+        self.tokens.take(draw(VOCABULARY, HIDDEN, seed=3))
+        qkv = (HEADS + 2 * kv_heads) * HEAD_DIM
+        self.qkv.take(draw(qkv, HIDDEN, seed=4) / 4, draw(qkv, seed=5))
+        self.attention_out.take(draw(HIDDEN, HIDDEN, seed=6) / 4, draw(HIDDEN, seed=7))
+        self.mlp_in.take(draw(4 * HIDDEN, HIDDEN, seed=8) / 4, draw(4 * HIDDEN, seed=9))
+        self.mlp_out.take(draw(HIDDEN, 4 * HIDDEN, seed=10) / 8, draw(HIDDEN, seed=11))
+        self.head.take(draw(VOCABULARY, HIDDEN, seed=12))
+        with torch.no_grad():
+            self.positions.weight.copy_(draw(SEQUENCE, HIDDEN, seed=13))
+            for index, norm in enumerate(self.norms):
+                for parameter in norm.parameters():
+                    parameter.copy_(draw(HIDDEN, seed=20 + index))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        places = torch.arange(SEQUENCE)
+        if self.region.shards_sequence:
+            places = own_part(places, 0, self.region.group)
+        x = self.tokens(tokens) + self.positions(places)
+        x = (
+            checkpoint(self._layer, x, use_reentrant=False, preserve_rng_state=False)
+            if self.recompute
+            else self._layer(x)
+        )
+        logits = self.head(self.norms[2](x))
+        return vocab_parallel_cross_entropy(logits, targets, self.region.group).mean()
+
+    def _layer(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv.heads(self.qkv(self.norms[0](x)))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.norms[1](x))))
+
+
+def of_this_rank(name: str, full: Tensor, model: Model) -> Tensor:
+    """The part of a full gradient that this rank's parameter has."""
+    part, group = name.rsplit(".", 1)[0], model.region.group
+    if part == "qkv":
+        return take_rows(full, model.qkv.rows)
+    if part in ("tokens", "mlp_in", "head"):
+        return own_part(full, 0, group)
+    return own_part(full, 1, group) if part in ("attention_out", "mlp_out") and full.dim() == 2 else full
+
+
+def model(variants: Sequence[Variant]) -> list[Outcome]:
+    return [_model(variant) for variant in variants]
+
+
+def _model(variant: Variant) -> Outcome:
+    tokens = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) * 5 % VOCABULARY
+    targets = (tokens + 3) % VOCABULARY
+    whole = Model(Region(group_of_one()), variant.kv_heads, recompute=False)
+    expected = whole(tokens, targets)
+    expected.backward()
+    full = {name: parameter.grad for name, parameter in whole.named_parameters()}
+
+    region = Region(axis_of_all_ranks(variant.route, Listening()), variant.sequence, variant.overlap)
+    parallel = Model(region, variant.kv_heads, variant.recompute)
+    queue = attach(parallel) if variant.split else None
+    loss, forward = heard(region.group, lambda: parallel(tokens, targets))
+    backward, weights = backward_in_parts(region.group, parallel, loss, None, queue)
+    _, sync = heard(region.group, lambda: sum_partial_gradients(partial_gradients(parallel), region.group))
+    errors = {"loss": error(loss, expected)}
+    for name, parameter in parallel.named_parameters():
+        gradient = full[name]
+        assert gradient is not None
+        errors[name] = error(parameter.grad, of_this_rank(name, gradient, parallel))
+    return Outcome(errors, forward, backward, weights, sync)
+
+
+def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
+    """Logits far apart, so that a sum of exponentials without the largest subtracted would overflow."""
+    group = axis_of_all_ranks(recorder=Listening())
+    whole = (draw(BATCH, SEQUENCE, VOCABULARY) * 500).requires_grad_()
+    targets = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) % VOCABULARY
+    expected = F.cross_entropy(whole.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    gradient = draw(BATCH, SEQUENCE, seed=1)
+    expected.backward(gradient)
+    logits = own_part(whole.detach(), -1, group).requires_grad_()
+    loss, marks = heard(group, lambda: vocab_parallel_cross_entropy(logits, targets, group))
+    _, nothing = heard(group, lambda: loss.backward(gradient))
+    assert nothing == []
+    assert whole.grad is not None
+    return {"loss": error(loss, expected), "input": error(logits.grad, own_part(whole.grad, -1, group))}, marks
+
+
+def mappings() -> dict[str, tuple[float, float]]:
+    """Name → errors of forward and backward against what the docstring says."""
+    group = axis_of_all_ranks()
+    size, rank = group.size, group.rank
+    shape = (BATCH, 2 * size, 2 * size)
+    values, gradients = ([draw(*shape, seed=first + peer) for peer in range(size)] for first in (0, 100))
+    same = values[0]
+
+    def part(x: Tensor, dim: int) -> Tensor:
+        return own_part(x, dim, group)
+
+    def gathered(items: Sequence[Tensor], dim: int) -> Tensor:
+        return torch.cat(list(items), dim)
+
+    total, total_gradient = sum(values[1:], values[0]), sum(gradients[1:], gradients[0])
+    wide = [[torch.cat([item] * size, dim) for item in gradients] for dim in (-1, -2)]
+    summed = sum(wide[1][1:], wide[1][0])
+    halves = [[item.chunk(size, dim)[0] for item in gradients] for dim in (-1, -2)]
+    table: dict[str, tuple[Callable[[Tensor, AxisGroup], Tensor], Tensor, Tensor, Tensor, Tensor]] = {
+        "copy": (copy_to_region, values[rank], values[rank], gradients[rank], total_gradient),
+        "reduce": (reduce_from_region, values[rank], total, gradients[rank], gradients[rank]),
+        "scatter": (scatter_to_region, same, part(same, -1), halves[0][rank], gathered(halves[0], -1)),
+        "gather": (gather_from_region, values[rank], gathered(values, -1), wide[0][0], part(wide[0][0], -1)),
+        "scatter to sequence": (
+            scatter_to_sequence,
+            same,
+            part(same, -2),
+            halves[1][rank],
+            gathered(halves[1], -2),
+        ),
+        "gather from sequence": (
+            gather_from_sequence,
+            values[rank],
+            gathered(values, -2),
+            wide[1][0],
+            part(wide[1][0], -2),
+        ),
+        "gather for tensor parallel": (
+            gather_for_tensor_parallel,
+            values[rank],
+            gathered(values, -2),
+            wide[1][rank],
+            part(summed, -2),
+        ),
+        "reduce-scatter to sequence": (
+            reduce_scatter_to_sequence,
+            values[rank],
+            part(total, -2),
+            halves[1][rank],
+            gathered(halves[1], -2),
+        ),
+    }
+    found = {}
+    for name, (function, value, expected, gradient, expected_gradient) in table.items():
+        x = value.clone().requires_grad_()
+        output = function(x, group)
+        before = gradient.clone()
+        output.backward(gradient)
+        assert torch.equal(gradient, before), f"{name} changed the gradient that it was given"
+        assert torch.equal(x, value), f"{name} changed its input"
+        found[name] = (error(output, expected), error(x.grad, expected_gradient))
+    return found
+
+
+def refusals() -> dict[str, str]:
+    """What each impossible division says."""
+    region = Region(axis_of_all_ranks(), sequence=True)
+    group = region.group
+    x = torch.ones(BATCH, 7, HIDDEN, dtype=torch.float64)
+    attempts: dict[str, Callable[[], object]] = {
+        "column": lambda: ColumnParallelLinear(4, 7, region),
+        "row": lambda: RowParallelLinear(7, 4, region),
+        "embedding": lambda: VocabParallelEmbedding(7, 4, region),
+        "sequence of row": lambda: RowParallelLinear(2 * HIDDEN, 4, region, dtype=torch.float64)(x),
+        "sequence of embedding": lambda: VocabParallelEmbedding(8, 4, region)(torch.zeros(1, 7, dtype=torch.int64)),
+        "scatter": lambda: scatter_to_sequence(x, group),
+        "reduce-scatter": lambda: reduce_scatter_to_sequence(x, group),
+        "features": lambda: scatter_to_region(x[..., :7], group),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except Exception as err:
+            said[name] = f"{type(err).__name__}: {err}"
+    return said

@@ -1,0 +1,7 @@
+"""How much of what could be tested is: what continuous integration has time for, or everything where PPTRACE_ALL is set."""
+
+from __future__ import annotations
+
+import os
+
+ALL = "PPTRACE_ALL" in os.environ

@@ -1,0 +1,229 @@
+"""Live gloo processes that run many cases: importing torch takes seconds, making a process group milliseconds.
+
+A case is a function that every rank of a fresh process group calls. A case that takes too long is killed, and the error
+shows where each rank stood. One server imports torch and what the cases need, and each process is a fork of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parents[2]
+HAS_GPU = torch.cuda.is_available()
+"""No fork of a process that has asked for its GPUs can use them, and importing torch's parts may ask: then none is forked."""
+PRELOADED = (
+    *(
+        "torch._dynamo",
+        "torch.profiler",
+        "torch.distributed.pipelining",
+        "torch.distributed.fsdp",
+        "pptrace.workflow.load",
+    ),
+    *("tests.support.pool", "tests.instrument.pipeline.cases.training", "tests.instrument.models.cases.mixes"),
+    "tests.instrument.tensor.cases.layers",
+)
+PR_SET_PDEATHSIG = 1
+GRACE_S = 2.0  # for the other ranks of a case in which one has failed
+
+
+class RankFailureError(AssertionError):
+    """A rank raised, died, or did not finish in time."""
+
+
+class Pool:
+    """At most ``size`` processes, each started by the first case that needs it and again after a failure.
+
+    A case is run by ``world`` of them, all where neither the pool nor the case says how many.
+    """
+
+    def __init__(self, size: int, world: int | None = None) -> None:
+        self.size = size
+        self.world = size if world is None else world
+        self._context = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
+        self._processes: list[SpawnProcess | ForkServerProcess] = []
+        self._pipes: list[Connection] = []
+        self._store: dist.TCPStore | None = None
+        self._num_cases = 0
+        self._stacks = tempfile.TemporaryDirectory()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._stacks.cleanup()
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, world: int | None = None, timeout_s: float = 180
+    ) -> list[Any]:
+        """Call ``function(*arguments)`` on every rank of a new process group of ``world`` ranks.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            RankFailureError: with the traceback of the rank that raised, or the stacks of all when time ran out.
+        """
+        world = self.world if world is None else world
+        assert world <= self.size
+        self._start(world)
+        self._num_cases += 1
+        for rank in range(world):
+            self._pipes[rank].send((f"case{self._num_cases}", world, function, arguments))
+        return self._collect(world, time.monotonic() + timeout_s)
+
+    def stop(self) -> None:
+        """End every process."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes, self._store = [], [], None
+
+    def _start(self, world: int) -> None:
+        if self._store is None:
+            _start_server()
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(len(self._processes), world):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(rank, self._store.port, theirs, str(self._stack_file(rank))), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, world: int, deadline: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        while missing := [rank for rank in range(world) if rank not in answers and rank not in failures]:
+            if failures:  # the rank that failed first is often not the one that is heard first
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            ready = wait([self._pipes[rank] for rank in missing], timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in (rank for rank in missing if self._pipes[rank] in ready):
+                ok, answer = self._receive(rank)
+                (answers if ok else failures)[rank] = answer
+        if len(answers) == world:
+            return [answers[rank] for rank in range(world)]
+        told = [f"rank {rank} of {world}:\n{failures[rank]}" for rank in sorted(failures)]
+        if not told:
+            told = [f"only ranks {sorted(answers)} of {world} finished in time", self._all_stacks()]
+        self.stop()
+        raise RankFailureError("\n".join(told))
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        try:
+            ok, answer = self._pipes[rank].recv()
+        except EOFError:
+            return False, "the process died"
+        return ok, answer
+
+    def _stack_file(self, rank: int) -> Path:
+        return Path(self._stacks.name) / f"rank{rank}.txt"
+
+    def _all_stacks(self) -> str:
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(len(self._processes)))
+
+    def _stacks_of(self, rank: int) -> str:
+        try:
+            return self._stack_file(rank).read_text()
+        except OSError:
+            return "it had not begun: torch was still being imported\n"
+
+
+def _start_server() -> None:
+    """Start what the processes are forks of. It inherits these variables, and with one thread it may be forked."""
+    if HAS_GPU:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        multiprocessing.set_forkserver_preload([*PRELOADED])
+        forkserver.ensure_running()
+
+
+def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
+    """A worker: one case after another, until the parent closes the pipe or dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    _share_device()
+    warnings.simplefilter("error")
+    # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    gc.freeze()  # what is imported stays; looking through it after each case would take longer than most cases do
+    with Path(stack_file).open("w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        while True:
+            try:
+                name, world, function, arguments = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(_attempt(name, rank, world, store, function, arguments))
+
+
+def _share_device() -> None:
+    """Let all gloo groups of this process have one device, whose thread looks a hundred times a second for something to do.
+
+    Each group makes one of its own otherwise, and keeps it where something keeps the group: those of many cases take the cores.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    device = c10d.ProcessGroupGloo.create_device(interface="lo")
+
+    class OnSharedDevice(c10d.ProcessGroupGloo):
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = c10d.ProcessGroupGloo._Options()
+            options._devices = [device]
+            options._timeout = timeout
+            super().__init__(store, rank, size, options)
+
+    c10d.ProcessGroupGloo = OnSharedDevice
+
+
+def _attempt(
+    name: str, rank: int, world: int, store: dist.TCPStore, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[bool, Any]:
+    try:
+        dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=world)
+        try:
+            return True, function(*arguments)
+        finally:
+            dist.destroy_process_group()
+            gc.collect()  # a group that a cycle keeps keeps its threads, and those of many cases slow all others down
+    except BaseException:
+        return False, traceback.format_exc()

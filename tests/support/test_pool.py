@@ -1,0 +1,27 @@
+"""The pool ends what hangs or fails, says where it stood, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.instrument.pipeline.cases.training import fail_on_rank_one, hang_on_rank_one
+from tests.support.pool import Pool, RankFailureError
+
+
+@pytest.mark.processes
+def test_a_case_that_hangs_is_ended_with_the_stacks_of_all_ranks() -> None:
+    with Pool(size=2) as pool:
+        pool._start(2)
+        workers = [process.pid for process in pool._processes]
+        with pytest.raises(RankFailureError, match="raise ValueError"):
+            pool.run(fail_on_rank_one)
+        with pytest.raises(RankFailureError, match=r"(?s)finished in time.*hang_on_rank_one") as failure:
+            pool.run(hang_on_rank_one, timeout_s=8)
+        assert "rank 0:" in str(failure.value)
+        assert "rank 1:" in str(failure.value)
+    for pid in workers:
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
