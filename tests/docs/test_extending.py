@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.programs import ROOT, SAMPLES
 
 import pptrace.analysis.result as results
 from pptrace.errors import TraceError
@@ -22,7 +23,6 @@ from pptrace.schedule.shape import Shape
 from pptrace.schedule.validate import validate
 from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.load import load
-from tests.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 _BLOCK = r"^ *```\{code-block\} python\n +:caption: ([^\n]*)\n\n(.*?)^ *```$"
