@@ -1,4 +1,4 @@
-"""The formats that can be told apart by content, each with its reader. A new format is one entry here."""
+"""Registry of the trace formats, which are recognised by content. A new format is one entry here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from pptrace.errors import TraceError
 from pptrace.ingest.chrome.reader import has_pairs, read_chrome, sniff_chrome
 from pptrace.ingest.common.byte_source import first_bytes
-from pptrace.ingest.kineto.reader import Told, read_kineto
+from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
 from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, read_oplog, sniff_oplog
@@ -26,23 +26,23 @@ _ARCHIVES = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
 }
-_TAR_PLACE, _TAR_MAGIC = 257, b"ustar"
+_TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
+    """Options of reading a file: number of cores, and a callback for the fraction read (:func:`read_kineto`)."""
 
     cores: int = 1
-    told: Told | None = None
+    on_progress: ReadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is recognised and read. ``sniff`` sees the first decompressed bytes of a file.
+    """A format and its reader. ``sniff`` gets the first decompressed bytes of a file.
 
-    ``read`` gives a trace for each rank that the file holds, at least one.
+    ``read`` returns a trace for each rank in the file, at least one.
     """
 
     name: InputFormat
@@ -54,26 +54,26 @@ def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
 
-def _read_nsight(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
-    """The reader, and SQLite with it, is imported for such a file only."""
+def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
+    """Read a file of Nsight Systems; its reader and SQLite are imported only when needed."""
     from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
 
 
-def _read_oplog(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
+def _read_oplog(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_oplog(path)
 
 
-def _read_chrome(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
+def _read_chrome(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_chrome(path)
 
 
-def _read_otlp(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
+def _read_otlp(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_otlp(path)
 
 
-def _read_nccl_inspector(path: Path, _effort: ReadOptions) -> tuple[Trace, ...]:
+def _read_nccl_inspector(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     return read_nccl_inspector(path)
 
 
@@ -81,10 +81,10 @@ def _sniff_kineto(start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and _TRACE_KEY.search(start) is not None
 
 
-def _read_kineto(path: Path, effort: ReadOptions) -> tuple[Trace, ...]:
-    """Kineto's, or another tool's whose begin/end events come after the first bytes."""
+def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
+    """Read Kineto's JSON, or a Chrome trace of another tool whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, effort.cores, effort.told)
+        trace = read_kineto(path, options.cores, options.on_progress)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -100,40 +100,40 @@ FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _read_nccl_inspector),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
-_READERS = {known.name: known.read for known in FORMATS}
+_READERS = {entry.name: entry.read for entry in FORMATS}
 
 
 def detect(start: bytes) -> InputFormat | None:
-    """The format of a file that begins with these (decompressed) bytes; None where no reader knows it."""
-    return next((known.name for known in FORMATS if known.sniff(start)), None)
+    """The format of a file that begins with these (decompressed) bytes; None if unknown."""
+    return next((entry.name for entry in FORMATS if entry.sniff(start)), None)
 
 
 def archive_of(start: bytes) -> str | None:
-    """The kind of archive, or of compression that is not read, that these (gunzipped) bytes begin; None for any other file."""
-    if start[_TAR_PLACE : _TAR_PLACE + len(_TAR_MAGIC)] == _TAR_MAGIC:
+    """The kind of archive or unsupported compression of a file that begins with these (gunzipped) bytes; None if neither."""
+    if start[_TAR_OFFSET : _TAR_OFFSET + len(_TAR_MAGIC)] == _TAR_MAGIC:
         return "tar"
     return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
 
 
-def read_file(path: Path, name: InputFormat | None, effort: ReadOptions | None = None) -> tuple[Trace, ...]:
+def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None = None) -> tuple[Trace, ...]:
     """Read one file: a trace for each rank in it.
 
-    Without a format it is read as what its name says, else as Kineto's, whose reader says what it found instead.
+    Without a format it is read as its name suggests, else as Kineto's, whose reader reports what the file is instead.
 
     Raises:
-        TraceError: the file gives nothing to analyse.
+        TraceError: nothing in the file can be analysed.
     """
     if name is None and (archive := archive_of(first_bytes(path))):
-        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give what it holds")
-    return _READERS[name or _named(path)](path, effort or ReadOptions())
+        raise TraceError(f"{path}: a {archive} archive; expected a trace; unpack it and give its contents")
+    return _READERS[name or _format_of_name(path)](path, options or ReadOptions())
 
 
-def _named(path: Path) -> InputFormat:
+def _format_of_name(path: Path) -> InputFormat:
     if path.name.endswith(_NSIGHT_SUFFIXES):
         return InputFormat.NSYS_SQLITE
     return InputFormat.OPLOG if path.name.endswith(OPLOG_SUFFIXES) else InputFormat.KINETO
 
 
 def read_trace(path: Path, name: InputFormat | None) -> Trace:
-    """The first of :func:`read_file`: the only one, but for files that hold several ranks."""
+    """Read one file and return the trace of its first rank; of files with several ranks the others are dropped."""
     return read_file(path, name)[0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.ingest.kineto.json_repair import cleaned
+from pptrace.ingest.kineto.json_repair import repaired_text
 from pptrace.model.tables import Trace
 
 Op = Callable[..., dict[str, Any]]
@@ -253,8 +253,8 @@ def test_facts_in_the_file_that_look_like_events_do_not_mislead(write: Write, op
 
 @given(st.binary(max_size=200))
 def test_cleaning_twice_changes_nothing(text: bytes) -> None:
-    once, _ = cleaned(text)
-    assert cleaned(once) == (once, 0)
+    once, _ = repaired_text(text)
+    assert repaired_text(once) == (once, 0)
 
 
 def read_whatever(path: Path) -> Trace | None:

@@ -1,14 +1,14 @@
-"""What a user gives as PATH → the files to read, with the ranks they should have.
+"""Resolve the PATHs of a user to the files to read, with the ranks that run.json declares for them.
 
     PATH = a trace file
          | a directory with one trace per rank, in it or in its subdirectories
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
-         | a run directory: run.json says which file is whose
+         | a run directory: run.json lists the file of each rank
 
-A file of Nsight Systems can hold several ranks. Flight-recorder dumps beside traces are no traces of their own: they say more of
-the calls in these (:mod:`pptrace.recognise.calls.from_flight_recorder`).
+A file of Nsight Systems can hold several ranks. Flight-recorder dumps in a directory with traces are not read as traces: they
+add facts to the communication calls in these (:mod:`pptrace.recognise.calls.from_flight_recorder`).
 
-No trace is read here: formats are told by the first bytes.
+No trace is read here: formats are recognised by the first bytes.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.rank_names import rank_of_value
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.formats import archive_of, detect
-from pptrace.ingest.inputs.directories import copies, directories_below, entries_of
+from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
 from pptrace.ingest.nsight.report_export import RECORDED_SUFFIXES
-from pptrace.ingest.op_tables.pptrace_json import sniff_own_json
-from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, without_partners
+from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
+from pptrace.ingest.op_tables.reader import OPLOG_SUFFIXES, without_companions
 from pptrace.model.tables import InputFormat
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".sqlite", ".db", *RECORDED_SUFFIXES)
-_MOST_SKIPPED = 20
-"""How many files a warning names."""
-_THEIR_TRACES = (
-    "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
-    "marks; for a report of those run the script without its profiler"
+_MAX_SKIPPED_SHOWN = 20
+"""Number of files that a warning lists."""
+_SCRIPT_TRACES_WARNING = (
+    "pptrace recorded no trace, since the script's torch.profiler was active: read its last traces instead, without pptrace's "
+    "marks, so that ops and steps come from labels or are inferred; for marks run the script without its profiler"
 )
-_MOST_SNIFFED = 200
-"""How many files below a directory that holds traces are looked at."""
+_MAX_SNIFFED = 200
+"""Number of files in subdirectories that are sniffed where the directory itself holds traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file to read. ``rank`` is what the run says it should be; None where nothing says so."""
+    """One file to read. ``rank`` is the one that run.json declares, else None."""
 
     path: Path
     format: InputFormat | None
@@ -57,9 +57,9 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenedInputs:
-    """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
+    """The files behind the PATHs, in order. ``run`` is the content of run.json, if a run directory was given (the first one).
 
-    ``dumps`` are flight-recorder dumps beside the traces in ``files``.
+    ``dumps`` are flight-recorder dumps in the same directories as the traces in ``files``.
     """
 
     files: tuple[InputFile, ...]
@@ -87,17 +87,17 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
         files.setdefault(file.path.resolve(), file)
     runs = [part for part in parts if part.run is not None]
     if len(runs) > 1:
-        warnings.append(
-            f"{runs[1].run_dir}: a second run directory; facts about the run are taken from {runs[0].run_dir}"
-        )
+        warnings.append(f"{runs[1].run_dir}: a second run directory; facts about the run come from {runs[0].run_dir}")
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
-    chosen = set(without_partners([file.path for file in files.values()]))
-    alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
-    copied = copies([file.path for file in alike])
+    main_files = set(without_companions([file.path for file in files.values()]))
+    comparable = [
+        file for file in files.values() if file.path in main_files and file.rank is None and not _is_dump(file)
+    ]
+    copied = copies_of([file.path for file in comparable])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
-    left = [file for file in files.values() if file.path in chosen and file.path not in copied]
-    dumps = _dumps_beside(left)
-    traces = tuple(file for file in left if file.path not in dumps)
+    remaining = [file for file in files.values() if file.path in main_files and file.path not in copied]
+    dumps = _dumps_among(remaining)
+    traces = tuple(file for file in remaining if file.path not in dumps)
     return OpenedInputs(traces, tuple(warnings), run, run_dir, dumps)
 
 
@@ -136,33 +136,44 @@ def _open_directory(directory: Path) -> OpenedInputs:
         reason = (
             f'unreadable; expected JSON with "schema": "{RUN_SCHEMA}"'
             if run is None
-            else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
+            else f"names no rank (status {run.get('status')!r}: the launcher ended before it wrote them)"
         )
-        warnings.append(f"{run_file}: {reason}; took the traces beside it")
+        warnings.append(f"{run_file}: {reason}; read the traces in the same directory instead")
     entries = entries_of(directory)
-    files, skipped = _taken([entry for entry in entries if entry.is_file()])
-    below = [(place, entry) for place in directories_below(directory, RUN_FILE) for entry in _files_of(place)]
+    files, skipped = _select_traces([entry for entry in entries if entry.is_file()])
+    below = [
+        (subdirectory, entry)
+        for subdirectory in directories_below(directory, RUN_FILE)
+        for entry in _files_of(subdirectory)
+    ]
     if not files:
         tensorboard = [
-            entry for place, entry in below if place.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
+            entry
+            for subdirectory, entry in below
+            if subdirectory.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
         ]
-        files, skipped_below = _taken(tensorboard) if tensorboard else _taken([entry for _, entry in below])
+        files, skipped_below = (
+            _select_traces(tensorboard) if tensorboard else _select_traces([entry for _, entry in below])
+        )
         skipped += skipped_below
         if len({file.path.parent for file in files}) > 1:
-            warnings.append(f"{directory}: traces in more than one subdirectory; all taken as one job")
+            warnings.append(
+                f"{directory}: traces in more than one subdirectory; read as those of one job; "
+                "if they are of several, give one directory"
+            )
     if not files:
         raise TraceError(_no_traces(directory, entries, skipped))
-    skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
-    skipped += _left_below(directory, [entry for _, entry in below], files)
+    skipped += [f"{name} (a run directory; give its path to read it)" for name in _run_directories(entries)]
+    skipped += _traces_not_read(directory, [entry for _, entry in below], files)
     if skipped:
-        warnings.append(f"{directory}: skipped {_listed(skipped, _MOST_SKIPPED)}")
+        warnings.append(f"{directory}: skipped {_join_listed(skipped, _MAX_SKIPPED_SHOWN)}")
     return OpenedInputs(tuple(files), tuple(warnings))
 
 
-def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Of files that lie together, the traces to read, and for the others what each is."""
+def _select_traces(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
+    """Select the traces to read among the files of a directory; with a reason for each other file that looks like one."""
     candidates = [path for path in paths if not _is_run_file(path)]
-    return _best(*_trace_files(without_partners(_without_exported(candidates))))
+    return _highest_priority(*_trace_files(without_companions(_without_exported(candidates))))
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -172,27 +183,27 @@ def _files_of(directory: Path) -> list[Path]:
         return []
 
 
-def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
-    """Traces in subdirectories, beside those that are read; no partner of a table is one."""
+def _traces_not_read(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
+    """Traces in subdirectories that are not read, each with the reason; partners of op tables do not count."""
     read = {file.path for file in files}
-    named = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
-    found, _ = _trace_files(without_partners(_without_exported(named[:_MOST_SNIFFED])))
+    candidates = [path for path in below if path not in read and path.name.endswith(_TRACE_SUFFIXES + OPLOG_SUFFIXES)]
+    traces_below, _ = _trace_files(without_companions(_without_exported(candidates[:_MAX_SNIFFED])))
     return [
-        f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
-        for file in found
-        if not sniff_own_json(first_bytes(file.path))
+        f"{file.path.relative_to(directory)} ({_reason_not_read(file.path, read)}; give its path to read it)"
+        for file in traces_below
+        if not sniff_pptrace_json(first_bytes(file.path))
     ]
 
 
-def _why_left(path: Path, read: Collection[Path]) -> str:
-    """Beside traces that are read lies what has another name than TensorBoard gives them."""
+def _reason_not_read(path: Path, read: Collection[Path]) -> str:
+    """Why a trace is not read: another name than TensorBoard's in a directory of those, or in a subdirectory."""
     if any(other.parent == path.parent for other in read):
-        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the traces beside it are"
+        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its directory are"
     return "in a subdirectory"
 
 
 def _without_exported(paths: Sequence[Path]) -> list[Path]:
-    """The files without those of Nsight Systems whose export, or whose report, lies beside them."""
+    """Drop files of Nsight Systems of which an export, or a report, is in the same directory."""
     steps = (".sqlite", *RECORDED_SUFFIXES)
     latest: dict[Path, int] = {}
     for path in paths:
@@ -209,7 +220,7 @@ def _is_run_file(path: Path) -> bool:
 
 
 def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The run with the ranks of all its nodes: each node but the first writes a file of its own."""
+    """Merge the ranks of all nodes into the run: each node but the first writes its own run.node*.json."""
     others = [_read_run(path) for path in sorted(directory.glob("run.node*.json"))]
     return {
         **run,
@@ -218,7 +229,7 @@ def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Those that are traces, and for the others what each is."""
+    """(the traces, a description of each other file that looks like one)."""
     files: list[InputFile] = []
     skipped: list[str] = []
     for path in paths:
@@ -236,22 +247,24 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
     return files, skipped
 
 
-def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
-    """Of a directory that holds ops in several forms, the one that says most.
+def _highest_priority(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
+    """Of a directory with the same run in several formats keep the one with the most information.
 
-    Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
+    In this order: profiles, op tables, Chrome traces drawn by other programs, reports of pptrace.
     """
     if not any(file.format is InputFormat.OPLOG for file in files):
         return files, skipped
-    worth = {file.path: _worth(file) for file in files}
-    most = max(worth.values())
-    kept = {*(path for path, own in worth.items() if own == most), *_dumps_beside(files)}
-    left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
-    return [file for file in files if file.path in kept], [*skipped, *left]
+    priorities = {file.path: _format_priority(file) for file in files}
+    highest = max(priorities.values())
+    selected = {*(path for path, priority in priorities.items() if priority == highest), *_dumps_among(files)}
+    not_selected = [
+        f"{file.path.name} (the same run is read from other files)" for file in files if file.path not in selected
+    ]
+    return [file for file in files if file.path in selected], [*skipped, *not_selected]
 
 
-def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
-    """The flight-recorder dumps among files that hold a profiler's traces as well."""
+def _dumps_among(files: Sequence[InputFile]) -> tuple[Path, ...]:
+    """The flight-recorder dumps among the files, if a profiler's traces are among them too."""
     if not any(file.format in (InputFormat.KINETO, InputFormat.NSYS_SQLITE) for file in files):
         return ()
     tables = (file.path for file in files if file.format is InputFormat.OPLOG)
@@ -259,33 +272,33 @@ def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
 
 
 def _is_dump(file: InputFile) -> bool:
-    """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
+    """Whether it is a flight-recorder dump: equal ones are no copies, since those of two ranks may both be empty."""
     return file.format is InputFormat.OPLOG and sniff_flight(first_bytes(file.path))
 
 
-def _worth(file: InputFile) -> int:
+def _format_priority(file: InputFile) -> int:
     start = first_bytes(file.path)
     if file.format is InputFormat.OPLOG:
-        return 0 if sniff_own_json(start) or sniff_flight(start) else 2
+        return 0 if sniff_pptrace_json(start) or sniff_flight(start) else 2
     return 1 if file.format in (InputFormat.KINETO, InputFormat.CHROME) and not has_kineto_members(start) else 3
 
 
-def _runs(entries: Sequence[Path]) -> list[str]:
+def _run_directories(entries: Sequence[Path]) -> list[str]:
     return [entry.name for entry in entries if entry.is_dir() and (entry / RUN_FILE).is_file()]
 
 
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
-    if runs := _runs(entries):
-        return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
-    found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
+    if runs := _run_directories(entries):
+        return f"{directory}: holds run directories ({_join_listed(runs)}) and no traces; expected one run; give one of them"
+    finding = f"no trace among {_join_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
     return (
-        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
+        f"{directory}: {finding}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
         "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
     )
 
 
 def _read_run(path: Path) -> Mapping[str, Any] | None:
-    """run.json, None where it is not one."""
+    """The content of run.json, None where it is malformed."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -296,21 +309,22 @@ def _read_run(path: Path) -> Mapping[str, Any] | None:
 
 
 def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
-    """The files that run.json names; a rank without one is a warning."""
+    """Open the files that run.json names, with a warning for the ranks without one."""
     warnings: list[str] = []
     if run.get("schema") != RUN_SCHEMA:
         warnings.append(
-            f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this pptrace knows {RUN_SCHEMA!r}; read as that"
+            f"{directory / RUN_FILE}: schema {run.get('schema')!r}; this version of pptrace knows {RUN_SCHEMA!r} "
+            "and reads it as that; facts may be missing"
         )
     files: dict[Path, InputFile] = {}
     missing: list[tuple[int, str]] = []
     entries = [entry for entry in run["ranks"] if isinstance(entry, dict)]
-    named = "trace"
+    trace_key = "trace"
     if not any(_trace_path(directory, entry.get("trace")) for entry in entries):
         scripts = [entry for entry in entries if _trace_path(directory, entry.get("script_trace"))]
         if scripts:
-            named = "script_trace"
-            warnings.append(_THEIR_TRACES)
+            trace_key = "script_trace"
+            warnings.append(_SCRIPT_TRACES_WARNING)
     for entry in entries:
         rank = rank_of_value(entry.get("rank"))
         if rank is None:
@@ -319,35 +333,37 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         error = str(entry.get("error") or "").strip().split("\n")[-1]
         failed = entry.get("status") not in (None, "ok")
         state = f"{entry.get('status')}: {error}" if failed and error else str(entry.get("status"))
-        path = _trace_path(directory, entry.get(named))
+        path = _trace_path(directory, entry.get(trace_key))
         if path is None:
-            missing.append((rank, state if failed else _why_missing(entry)))
+            missing.append((rank, state if failed else _missing_reason(entry)))
             continue
         if failed:
-            warnings.append(f"rank {rank} ended badly ({state}); its trace may be incomplete")
-        shared = path in files  # Nsight Systems records all ranks of a node into one file, which says who is who
-        files[path] = _input_file(path, None if shared else rank)
+            warnings.append(f"rank {rank} failed ({state}); its trace may end early, so that its last steps lack ops")
+        is_shared = (
+            path in files
+        )  # Nsight Systems records all ranks of a node into one file, which contains their ranks
+        files[path] = _input_file(path, None if is_shared else rank)
     if not files:
         raise TraceError(
             f"{directory}: {RUN_FILE} names no trace that exists; expected one per rank; "
-            f"{'; '.join([*_same(missing), *warnings]) or 'run again'}{_hung(directory, run)}"
+            f"{'; '.join([*_by_reason(missing), *warnings]) or 'run again'}{_hang_hint(directory, run)}"
         )
     if missing:
         warnings.insert(
-            0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(_same(missing))}"
+            0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_join_listed(_by_reason(missing))}"
         )
     return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
 
 
-def _hung(directory: Path, run: Mapping[str, Any]) -> str:
-    """Where to read who is to blame, of a run that hung before anything was recorded."""
+def _hang_hint(directory: Path, run: Mapping[str, Any]) -> str:
+    """The verdict on a run that hung before it recorded anything, and the command that explains it; "" if it did not hang."""
     hang = run.get("hang")
     detail = hang.get("detail") if isinstance(hang, dict) else None
     return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
 
 
-def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
-    """Each reason once, with the ranks that it is of."""
+def _by_reason(missing: Sequence[tuple[int, str]]) -> list[str]:
+    """Group ranks without a trace by reason, a text for each reason."""
     reasons: dict[str, list[int]] = {}
     for rank, reason in missing:
         reasons.setdefault(reason, []).append(rank)
@@ -357,22 +373,22 @@ def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
     ]
 
 
-def _why_missing(entry: Mapping[str, Any]) -> str:
-    """What the rank itself wrote down, if it did."""
+def _missing_reason(entry: Mapping[str, Any]) -> str:
+    """Why a rank has no trace: its note in run.json, if there is one."""
     note = entry.get("note")
-    kept = entry.get("script_trace")
-    where = f"; its trace is {kept}" if isinstance(kept, str) and kept else ""
+    script_trace = entry.get("script_trace")
+    where = f"; its trace is {script_trace}" if isinstance(script_trace, str) and script_trace else ""
     return f"{note}{where}" if isinstance(note, str) and note else "no trace written"
 
 
 def _trace_path(directory: Path, name: object) -> Path | None:
-    """The file that run.json names for a rank, if it is there. Names that lead out of the directory are no names."""
+    """The file that run.json names for a rank, if it exists. Paths that lead out of the directory are refused."""
     if not isinstance(name, str) or not name or "\0" in name:
         return None
     path = directory / name
     return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
 
 
-def _listed(items: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(items[:most])
-    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+def _join_listed(items: Sequence[str], limit: int = 6) -> str:
+    shown = ", ".join(items[:limit])
+    return f"{shown} and {len(items) - limit} more" if len(items) > limit else shown
