@@ -50,6 +50,11 @@ class Format:
     read: Callable[[Path, ReadOptions], tuple[Trace, ...]]
 
 
+def _without_options(read: Callable[[Path], tuple[Trace, ...]]) -> Callable[[Path, ReadOptions], tuple[Trace, ...]]:
+    """Adapt a reader that has no options."""
+    return lambda path, _options: read(path)
+
+
 def _sniff_nsight(start: bytes) -> bool:
     return start.startswith((SQLITE_MAGIC, *RECORDED_MAGIC))
 
@@ -59,22 +64,6 @@ def _read_nsight(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
     from pptrace.ingest.nsight.reader import read_nsight
 
     return read_nsight(path)
-
-
-def _read_oplog(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    return read_oplog(path)
-
-
-def _read_chrome(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    return read_chrome(path)
-
-
-def _read_otlp(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    return read_otlp(path)
-
-
-def _read_nccl_inspector(path: Path, _options: ReadOptions) -> tuple[Trace, ...]:
-    return read_nccl_inspector(path)
 
 
 def _sniff_kineto(start: bytes) -> bool:
@@ -94,10 +83,10 @@ def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
 
 FORMATS: tuple[Format, ...] = (
     Format(InputFormat.NSYS_SQLITE, _sniff_nsight, _read_nsight),
-    Format(InputFormat.OPLOG, sniff_oplog, _read_oplog),
-    Format(InputFormat.CHROME, sniff_chrome, _read_chrome),
-    Format(InputFormat.OTLP, sniff_otlp, _read_otlp),
-    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _read_nccl_inspector),
+    Format(InputFormat.OPLOG, sniff_oplog, _without_options(read_oplog)),
+    Format(InputFormat.CHROME, sniff_chrome, _without_options(read_chrome)),
+    Format(InputFormat.OTLP, sniff_otlp, _without_options(read_otlp)),
+    Format(InputFormat.NCCL_INSPECTOR, sniff_nccl_inspector, _without_options(read_nccl_inspector)),
     Format(InputFormat.KINETO, _sniff_kineto, _read_kineto),
 )
 _READERS = {entry.name: entry.read for entry in FORMATS}

@@ -186,7 +186,7 @@ def test_one_broken_event_among_many_is_left_out_alone(write: Write) -> None:
     broken = text[:place] + b"}{ ][" + text[place:]
     trace = read_kineto(write(broken))
     assert len(trace.events) == text.count(b'"ph": "X"') - 1
-    assert trace.warnings == ("left out 1 event that no longer could be read (damaged JSON)",)
+    assert trace.warnings == ("left out 1 event that could not be read (damaged JSON)",)
 
 
 def test_a_hole_in_the_middle_loses_only_what_it_swallowed(write: Write) -> None:

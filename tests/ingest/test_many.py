@@ -93,7 +93,7 @@ def test_a_file_that_fails_among_others_is_a_failure_not_an_error(write: Write, 
     result = read_traces(open_inputs(paths), 1)
     assert ranks(result) == [(0, "rank0.json"), (2, "rank2.json")]
     assert [failure.path for failure in result.failures] == [str(paths[1])]
-    assert result.failures[0].message.startswith(f"{paths[1]}: damaged or cut")
+    assert result.failures[0].message.startswith(f"{paths[1]}: damaged or truncated")
     assert result.warnings == (f"{result.failures[0].message} (left out; read the other 2)",)
 
 

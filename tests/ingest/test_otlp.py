@@ -324,7 +324,7 @@ def test_a_bad_span_among_good_ones_is_counted(tmp_path: Path) -> None:
     rows[6] = {"name": "never ended", "startTimeUnixNano": "1790000000000000000"}
     (trace,) = read_otlp(write_lines(tmp_path / "spans.json", [one]))
     assert len(trace.events) == len(rows) - 4
-    assert trace.warnings == ("left out 4 spans without a name or with times that cannot be true",)
+    assert trace.warnings == ("left out 4 spans without a name or with impossible times",)
 
 
 def test_a_file_without_a_span_is_one_line(tmp_path: Path) -> None:

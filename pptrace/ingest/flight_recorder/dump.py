@@ -33,7 +33,7 @@ from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
 
 _NAME = re.compile(
     r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
-    r"(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?",
+    r"(?: \d+(?:->|<-)(?P<peer>\d+))?",
     re.IGNORECASE,
 )
 _KINDS = {

@@ -182,7 +182,7 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
     if collected.num_events:
         return f"{_events(collected.num_events)} and no complete one; {expected}"
     if stream.damage.early_end:
-        return f"damaged or cut before the first event; {expected}"
+        return f"damaged or truncated before the first event; {expected}"
     if lost := stream.damage.lost_events:
         return (
             f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"

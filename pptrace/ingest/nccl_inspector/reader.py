@@ -13,7 +13,7 @@ rank of a process is its rank in a communicator of all processes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,14 +258,10 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
         events=no_events(),
         memory=empty_table(MEMORY),
         metadata={COMMUNICATORS: communicators, **notes},
-        distributed=_distributed(rank, world),
+        distributed={} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"},
         warnings=tuple(warnings),
         calls=_table(calls),
     )
-
-
-def _distributed(rank: int | None, world: int) -> Mapping[str, Any]:
-    return {} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"}
 
 
 def _table(calls: pd.DataFrame) -> pd.DataFrame:

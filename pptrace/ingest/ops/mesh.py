@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -95,14 +95,10 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
 
 def _mesh(sizes: Mapping[str, int], strides: Mapping[str, int], ops: pd.DataFrame) -> dict[str, Any]:
     chunks = ops[ops["kind"].isin(_COMPUTE)].groupby("rank")["stage"].nunique()
+    by_stride = sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))
     return {
         **{axis: sizes.get(axis) for axis in _AXES},
         "vpp": int(chunks.max()) if len(chunks) else None,
         "ep": None,
-        "order": "-".join(_ordered(strides)),
+        "order": "-".join(by_stride),
     }
-
-
-def _ordered(strides: Mapping[str, int]) -> Sequence[str]:
-    """All axes in order of stride, the smallest first."""
-    return sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))
