@@ -92,7 +92,7 @@ def test_unknown_categories_are_kept_and_named(write: Write, op: Op) -> None:
     trace = read_kineto(write([op(cat="quantum_op"), op(cat=...)]))
     assert trace.events.category.tolist() == [Category.OTHER] * 2
     assert trace.warnings == (
-        "events of unknown categories are read as other host events, which count in no figure: 'quantum_op'",
+        "events of unknown categories are read as host events, so that device work among them does not count: 'quantum_op'",
     )
 
 

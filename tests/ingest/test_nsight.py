@@ -507,7 +507,7 @@ def test_pages_give_the_columns_that_sqlite_gives(
     wanted = connection.execute("SELECT a, c, b FROM t ORDER BY rowid").fetchall()
     (root,) = connection.execute("SELECT rootpage FROM sqlite_master").fetchone()
     connection.close()
-    reader = PageReader(path, fewest_rows=1)
+    reader = PageReader(path, min_rows=1)
     found = reader.integers(root, [0, 2], text=1)
     texts = (
         [] if found is None else [reader.text(*pair) if pair[0] >= 0 else None for pair in zip(*found[2:], strict=True)]
@@ -529,7 +529,7 @@ def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) 
     connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(None, None, None), ("x" * 137, 0.5, "y" * 157)])
     connection.commit()
     connection.close()
-    reader = PageReader(tmp_path / "a.db", fewest_rows=1)
+    reader = PageReader(tmp_path / "a.db", min_rows=1)
     found = reader.integers(2, [0, 1], text=2)
     reader.close()
     assert found is not None

@@ -19,7 +19,7 @@ _MEGASCAN = ("rel_ts", "pad_before", "duration_wall", *_MEGASCAN_IDS)
 
 
 class RawEvent(msgspec.Struct):
-    """One event; its times are their digits in the file."""
+    """An event; its times are the digits in the file."""
 
     ph: str = ""
     name: Any = None

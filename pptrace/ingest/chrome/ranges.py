@@ -26,7 +26,7 @@ _EXPECTED = "expected begin/end or complete events of a Chrome trace"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """One range; times in ns, ``pid`` and ``tid`` as in the file."""
+    """A range; times in ns, ``pid`` and ``tid`` as in the file."""
 
     name: str
     category: str

@@ -38,8 +38,11 @@ _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
 _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
 _DIGITS = re.compile(r"(\d+)")
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
-_MOST_RANKS = 100_000
+_MAX_RANKS = 100_000
 VESCALE = "vescale"
+_NO_GLOBAL_RANKS = (
+    "the trace has no global ranks: they are numbered replica by replica and may differ from those of the job"
+)
 
 
 _IDS = re.compile(
@@ -148,15 +151,7 @@ def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
     if not of_all:
         return {}
     is_numbered_here = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
-    notes = (
-        {
-            "notes": [
-                "the trace has no global ranks: they are numbered replica by replica and may differ from those of the job"
-            ]
-        }
-        if is_numbered_here
-        else {}
-    )
+    notes = {"notes": [_NO_GLOBAL_RANKS]} if is_numbered_here else {}
     return {**of_all, **of_rank.get(rank, {}), **notes}
 
 
@@ -164,8 +159,8 @@ def _pipeline_ranks(path: Path) -> int | None:
     """Number of pipeline ranks in MegaScan's files of single ranks; None for other files."""
     if _MEGASCAN_FILE.fullmatch(path.name) is None:
         return None
-    labelled_ranks = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
-    return max(int(match[1]) for match in labelled_ranks if match) + 1
+    matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
+    return max(int(match[1]) for match in matches if match) + 1
 
 
 def _declares_rank(content: ChromeRanges) -> bool:
@@ -184,7 +179,7 @@ def _ranks(path: Path, content: ChromeRanges) -> dict[Id, int]:
         pid: rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids
     }
     for candidate in (declared, labelled_ranks, pids_as_ranks):
-        ranks = {pid: rank for pid, rank in candidate.items() if rank is not None and 0 <= rank < _MOST_RANKS}
+        ranks = {pid: rank for pid, rank in candidate.items() if rank is not None and 0 <= rank < _MAX_RANKS}
         if len(set(ranks.values())) == len(pids) and (
             candidate is not pids_as_ranks or max(ranks.values()) < 8 * len(pids)
         ):

@@ -80,7 +80,7 @@ class DumpGroup:
 
 @dataclass(frozen=True, slots=True)
 class DumpCall:
-    """One entry. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
+    """A call. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
 
     ``launch`` is the index of the launch, which the calls of a batch share. ``local_peer`` is the peer's rank within the group.
     """

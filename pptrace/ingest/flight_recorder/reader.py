@@ -22,7 +22,7 @@ _AXES = {
     "ep": re.compile(r"expert|\bep\b|mesh_ep", re.IGNORECASE),
     "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
 }
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 DUMP_PRODUCER = "torch flight recorder"
 NO_CALLS = (
     "a flight-recorder dump without entries: no call of this rank was recorded; "
@@ -66,13 +66,13 @@ def _stuck(path: Path, rank: int, calls: Sequence[DumpCall]) -> Iterator[str]:
     open_calls = [call for call in calls if not call.done]
     others = _calls_of_other_ranks(path) if open_calls else {}
     who = "this rank" if rank < 0 else f"rank {rank}"
-    for call in open_calls[:_MOST_SHOWN]:
+    for call in open_calls[:_MAX_SHOWN]:
         peer = f" with rank {call.peer}" if call.peer >= 0 else ""
         group = f"of group {call.group.name}" if call.group.name else "of a group without a name"
         verb = "waits in" if call.started else "has not begun"
         yield f"{who} {verb} {call.kind}{peer}, seq {call.seq} {group}{_state_on_others(call, rank, others)}"
-    if len(open_calls) > _MOST_SHOWN:
-        yield f"{who}: {len(open_calls) - _MOST_SHOWN} more calls are not complete"
+    if len(open_calls) > _MAX_SHOWN:
+        yield f"{who}: {len(open_calls) - _MAX_SHOWN} more calls are not complete"
 
 
 def _state_on_others(call: DumpCall, rank: int, others: Mapping[int, Mapping[tuple[str, str, int], bool]]) -> str:

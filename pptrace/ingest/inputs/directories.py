@@ -11,7 +11,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.rank_names import rank_of_file_name
 
 MAX_DEPTH = 3
-_MOST_DIRECTORIES = 1000
+_MAX_DIRECTORIES = 1000
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -44,10 +44,10 @@ def directories_below(directory: Path, run_file: str) -> Iterator[Path]:
             except (TraceError, OSError):
                 continue
             subdirectories += directories
-        yield from subdirectories[: _MOST_DIRECTORIES - num_listed]
+        yield from subdirectories[: _MAX_DIRECTORIES - num_listed]
         num_listed += len(subdirectories)
-        level = subdirectories[:_MOST_DIRECTORIES]
-        if num_listed >= _MOST_DIRECTORIES:
+        level = subdirectories[:_MAX_DIRECTORIES]
+        if num_listed >= _MAX_DIRECTORIES:
             return
 
 

@@ -47,7 +47,7 @@ _MAX_SNIFFED = 200
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file to read. ``rank`` is the one that run.json declares, else None."""
+    """A file to read. ``rank`` is the one that run.json declares, else None."""
 
     path: Path
     format: InputFormat | None
@@ -248,7 +248,7 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
 
 
 def _highest_priority(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
-    """Of a directory with the same run in several formats keep the one with the most information.
+    """Keep the most informative format of a directory that has the same run in several.
 
     In this order: profiles, op tables, Chrome traces drawn by other programs, reports of pptrace.
     """

@@ -35,7 +35,7 @@ class WorkerError(Exception):
 
 
 class _Worker:
-    """One worker process and its shared memory."""
+    """A worker process and its shared memory."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as shared:

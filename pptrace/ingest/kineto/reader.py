@@ -101,7 +101,8 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     unknown = sorted(collected.columns.categories.unknown)
     if unknown:
         warnings.append(
-            f"events of unknown categories are read as other host events, which count in no figure: {_join_quoted(unknown)}"
+            "events of unknown categories are read as host events, so that device work among them does not count: "
+            f"{_join_quoted(unknown)}"
         )
     return Trace(
         path=str(path),

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pptrace.model.tables import Int64
 
 _INTERIOR, _LEAF = 0x05, 0x0D
-_FEWEST_ROWS = 50_000
+_MIN_ROWS = 50_000
 _BLOCK_ROWS = 1 << 18
 _MAX_DEPTH = 20
 _LITTLE = sys.byteorder == "little"
@@ -38,10 +38,10 @@ _UNUSED_BITS = np.where(_VALUE_BYTES[:10] > 0, 64 - 8 * _VALUE_BYTES[:10], 0)
 
 
 class PageReader:
-    """Reader of columns of the tables of one file with at least ``fewest_rows`` rows."""
+    """Reader of columns of the tables of one file with at least ``min_rows`` rows."""
 
-    def __init__(self, path: Path, fewest_rows: int = _FEWEST_ROWS) -> None:
-        self._fewest_rows = fewest_rows
+    def __init__(self, path: Path, min_rows: int = _MIN_ROWS) -> None:
+        self._min_rows = min_rows
         self._map: mmap.mmap | None = None
         self._bytes: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         try:
@@ -92,7 +92,7 @@ class PageReader:
                 return None
             counts = self._halves[pages + 3].astype(np.int64)
             total = int(counts.sum())
-            if total < self._fewest_rows:
+            if total < self._min_rows:
                 return None
             columns = tuple(
                 np.empty(total, dtype=np.int64) for _ in range(len(column_indices) + 2 * (text is not None))

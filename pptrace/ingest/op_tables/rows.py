@@ -64,7 +64,7 @@ _MAX_INDEX = 1_000_000
 _INDEX_COLUMNS = frozenset(
     {"rank", "microbatch", "stage", "chunk", "mc", "pp_rank", "dp_rank", "tp_rank", "cp_rank", "group_size", "peer"}
 )
-"""Columns of indices, none of which exceeds _MOST_PLACES in any run."""
+"""Columns of indices, none of which exceeds _MAX_INDEX in any run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,9 @@ def _fill_gaps(ops: pd.DataFrame, is_gap: pd.Series[bool]) -> StepsAndNotes:
     assigned = pd.Series(step_by_row, dtype="int64").reindex(ops.index)
     steps = assigned.fillna(ops["step"]).astype("int64")
     note = f"{len(unnumbered)} of {len(compute)} ops have no step: {len(step_by_row)} got that of the ops before and after them"
-    return ops.assign(step=steps), (
-        note
-        + ("; the others are left out, so that their steps lack ops" if len(step_by_row) < len(unnumbered) else ""),
-    )
+    if len(step_by_row) < len(unnumbered):
+        note += "; the others are left out, so that their steps lack ops"
+    return ops.assign(step=steps), (note,)
 
 
 def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
@@ -80,7 +79,7 @@ def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
     rows_of_rank = dict(iter(compute.groupby("rank")))
     one_step = ops.assign(step=0)
     unknown_note = (
-        "no columns step and microbatch, and the pipeline never drains between ops: all ops are read as one step; "
+        "no columns step and microbatch, and the order of ops shows no end of a step: all ops are read as one step; "
         "add a column step"
     )
     stage_sets = {frozenset(rows["stage"].tolist()) if "stage" in rows else rank for rank, rows in rows_of_rank.items()}
@@ -90,8 +89,8 @@ def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
     common = sorted(set.intersection(*(set(starts_of_rank) for starts_of_rank in starts.values())))
     if not common:
         totals = {(_count(rows, _FORWARD), _count(rows, _BACKWARD)) for rows in rows_of_rank.values()}
-        is_one = len(totals) == 1 and len(set(*totals)) == 1
-        return one_step, () if is_one else (unknown_note,)
+        is_one_step = len(totals) == 1 and len(set(*totals)) == 1
+        return one_step, () if is_one_step else (unknown_note,)
     steps = pd.Series(0, index=ops.index, dtype="int64")
     for rank, starts_of_rank in starts.items():
         is_of_rank = ops["rank"] == rank

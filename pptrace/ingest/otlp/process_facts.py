@@ -30,7 +30,7 @@ _SIZES = {
     "dp": "dl.data_parallel.size",
     "cp": "dl.context_parallel.size",
 }
-_MOST_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 _RUN = ("nemo.run.id", "nemo.lens.run_uuid")
 _PROCESS = ("service.name", "service.instance.id", "host.name", "process.pid")
 _GPU = ("dl.gpu.name", "dl.gpu.uuid")
@@ -65,7 +65,7 @@ def distributed_of(resource: Attributes, rank: int | None) -> Mapping[str, Any]:
     """Facts of the job, with the keys of Kineto's ``distributedInfo``; with a GPU, its name, as host spans only show launches."""
     facts: dict[str, Any] = {}
     world = rank_of_value(resource.get("dl.world_size"))
-    if rank is not None and world and rank < world <= _MOST_RANKS:
+    if rank is not None and world and rank < world <= _MAX_RANKS:
         facts |= {"rank": rank, "world_size": world}
     gpus = rank_of_value(resource.get("host.gpu.count"))
     names = [str(resource[name]) for name in _GPU if name in resource]
@@ -80,7 +80,7 @@ def parallel_of(resource: Attributes) -> Mapping[str, Any]:
     sizes = {axis: rank_of_value(resource.get(name)) for axis, name in _SIZES.items()}
     known_sizes = [size for size in sizes.values() if size]
     product = math.prod(known_sizes)
-    if not sizes["pp"] or not world or world > _MOST_RANKS or world % product:
+    if not sizes["pp"] or not world or world > _MAX_RANKS or world % product:
         return {}
     unknown_axes = [axis for axis, size in sizes.items() if not size]
     if unknown_axes == ["cp"]:
