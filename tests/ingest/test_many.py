@@ -162,7 +162,8 @@ def test_a_reader_process_that_dies_is_replaced_by_reading_here(
 _READS_TWO = """
 import multiprocessing, sys, threading
 from pathlib import Path
-from pptrace.ingest import many, open_inputs, read_traces
+from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest.job import read_job
 read_job._LARGE_BYTES = 100
 ways, get = [], multiprocessing.get_context
 multiprocessing.get_context = lambda way: ways.append(way) or get(way)

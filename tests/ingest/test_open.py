@@ -73,7 +73,7 @@ def test_an_archive_is_to_be_unpacked(write: Write, op: Op, tmp_path: Path, suff
     formats = {"zip": "zip", "tar": "tar", "tar.gz": "gztar", "tar.bz2": "bztar"}
     write([op()], "job/rank0.json")
     packed = Path(shutil.make_archive(str(tmp_path / "traces"), formats[suffix], tmp_path / "job"))
-    with pytest.raises(TraceError, match=f"a {kind} archive; expected a trace; unpack it and give what it holds"):
+    with pytest.raises(TraceError, match=f"a {kind} archive; expected a trace; unpack it and give its contents"):
         read_traces(open_inputs([packed]), 1)
     beside = packed.rename(tmp_path / "job" / packed.name)
     assert opened(tmp_path / "job")[1] == (f"{tmp_path / 'job'}: skipped {beside.name} (a {kind} archive; unpack it)",)
@@ -255,7 +255,9 @@ def test_the_traces_of_the_scripts_own_profiler_are_read_where_there_are_no_othe
     write_run(tmp_path / "run", ranks)
     inputs = open_inputs([tmp_path / "run"])
     assert [(file.path.name, file.rank) for file in inputs.files] == [("rank0.json", 0), ("rank1.json", 1)]
-    assert [line.split(":")[0] for line in inputs.warnings] == ["pptrace recorded none"]
+    assert [line.split(":")[0] for line in inputs.warnings] == [
+        "pptrace recorded no trace, since the script's torch.profiler was active"
+    ]
     write([op()], "run/rank0.json")
     write_run(tmp_path / "run", [{**ranks[0], "trace": "rank0.json"}, ranks[1]])
     inputs = open_inputs([tmp_path / "run"])
