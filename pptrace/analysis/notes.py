@@ -136,7 +136,7 @@ def _peers(found: RecognisedRun, rank: int) -> list[str]:
         places = [other for other in (place - 1, place + 1) if 0 <= other < mesh.pp]
     else:
         return []
-    pipeline = () if mesh.places else mesh.pipeline_of(rank)
+    pipeline = () if mesh.known_pp_ranks else mesh.pipeline_of(rank)
     return [f"rank {pipeline[other]}" if other < len(pipeline) else f"pipeline rank {other}" for other in places]
 
 

@@ -13,14 +13,14 @@ from pptrace.api.files import FilePath, FilePaths, as_paths, text_or_file
 from pptrace.errors import UsageError
 from pptrace.report.hang import hang_object, hang_text
 from pptrace.report.to_json import dump
-from pptrace.workflow.find_hang import FoundHang, find_hang
+from pptrace.workflow.find_hang import HangResult, find_hang
 
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
     """What :func:`hang` returns; printed, it is what ``pptrace hang`` prints."""
 
-    found: FoundHang
+    found: HangResult
 
     @property
     def verdict(self) -> str | None:

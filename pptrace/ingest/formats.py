@@ -17,10 +17,10 @@ from pptrace.ingest.chrome.reader import has_kineto_members, has_pairs, read_chr
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import sniff_flight
 from pptrace.ingest.flight_recorder.reader import read_flight
-from pptrace.ingest.kineto.reader import Told, read_kineto
+from pptrace.ingest.kineto.reader import ReadProgress, read_kineto
 from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector, sniff_nccl_inspector
 from pptrace.ingest.nsight.report_export import RECORDED_MAGIC, RECORDED_SUFFIXES, SQLITE_MAGIC
-from pptrace.ingest.op_tables.pptrace_json import sniff_own_json
+from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json
 from pptrace.ingest.op_tables.primus import companions_of_dump, read_primus, sniff_primus
 from pptrace.ingest.op_tables.reader import TABLE_SUFFIXES, partners, read_simulation, read_table, sniff_table
 from pptrace.ingest.ops.build import Tables, traces_of
@@ -44,7 +44,7 @@ class ReadOptions:
     """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
 
     cores: int = 1
-    told: Told | None = None
+    on_progress: ReadProgress | None = None
 
 
 Read = Callable[[Path, ReadOptions], tuple[Trace, ...]]
@@ -119,7 +119,7 @@ def _sniff_profile(start: bytes) -> bool:
 def _read_kineto(path: Path, options: ReadOptions) -> tuple[Trace, ...]:
     """Kineto's, or another tool's whose begin/end events come after the first bytes."""
     try:
-        trace = read_kineto(path, options.cores, options.told)
+        trace = read_kineto(path, options.cores, options.on_progress)
     except TraceError:
         if has_pairs(path):
             return read_chrome(path)
@@ -153,7 +153,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(InputFormat.OPLOG, sniff_flight, _ops(read_flight), Priority.EXTRACT, is_dump=True),
     Format(
-        InputFormat.OPLOG, sniff_own_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
+        InputFormat.OPLOG, sniff_pptrace_json, _whole(read_simulation), Priority.EXTRACT, (".json",), is_own_output=True
     ),
     Format(InputFormat.OPLOG, sniff_table, _whole(read_table), Priority.TABLE, TABLE_SUFFIXES, companions=partners),
     Format(InputFormat.CHROME, sniff_chrome, _whole(read_chrome), Priority.PICTURE, (".json", ".json.gz")),

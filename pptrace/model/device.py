@@ -1,4 +1,4 @@
-"""What is known of one rank's device: its work, and its whole trace in sums."""
+"""Device events of one rank, and their sums over its trace."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 class DeviceWork:
     """The device events of one rank, sorted by start: kernels, copies and fills, in ns.
 
-    ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded. ``unseen`` is what shows
-    that the rank works on a device of which no event was recorded: its host ranges then last as long as launching does.
+    ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
+    ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
+    its host ranges then last as long as launching does.
     """
 
     start_ns: Int64
@@ -33,8 +34,8 @@ class DeviceWork:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def intervals(self, chosen: npt.NDArray[np.bool_]) -> Int64:
-        return union(self.start_ns[chosen], self.end_ns[chosen])
+    def intervals(self, selected: npt.NDArray[np.bool_]) -> Int64:
+        return union(self.start_ns[selected], self.end_ns[selected])
 
     @cached_property
     def compute(self) -> Int64:
@@ -51,7 +52,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBreakdown:
-    """How a stretch of device time was spent, ns. The fields are those of the report's ``device`` objects.
+    """Device time by category, ns. The fields are those of the report's ``device`` objects.
 
     Each nanosecond belongs to one category, in the order compute, communication, memory. ``overlap_ratio`` is
     (communication ∩ compute) / communication, None where there is no communication.

@@ -14,7 +14,8 @@ class MeshInfo:
     """The report's ``mesh``: sizes of the axes, None where nothing tells; and the pipelines of global ranks.
 
     ``in_order``: nothing tells the pipeline, so that all ranks with ops are taken for it, in their order. ``is_guess``: nothing
-    tells how many ranks there were either; at least as many as the highest number says. ``places`` are the pipeline ranks of
+    tells how many ranks there were either; at least as many as the highest number says. ``known_pp_ranks`` are the pipeline
+    ranks of
     those with a trace (-1: unknown) where nothing tells the global ranks of the others, which ``pipelines`` then lack.
     """
 
@@ -29,7 +30,7 @@ class MeshInfo:
     order: tuple[str, ...] = MESH_ORDER
     in_order: bool = False
     is_guess: bool = False
-    places: tuple[tuple[int, int], ...] = ()
+    known_pp_ranks: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -42,19 +43,19 @@ class MeshInfo:
 
     def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
         """Whether ranks of this one's pipeline are not among ``present``."""
-        return bool(self.places) or not set(self.pipeline_of(rank)) <= set(present)
+        return bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
 
     @property
     def num_pipeline_ranks(self) -> int | None:
         """The ranks of all pipelines together; None where their length is not known."""
-        if not self.places:
+        if not self.known_pp_ranks:
             return sum(map(len, self.pipelines))
         return None if self.pp is None else self.pp * len(self.pipelines)
 
     def pp_rank(self, rank: int) -> int | None:
         """The place of a rank in its pipeline; None when unknown."""
-        if self.places:
-            place = dict(self.places).get(rank, -1)
+        if self.known_pp_ranks:
+            place = dict(self.known_pp_ranks).get(rank, -1)
             return place if place >= 0 else None
         pipeline = self.pipeline_of(rank)
         return pipeline.index(rank) if pipeline else None
@@ -74,7 +75,7 @@ class MeshInfo:
     def _whole_group_of(self, rank: int, axis: str) -> tuple[int, ...] | None:
         if axis == "world":
             return tuple(range(self.num_ranks))
-        pipeline = () if self.places else self.pipeline_of(rank)
+        pipeline = () if self.known_pp_ranks else self.pipeline_of(rank)
         if axis == "pp":
             return pipeline or None
         if axis == "embd":

@@ -1,4 +1,4 @@
-"""The tables that walk through pptrace: their columns, dtypes and units.
+"""The tables that pptrace's rooms exchange: columns, dtypes and units.
 
 Time is int64 nanoseconds (``_ns``), bytes are int64 (``_bytes``); ranks are global ranks. Events are columnar and stay
 numpy, because a trace has millions of them; ops, comms and memory are pandas frames with one row per occurrence.
@@ -23,10 +23,10 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Category(IntEnum):
-    """What an event is, whatever its producer calls it. Everything below HOST_LIMIT ran on the host."""
+    """Category of an event, independent of its producer's name for it. Everything below HOST_LIMIT ran on the host."""
 
     CPU_OP = 0
-    ANNOTATION = 1  # a range that a program put there: record_function, NVTX
+    ANNOTATION = 1  # a range set by the program: record_function, NVTX
     RUNTIME = 2  # driver or runtime call; launches device work with the same correlation
     PYTHON = 3
     OVERHEAD = 4  # of the profiler itself
@@ -44,8 +44,8 @@ class Events:
     """All complete (duration) events of one rank, one entry per event in every array, sorted by ``start_ns``.
 
     ``name_id`` indexes ``names``. ``device`` and ``stream`` are -1 for host events, ``thread`` is -1 for device events.
-    ``correlation`` joins a runtime call to the device work it launched; a node of autograd's engine has its sequence number
-    there, and a ``c10d`` send or receive that of the node which its thread makes next; -1 where there is none.
+    ``correlation`` joins a runtime call to the device work it launched. For a node of autograd's engine it is the node's sequence
+    number, for a ``c10d`` send or receive that of the next node created on its thread; -1 where there is none.
     ``comm_args`` is sparse: one row per event that carries communication fields (schema :data:`COMM_ARGS`).
     """
 
@@ -68,19 +68,19 @@ class Events:
         return self.start_ns + self.dur_ns
 
     def ends_of(self, rows: npt.NDArray[np.integer[Any]]) -> Int64:
-        """When some of the events end; of a large trace the ends of all take as much memory as its starts."""
+        """End times of some rows, ns; computing only these saves memory: all ends of a large trace take as much as its starts."""
         ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]
         return ends
 
 
 SESSION = "session "
-"""How the fact ``one_clock`` begins of processes that one profiler recorded together: no message outweighs that."""
+"""Prefix of ``one_clock`` for processes of one Nsight session: they share a clock, so messages do not correct offsets."""
 
 
 HOST = "host "
-"""How the fact ``one_clock`` begins of processes that name one host, whose clock timed them; messages may speak against it."""
+"""Prefix of ``one_clock`` for processes with the same host name: they should share its clock; messages may disprove it."""
 HOST_NAME = "host_name"
-"""The fact that is the name of the host as the producer of a trace wrote it: equal names may be those of two hosts."""
+"""Fact: the host name as the trace's producer wrote it. Two hosts may have the same name."""
 
 
 class InputFormat(StrEnum):
@@ -97,11 +97,11 @@ class InputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """What a trace says about itself.
+    """Header of a trace: all of :class:`Trace` but its tables.
 
-    ``rank`` is None until something says which it is. ``metadata`` is the object under the trace's ``pptrace`` key (the facts
-    that pptrace's own recorder wrote), {} for traces of others. ``distributed`` is the producer's own description of the
-    job (Kineto's ``distributedInfo``), {} where absent. ``warnings`` are lines for a person.
+    ``rank`` is None until it is known. ``metadata`` is the object under the trace's ``pptrace`` key (facts that pptrace's
+    recorder wrote), {} in traces of other producers. ``distributed`` is the producer's description of the job (Kineto's
+    ``distributedInfo``), {} where absent. ``warnings`` are lines for the user.
     """
 
     path: str
@@ -116,11 +116,11 @@ class TraceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one trace file holds of one rank; the fields that :class:`TraceInfo` has as well mean the same.
+    """The contents of one trace file for one rank; fields shared with :class:`TraceInfo` mean the same.
 
-    ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are there where the format itself names ops, told by
-    ``framework``'s names; ``events`` are then empty. Where they are None, ops have to be recognised in the events.
-    ``calls`` (schema CALLS) is there where the format holds communication alone.
+    ``ops`` and ``comms`` (schemas OPS and COMMS, any rank) are set where the format itself lists ops, named by ``framework``;
+    ``events`` are then empty. Where they are None, ops have to be recognised in the events. ``calls`` (schema CALLS) is set
+    where the format lists communication only.
     """
 
     path: str
@@ -157,20 +157,20 @@ class Trace:
         )
 
     def with_info(self, info: TraceInfo) -> Trace:
-        """The same trace with another rank or more warnings."""
+        """This trace with the rank and warnings of ``info``."""
         rank = -1 if info.rank is None else info.rank
         memory = self.memory.assign(rank=rank).astype({"rank": "int64"})
         return replace(self, rank=info.rank, memory=memory, warnings=info.warnings)
 
     def with_more(self, later: Trace) -> Trace:
-        """This rank's trace with the tables of another one as well; what both say of themselves, this one says."""
+        """This trace with the rows of another one of the same rank; facts that both have are those of this one."""
         return replace(
             self,
-            memory=stacked([self.memory, later.memory]),
+            memory=concat_tables([self.memory, later.memory]),
             metadata={**later.metadata, **self.metadata},
             warnings=(*self.warnings, *later.warnings),
-            ops=stacked([self.ops, later.ops]),
-            comms=stacked([self.comms, later.comms]),
+            ops=concat_tables([self.ops, later.ops]),
+            comms=concat_tables([self.comms, later.comms]),
         )
 
 
@@ -188,7 +188,7 @@ COMM_ARGS: Schema = {
     "src": "int64",
     "dst": "int64",
     "seq": "int64",
-    "in_elements": "int64",  # of a call or a work without a collective's name, whose shapes were recorded
+    "in_elements": "int64",  # of a call without the name of a collective, whose tensor shapes were recorded
 }
 
 OPS: Schema = {
@@ -203,7 +203,7 @@ OPS: Schema = {
     "end_ns": "int64",
     "clock": "str",  # device or host
     "source": "str",  # label or inferred; simulated for a simulated run
-    "pair": "str",  # of an OVERLAP_F_B, whose other columns are its forward half's: the whole action as text
+    "pair": "str",  # of an OVERLAP_F_B: the action as text; the other columns are those of its forward half
 }
 
 COMMS: Schema = {
@@ -217,15 +217,15 @@ COMMS: Schema = {
     "direction": "str",  # F or B for pipeline sends and receives
     "stage": "int64",
     "microbatch": "int64",
-    "start_ns": "int64",  # this side is ready
-    "posted_ns": "int64",  # where it was posted ahead: the call let go of the host; otherwise start_ns
-    "asked_ns": "int64",  # from here to end_ns this side waits for it; start_ns where it was not posted ahead
+    "start_ns": "int64",  # this side has called and is ready
+    "posted_ns": "int64",  # posted ahead: when the posting call returned; otherwise start_ns
+    "asked_ns": "int64",  # when this side starts to wait for it; start_ns where it was not posted ahead
     "end_ns": "int64",  # this side is done
     "transfer_start_ns": "int64",  # both sides are ready; equals start_ns until the two sides are matched
-    "transfer_end_ns": "int64",  # this transfer is over; before end_ns where this side still waited for others of its group
+    "transfer_end_ns": "int64",  # transfer over; before end_ns where this side still waited for other calls of its batch
     "stream": "int64",
     "match": "int64",  # the same number on both ends of a transfer or all members of a collective
-    "clock": "str",  # device or host; none where end − start is known and when that was is not
+    "clock": "str",  # device or host; none where only the duration end − start is known
 }
 
 CALLS: Schema = {
@@ -235,10 +235,10 @@ CALLS: Schema = {
     "group_ranks": "str",  # JSON list of global ranks, "" if unknown or elided
     "group_size": "int64",
     "peer": "int64",  # global rank
-    "local_peer": "int64",  # the peer's place in the group, where that alone is known
+    "local_peer": "int64",  # the peer's rank within the group, where its global rank is unknown
     "bytes": "int64",  # of the larger of input and output
     "seq": "int64",
-    "host_ns": "int64",  # start of the host's call; of the kernel where that was not recorded
+    "host_ns": "int64",  # start of the call on the host; of the kernel where the call was not recorded
     "start_ns": "int64",  # the following as in COMMS
     "posted_ns": "int64",
     "asked_ns": "int64",
@@ -246,38 +246,38 @@ CALLS: Schema = {
     "stream": "int64",
     "clock": "str",  # as in COMMS
     "backward": "int64",  # 1: called inside autograd's engine, 0: not, -1: the trace has no engine
-    "hint": "str",  # axis that the library is made for: ep for DeepEP, tp for user buffers; "" for the others
+    "hint": "str",  # axis that the library serves: ep for DeepEP, tp for user buffers; "" for the others
     "functional": "int64",  # 1: posted by an operator such as _c10d_functional::all_reduce, 0: not
-    "worker": "int64",  # the thread that did its work, one of its process group's alone (gloo)
+    "worker": "int64",  # thread that executed it, where the process group has worker threads (gloo)
 }
-"""Communication of one rank whose axis is not known yet, one row per call."""
+"""Communication calls of one rank whose axis is not yet known, one row per call."""
 
 MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", "reserved_bytes": "int64"}
 
 
-def stacked(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
-    """The rows of tables of one schema, those that are there, as one; empty ones would make columns floats."""
+def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
+    """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
     present = [table for table in tables if table is not None]
     return pd.concat([table for table in present if len(table)] or present[:1], ignore_index=True)
 
 
 def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:
-    """A frame with exactly the schema's columns and dtypes, in its order.
+    """Make a frame with exactly the schema's columns and dtypes, in its order.
 
     Raises:
-        KeyError: a column of the schema is not given.
-        ValueError: a column is given that the schema does not have, or lengths differ.
+        KeyError: a column of the schema is missing.
+        ValueError: a column is not in the schema, or lengths differ.
     """
-    extra = set(columns) - set(schema)
-    if extra:
-        raise ValueError(f"columns not in the schema: {sorted(extra)}")
+    unexpected = set(columns) - set(schema)
+    if unexpected:
+        raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
     dtypes = {"str": "object"}
     frame = {name: pd.Series(columns[name], dtype=dtypes.get(dtype, dtype)) for name, dtype in schema.items()}
     return pd.DataFrame(frame)
 
 
 def no_events() -> Events:
-    """Events of a trace that has ready ops instead."""
+    """Empty events, for a trace that lists ops instead."""
     none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
     category = np.zeros(0, dtype=np.int8)
     return Events(category, narrow, none, none, narrow, none, none, none, (), empty_table(COMM_ARGS))
@@ -289,7 +289,7 @@ def empty_table(schema: Schema) -> pd.DataFrame:
 
 @cache
 def _empty(columns: tuple[tuple[str, str], ...]) -> pd.DataFrame:
-    """Made once: a small trace has more tables without rows than with."""
+    """Cached: a small trace has more empty tables than others."""
     return make_table(dict(columns), {name: [] for name, _ in columns})
 
 
@@ -301,27 +301,27 @@ MESSAGES = ("send", "recv", "send_recv", "unknown")
 
 
 ONE_CLOCK = "one_clock"
-"""The fact of ranks whose times stand on one clock already: what they share, such as the table that holds them all."""
+"""Fact of ranks whose times are on one clock: what they share, such as the path of the table that lists them all."""
 
 
 OP_TABLE = "oplog"
-"""The framework of tables with the columns that we document."""
+"""Name of the framework of tables with pptrace's documented columns."""
 
 
 HOST_ORDER: Schema = {
     "what": "str",  # a What
     "name": "int64",  # equal numbers for equal names of operators
-    "number": "int64",  # of a step; a node's sequence number, at a message that of the node to come; -1 where there is none
+    "number": "int64",  # a step's number, a node's sequence number, a message's next node; -1 if none
     "start_ns": "int64",
     "end_ns": "int64",
 }
-"""One row per outermost operator, engine node, message or bound of a step of one rank, by start."""
+"""Host activity of one rank in order of start: a row per outermost operator, engine node, message or step bound."""
 
 
 class What(StrEnum):
     OPERATOR = "operator"
     ENGINE = "engine"  # a node that autograd's engine ran
-    MESSAGE = "message"  # its posting
-    BOUND = "bound"  # no op goes over it: zero_grad, a barrier
+    MESSAGE = "message"  # its posting call
+    BOUND = "bound"  # no op spans it: zero_grad, a barrier
     OPTIMIZER = "OPTIMIZER"
     STEP = "STEP"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import CALLS, HOST_ORDER, TraceInfo, empty_table, stacked
+from pptrace.model.tables import CALLS, HOST_ORDER, TraceInfo, concat_tables, empty_table
 from pptrace.recognise.ops.host_compute import HostWork
 
 
@@ -57,8 +57,8 @@ class RecognisedRank:
         return replace(
             self,
             info=info,
-            ops=stacked([self.ops, later.ops]),
-            comms=stacked([self.comms, later.comms]),
-            memory=stacked([self.memory, later.memory]),
+            ops=concat_tables([self.ops, later.ops]),
+            comms=concat_tables([self.comms, later.comms]),
+            memory=concat_tables([self.memory, later.memory]),
             warnings=(*self.warnings, *later.warnings),
         )

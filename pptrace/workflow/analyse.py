@@ -1,4 +1,4 @@
-"""Traces in, report out: the whole way through the rooms."""
+"""Analyse a run: from the ranks' traces to the report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pptrace.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A report and the tables behind it, for pictures and exports."""
+    """A report and the tables it was made from, for figures and exports."""
 
     report: Report
     data: AlignedRun
@@ -60,7 +60,7 @@ class Analysis:
 def analyse(
     traces: Sequence[Trace], schedule: str | None = None, step: int | None = None, num_ranks: int | None = None
 ) -> Analysis:
-    """:func:`analyse_ranks` of what is found in these traces, one per rank, with their ranks set."""
+    """Recognise the ranks in these traces, one per rank and with their ranks set, and :func:`analyse_ranks`."""
     return analyse_ranks([recognise_rank(trace) for trace in traces], schedule, step, num_ranks)
 
 
@@ -74,108 +74,114 @@ def analyse_ranks(
     """Analyse a run.
 
     Args:
-        ranks: what was found in each rank's trace, with their ranks set.
+        ranks: the recognised ranks, each with its number set.
         schedule: compare with this schedule instead of the recognised one.
         step: report only this step.
-        num_ranks: how many ranks the run had, where known.
-        warnings: what reading the traces had to say.
+        num_ranks: the number of ranks of the run, None if unknown.
+        warnings: lines from reading the traces, put before those of the analysis.
 
     Raises:
         UsageError: there is no such step or schedule.
     """
-    found = recognise_ranks(ranks, schedule, num_ranks)
-    placed = replace(found, comms=found.comms[found.comms["clock"] != "none"])
-    comms, ops = _causal(placed)
-    clock = estimate_clock(comms, list(found.facts), found.facts, ops, found.mesh.pipelines)
-    data, together = _align(placed, clock)
-    windows = step_windows(data.ops, found.mesh)
+    run = recognise_ranks(ranks, schedule, num_ranks)
+    timed = replace(run, comms=run.comms[run.comms["clock"] != "none"])
+    comms, ops = _execution_rows(timed)
+    clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines)
+    data, by_end_times = _align(timed, clock)
+    windows = step_windows(data.ops, run.mesh)
     marked = () if windows else marked_windows(data.ops)
     if step is not None:
         windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
-    steps = _report_steps(windows, data, found) or report_marked_steps(marked, data)
-    summary = _schedule_summary(found.schedule)
+    steps = _report_steps(windows, data, run) or report_marked_steps(marked, data)
+    summary = _schedule_summary(run.schedule)
     report = Report(
         pptrace_version=__version__,
-        inputs=tuple(_input_info(found.info) for found in ranks),
-        framework=found.framework,
-        mesh=MeshSizes(*(getattr(found.mesh, name) for name in MeshSizes.__slots__)),
+        inputs=tuple(_input_info(rank.info) for rank in ranks),
+        framework=run.framework,
+        mesh=MeshSizes(*(getattr(run.mesh, name) for name in MeshSizes.__slots__)),
         schedule=summary,
         clock=ClockSummary(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
         ),
         steps=steps,
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
-        device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
+        device=tuple(_rank_device(rank, work, run.comms) for rank, work in sorted(run.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *together, *_anonymous(data, steps), *notes(found, clock, steps)),
+        warnings=(
+            *warnings,
+            *run.warnings,
+            *by_end_times,
+            *_unknown_group_warnings(data, steps),
+            *notes(run, clock, steps),
+        ),
     )
-    return Analysis(with_verdict(report), data, found.schedule, found.mesh, windows)
+    return Analysis(with_verdict(report), data, run.schedule, run.mesh, windows)
 
 
-def _anonymous(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
-    """What communication of no known group counts as, where it counts: not where its ranks' bubbles are null."""
+def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
+    """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
     return anonymous(data.comms[data.comms["rank"].isin(counted)]) if steps else anonymous(data.comms)
 
 
-def _causal(found: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The communication and the ops that run when their times say, not the launching or posting of what a device does later."""
-    missing_device_events = [rank for rank, work in found.work.items() if work.missing_device_events]
-    launching = [rank for rank, work in found.work.items() if len(work) or work.missing_device_events]
-    ops = found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(launching)]
-    return found.comms[~found.comms["rank"].isin(missing_device_events) & ~only_posted(found.comms)], ops
+def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
+    missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
+    launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
+    ops = run.ops[(run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)]
+    return run.comms[~run.comms["rank"].isin(missing_device_events) & ~only_posted(run.comms)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
-    """A rank's whole trace, on its own clock."""
+    """Sums over a rank's trace, on its own clock."""
     compute = work.compute if len(work) else None
     return RankDevice(rank, breakdown(work), total_comms(comms[comms["rank"] == rank], compute))
 
 
-def _align(found: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
-    """Everything on one clock, and what that tells of collectives."""
-    ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of, found.schedule.has_phases)
-    together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
-    comms = with_transfers(together.comms)
-    lacking = frozenset(rank for rank in found.facts if found.mesh.lacks_ranks(rank, found.facts))
+def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
+    """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
+    ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
+    by_end_times = match_together(shift(run.comms, clock), ops, run.mesh, clock)
+    comms = with_transfers(by_end_times.comms)
+    incomplete = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
     lanes = {
-        rank: lane_of(rank, ops, comms, found.work, clock, rank in lacking, found.host_work.get(rank))
-        for rank in found.facts
+        rank: lane_of(rank, ops, comms, run.work, clock, rank in incomplete, run.host_work.get(rank))
+        for rank in run.facts
     }
-    memory = shift(found.memory, clock) if len(found.memory) else found.memory
-    volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return AlignedRun(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.told
+    memory = shift(run.memory, clock) if len(run.memory) else run.memory
+    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
+    return AlignedRun(ops, comms, memory, lanes, run.work, clock, volume, incomplete), by_end_times.told
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
-    chosen = tuple(window for window in windows if window.step == step)
-    if not chosen:
+    selected = tuple(window for window in windows if window.step == step)
+    if not selected:
         present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
         raise UsageError(f"step {step}: the trace has no such step; it has {present}")
-    return chosen
+    return selected
 
 
-def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, found: RecognisedRun) -> tuple[StepReport, ...]:
-    is_whole = is_plan_of_all(found)
+def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> tuple[StepReport, ...]:
+    is_plan_of_all_ranks = is_plan_of_all(run)
     shapes: dict[int, _Shape] = {}
     by_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
     reports = []
-    for number, chosen in sorted(by_step.items()):
-        plan = found.schedule.plan_of(number) if is_whole else None
+    for number, of_step in sorted(by_step.items()):
+        plan = run.schedule.plan_of(number) if is_plan_of_all_ranks else None
         if plan is not None and plan.num_microbatches not in shapes:
             shapes[plan.num_microbatches] = _Shape.of(plan)
         shape = None if plan is None else shapes[plan.num_microbatches]
-        is_like = shape is not None and all(shape.has_ops_of(window, data, found.mesh) for window in chosen)
-        ideal = shape.ideal if shape is not None and is_like else None
-        reports.append(report_step(tuple(chosen), data, shape.course if shape else None, ideal, found.mesh))
+        is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
+        ideal = shape.ideal if shape is not None and is_complete else None
+        reports.append(report_step(tuple(of_step), data, shape.course if shape else None, ideal, run.mesh))
     return tuple(reports)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What all steps of a plan have in common; ``num_ops`` is that of each of its ranks."""
+    """Figures that all steps of a plan share; ``num_ops`` is the number of ops of each pipeline rank."""
 
     course: ReplayGraph
     ideal: Ideal
@@ -188,36 +194,39 @@ class _Shape:
         )
 
     def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
-        """Whether a step has as many ops on each rank, unless several have a trace, and others none: not one with fewer
-        microbatches.
+        """Whether the step has the plan's number of ops on every rank, so that it has as many microbatches.
+
+        Not checked where several ranks, but not all, have a trace.
         """
         counts = tuple(len(data.part(rank, window.step).ops) for rank in window.ranks)
-        if len(counts) == 1 and (place := mesh.pp_rank(window.ranks[0])) is not None:
-            return place >= len(self.num_ops) or counts[0] == self.num_ops[place]
+        if len(counts) == 1 and (pp_rank := mesh.pp_rank(window.ranks[0])) is not None:
+            return pp_rank >= len(self.num_ops) or counts[0] == self.num_ops[pp_rank]
         return len(counts) != len(self.num_ops) or counts == self.num_ops
 
 
 def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
     plans = info.candidates if info.plan is None else (info.plan,)
 
-    def common(size: str) -> int | None:
-        values = {getattr(plan, size) for plan in plans}
+    def common_size(name: str) -> int | None:
+        values = {getattr(plan, name) for plan in plans}
         return values.pop() if len(values) == 1 else None
 
     return ScheduleSummary(
         name=info.name if info.plan is None or info.name in SCHEDULES else "custom",
-        num_microbatches=common("num_microbatches"),
-        num_stages=common("num_stages"),
-        num_chunks=common("num_chunks"),
+        num_microbatches=common_size("num_microbatches"),
+        num_stages=common_size("num_stages"),
+        num_chunks=common_size("num_chunks"),
         source=str(info.source),
         mismatches=info.mismatches,
         candidates=tuple(map(_candidate, info.candidates)),
     )
 
 
-def _candidate(found: Candidate) -> ScheduleCandidate:
-    sizes = (found.pp, found.num_microbatches, found.num_stages, found.num_chunks)
-    return ScheduleCandidate(found.name, *sizes, {str(rank): place for rank, place in found.places.items()})
+def _candidate(candidate: Candidate) -> ScheduleCandidate:
+    sizes = (candidate.pp, candidate.num_microbatches, candidate.num_stages, candidate.num_chunks)
+    return ScheduleCandidate(
+        candidate.name, *sizes, {str(rank): pp_rank for rank, pp_rank in candidate.pp_ranks.items()}
+    )
 
 
 def _input_info(info: TraceInfo) -> InputInfo:

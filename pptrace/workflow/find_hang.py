@@ -1,4 +1,4 @@
-"""From the PATHs of ``pptrace hang``, or what a run wrote down, to the verdict on a run that hung."""
+"""Diagnose a hang: from the PATHs of ``pptrace hang``, or the verdict that a run recorded, to the verdict."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pptrace.ingest.inputs.resolve import RUN_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class FoundHang:
-    """``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` are those that were seen."""
+class HangResult:
+    """A verdict. ``hang`` is the JSON field of that name; None with the ``reason``. ``ranks`` have a dump or are in run.json."""
 
     hang: Mapping[str, Any] | None
     reason: str
@@ -26,8 +26,8 @@ class FoundHang:
     warnings: tuple[str, ...] = ()
 
 
-def find_hang(paths: Sequence[Path]) -> FoundHang:
-    """The verdict on the run of these dumps, or what a run directory says of its own.
+def find_hang(paths: Sequence[Path]) -> HangResult:
+    """Diagnose the run of these dumps, or read the verdict that a run directory has recorded.
 
     Raises:
         TraceError: there is no dump, and no run directory.
@@ -38,10 +38,10 @@ def find_hang(paths: Sequence[Path]) -> FoundHang:
     dumps = [dump for path in paths for dump in _dumps_of(path)]
     dumped = read_dumped_ranks(dumps, is_all=all(path.is_dir() for path in paths))
     if not dumped.dumps and not dumped.unreadable:
-        raise TraceError("; ".join(dumped.warnings) or _nothing(paths))
+        raise TraceError("; ".join(dumped.warnings) or _no_dumps_message(paths))
     diagnosis = diagnose_dumps(dumped)
     ranks = tuple(sorted({*(dump.rank for dump in dumped.dumps), *dumped.unreadable}))
-    return FoundHang(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
+    return HangResult(as_json(diagnosis), diagnosis.reason, ranks, dumped.warnings)
 
 
 def run_of(path: Path) -> Mapping[str, Any] | None:
@@ -57,13 +57,13 @@ def run_of(path: Path) -> Mapping[str, Any] | None:
 
 
 def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The verdict that ``pptrace run`` wrote down; None where there is none that can be read."""
+    """The verdict that ``pptrace run`` recorded; None where there is none, or it is malformed."""
     hang = run.get("hang")
     if not isinstance(hang, dict) or not isinstance(hang.get("detail"), str) or not isinstance(hang.get("ranks"), list):
         return None
     edges = hang.get("edges")
-    is_whole = _are_ranks(hang["ranks"]) and isinstance(edges, list) and all(map(_is_edge, edges))
-    return hang if is_whole and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
+    is_complete = _are_ranks(hang["ranks"]) and isinstance(edges, list) and all(map(_is_edge, edges))
+    return hang if is_complete and hang.get("verdict") in ("missing", "cycle", "mismatch", "late") else None
 
 
 def _is_edge(edge: object) -> bool:
@@ -79,12 +79,12 @@ def _are_ranks(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int for value in values)
 
 
-def _of_run(path: Path, run: Mapping[str, Any]) -> FoundHang:
+def _of_run(path: Path, run: Mapping[str, Any]) -> HangResult:
     entries = run.get("ranks")
     ranks = [entry.get("rank") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     reason = f"{path}: the run ended as {run.get('status')!r}, and no rank was seen to hang"
     hang = hang_of_run(run)
-    return FoundHang(hang, "" if hang else reason, tuple(sorted(rank for rank in ranks if isinstance(rank, int))))
+    return HangResult(hang, "" if hang else reason, tuple(sorted(rank for rank in ranks if isinstance(rank, int))))
 
 
 def _dumps_of(path: Path) -> list[Path]:
@@ -112,7 +112,7 @@ def _is_dump(path: Path) -> bool:
         return False
 
 
-def _nothing(paths: Sequence[Path]) -> str:
+def _no_dumps_message(paths: Sequence[Path]) -> str:
     return (
         f"{paths[0]}: no flight-recorder dump in it; expected files such as nccl_trace_rank_0, one per rank, "
         "or a run directory of pptrace run; set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT to get some"

@@ -1,4 +1,4 @@
-"""From the PATHs that a user gives to an analysis: what the command line and the dashboard both begin with."""
+"""Load a run: from the PATHs of a user to its analysis, for the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
 from pptrace.workflow.find_hang import hang_of_run
-from pptrace.workflow.rank_store import RankStore, find_in_rank
+from pptrace.workflow.rank_store import RankStore, recognise_trace
 
 
 def load(
@@ -34,54 +34,54 @@ def load(
     """Read and analyse trace files, a directory of them, or a run directory.
 
     ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
-    asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is found in large files is
-    kept on disk, and not looked for again in files that have not changed (:mod:`pptrace.ingest.job.disk_cache`).
+    asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is recognised in large
+    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`).
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_each(inputs, find_in_rank, jobs, progress, RankStore() if cache else None)
+    result = read_each(inputs, recognise_trace, jobs, progress, RankStore() if cache else None)
     run = inputs.run or {}
     world_size = run.get("world_size")
-    dumps, lost = read_dumps(inputs.dumps)
-    ranks, told = with_dumps(result.traces, dumps)
+    dumps, unreadable = read_dumps(inputs.dumps)
+    ranks, dump_warnings = with_dumps(result.traces, dumps)
     hang = _hang(paths, inputs)
     analysis = analyse_ranks(
-        _without_stuck_calls(ranks) if hang is not None else ranks,
+        _without_incomplete_calls(ranks) if hang is not None else ranks,
         schedule,
         step,
         num_ranks=world_size if isinstance(world_size, int) else None,
-        warnings=(*result.warnings, *lost, *told, *_run_warnings(run)),
+        warnings=(*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run)),
     )
     return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
 
 
 def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:
-    """Who is to blame, by the dumps among the inputs, or as the run itself wrote it down."""
+    """The hang verdict, from the flight-recorder dumps among the inputs, else the one in run.json."""
     files = [file.path for file in inputs.files if file.format is InputFormat.OPLOG]
     dumps = [*inputs.dumps, *(path for path in files if sniff_flight(first_bytes(path)))]
     if not dumps:
         return hang_of_run(inputs.run or {})
     folders = {path.parent for path in dumps}
     is_all = all(Path(path).is_dir() for path in paths)
-    found = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
-    return as_json(diagnose_dumps(read_dumped_ranks(found, is_all)))
+    all_dumps = [path for folder in folders for path in dump_paths(folder, dumps)] if is_all else dumps
+    return as_json(diagnose_dumps(read_dumped_ranks(all_dumps, is_all)))
 
 
-def _without_stuck_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
-    """The verdict says in a sentence what the lines of each dump say."""
-    kept = []
-    for found in ranks:
-        info = found.info
+def _without_incomplete_calls(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
+    """Drop the dumps' warnings of incomplete calls, which the hang verdict sums up."""
+    cleaned = []
+    for rank in ranks:
+        info = rank.info
         is_dump = info.producer.startswith(DUMP_PRODUCER)
         lines = tuple(line for line in info.warnings if line == NO_CALLS) if is_dump else info.warnings
-        kept.append(found.with_info(replace(info, warnings=lines)))
-    return kept
+        cleaned.append(rank.with_info(replace(info, warnings=lines)))
+    return cleaned
 
 
 def _run_warnings(run: Mapping[str, Any]) -> list[str]:
-    """What run.json says of the run as a whole; its ranks have lines of their own."""
+    """Warn of a run that did not end well; its ranks have warnings of their own."""
     if run.get("status") in (None, "ok"):
         return []
     return [f"the run ended as {run['status']!r}; what was recorded until then is analysed"]

@@ -1,7 +1,7 @@
-"""What is found in each rank of a file ⇄ the cache: see :mod:`pptrace.ingest.job.disk_cache`.
+"""Serialise recognised ranks for the disk cache: see :mod:`pptrace.ingest.job.disk_cache`.
 
-Of the facts that a trace gives about itself only those are taken, cached or not, that the analysis asks for: an export may
-also hold environment variables, command lines and home directories.
+Only those facts of a trace that the analysis uses are passed on, cached or not: an export may also hold environment
+variables, command lines and home directories.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.inputs.resolve import InputFile
-from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_beside
+from pptrace.ingest.job.disk_cache import MIN_TEXT_BYTES, Packed, cache_for
 from pptrace.model.tables import CALLS, COMMS, HOST_NAME, HOST_ORDER, MEMORY, OPS, InputFormat, Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -33,90 +33,92 @@ _FACTS = frozenset(
 )
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
 _SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS, "host": HOST_ORDER}
-_PATH = "\0path\0"  # in place of the file's path, which says where somebody's home is
+_PATH = "\0path\0"  # replaces the file's path, which may name a home directory
 
 
-def find_in_rank(trace: Trace) -> RecognisedRank:
-    """:func:`recognise_rank` with no more of the trace's own words than are asked for."""
-    found = recognise_rank(trace)
-    info = found.info
-    lean = replace(info, metadata=_only(info.metadata, _FACTS), distributed=_only(info.distributed, _DISTRIBUTED))
-    return found.with_info(lean)
+def recognise_trace(trace: Trace) -> RecognisedRank:
+    """:func:`recognise_rank`, without the facts that the analysis does not use."""
+    rank = recognise_rank(trace)
+    info = rank.info
+    public_info = replace(
+        info, metadata=_only(info.metadata, _FACTS), distributed=_only(info.distributed, _DISTRIBUTED)
+    )
+    return rank.with_info(public_info)
 
 
-def _only(words: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in words.items() if name in names}
+def _only(facts: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class RankStore:
-    """Keeps what was found in files of at least ``min_text_bytes``, uncompressed. It can be sent to other processes."""
+    """Disk cache of recognised ranks, for files of at least ``min_text_bytes`` of text. Picklable."""
 
     min_text_bytes: int = MIN_TEXT_BYTES
 
-    def known(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
-        """What is kept of a file that has not changed since it was last seen."""
+    def peek(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
+        """The cached ranks of a file whose size and times have not changed since it was hashed; reads no content."""
         return self._read(file, hash_now=False)
 
     def get(self, file: InputFile) -> tuple[RecognisedRank, ...] | None:
-        """What is kept of a file of this content, wherever it lay."""
+        """The cached ranks of a file with this content, at whatever path; hashes it if necessary."""
         return self._read(file, hash_now=True)
 
-    def put(self, file: InputFile, found: Sequence[RecognisedRank]) -> None:
-        if (
-            num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
-        ):  # told by other files as well
+    def put(self, file: InputFile, ranks: Sequence[RecognisedRank]) -> None:
+        if not self._is_cached(file):
             return
-        cache = cache_beside(file.path)
+        cache = cache_for(file.path)
         key = cache.key(file.path, hash_now=True)
         if key is None:
             return
         try:
-            packed = pack(found, str(file.path))
-        except TypeError:  # of a kind that this cannot keep
+            packed = pack(ranks, str(file.path))
+        except TypeError:  # a value that cannot be cached
             return
         cache.write(key, packed)
 
+    def _is_cached(self, file: InputFile) -> bool:
+        """Whether a file is large enough; the reading of an op table depends on other files as well, so it is never cached."""
+        return num_text_bytes(file.path) >= self.min_text_bytes and file.format is not InputFormat.OPLOG
+
     def _read(self, file: InputFile, hash_now: bool) -> tuple[RecognisedRank, ...] | None:
-        if (
-            num_text_bytes(file.path) < self.min_text_bytes or file.format is InputFormat.OPLOG
-        ):  # told by other files as well
+        if not self._is_cached(file):
             return None
-        cache = cache_beside(file.path)
+        cache = cache_for(file.path)
         key = cache.key(file.path, hash_now)
         packed = cache.read(key) if key is not None else None
         if packed is None:
             return None
         try:
             return unpack(packed, str(file.path))
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # damaged, or of another making
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # damaged, or from another version
             return None
 
 
-def pack(found: Sequence[RecognisedRank], path: str) -> Packed:
-    """What was found in the ranks of the file at ``path``.
+def pack(ranks: Sequence[RecognisedRank], path: str) -> Packed:
+    """Pack the ranks of the file at ``path``.
 
     Raises:
-        TypeError: a value is of a kind that cannot be kept.
+        TypeError: a value is of a type that cannot be cached.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
-    facts = [_packed(RecognisedRank, rank, f"{place}", arrays, path) for place, rank in enumerate(found)]
+    facts = [_packed(RecognisedRank, rank, f"{index}", arrays, path) for index, rank in enumerate(ranks)]
     return Packed(facts, arrays)
 
 
 def unpack(packed: Packed, path: str) -> tuple[RecognisedRank, ...]:
-    """The same again, of the file that is now at ``path``.
+    """Restore packed ranks, with ``path`` as the path of their file.
 
     Raises:
         KeyError, ValueError, TypeError, IndexError, AttributeError: the entry is damaged.
     """
     return tuple(
-        _unpacked(RecognisedRank, fact, f"{place}", packed.arrays, path) for place, fact in enumerate(packed.facts)
+        _unpacked(RecognisedRank, fact, f"{index}", packed.arrays, path) for index, fact in enumerate(packed.facts)
     )
 
 
 def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
-    """The JSON of a value of the annotated type; its arrays go into ``arrays`` under names that begin with ``name``."""
+    """The JSON form of a value of the type ``hint``; its arrays go into ``arrays`` under names that begin with ``name``."""
     if is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return {
@@ -142,13 +144,13 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
 
 
 def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
-    """Numbers as they are; texts as codes, and the different texts in the JSON."""
+    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts in the JSON."""
     if column.dtype != object:
         return _packed(None, column.to_numpy(), name, arrays, path)
     texts: dict[str, int] = {}
     codes = [texts.setdefault(text, len(texts)) for text in column]
     if not all(type(text) is str for text in texts):
-        raise TypeError(f"{name}: a column of other things than texts")
+        raise TypeError(f"{name}: a column with values that are not texts")
     arrays[name] = np.array(codes, dtype=np.int32)
     return [text.replace(path, _PATH) for text in texts]
 
@@ -174,10 +176,10 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
     if origin is pd.DataFrame:
         return _unpacked_table(node, name, arrays, path)
     if origin is tuple:
-        return tuple(_plain(item, path) for item in node)
+        return tuple(_restored(item, path) for item in node)
     if isinstance(origin, type) and issubclass(origin, StrEnum):
         return origin(node)
-    return _plain(node, path)
+    return _restored(node, path)
 
 
 def _unpacked_table(
@@ -187,8 +189,8 @@ def _unpacked_table(
     for column, texts in node:
         values: Any = _one_dimension(arrays[f"{name}.{column}"])
         if texts is not None:
-            different = np.array([_plain(text, path) for text in texts] or [""], dtype=object)
-            values = pd.Series(different[values], dtype=object)
+            distinct = np.array([_restored(text, path) for text in texts] or [""], dtype=object)
+            values = pd.Series(distinct[values], dtype=object)
         columns[column] = values
     table = pd.DataFrame(columns)
     schema = _SCHEMAS.get(name.rpartition(".")[2])
@@ -203,11 +205,11 @@ def _one_dimension(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _plain(node: Any, path: str) -> Any:
+def _restored(node: Any, path: str) -> Any:
     if isinstance(node, str):
         return node.replace(_PATH, path)
     if isinstance(node, list):
-        return [_plain(item, path) for item in node]
+        return [_restored(item, path) for item in node]
     if isinstance(node, dict):
-        return {key: _plain(item, path) for key, item in node.items()}
+        return {key: _restored(item, path) for key, item in node.items()}
     return node

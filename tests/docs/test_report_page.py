@@ -17,7 +17,7 @@ from pptrace.report.hang import hang_object
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import IDEAL, simulate
-from pptrace.workflow.find_hang import FoundHang
+from pptrace.workflow.find_hang import HangResult
 from pptrace.workflow.load import load
 from tests.support.programs import ROOT, SAMPLES
 
@@ -204,5 +204,5 @@ def test_the_fields_of_a_simulation_are_described() -> None:
 
 
 def test_the_fields_of_a_verdict_are_described() -> None:
-    found = hang_object(FoundHang(HANG, "", (0, 3)))
+    found = hang_object(HangResult(HANG, "", (0, 3)))
     assert set(found) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}  # type: ignore[arg-type]

@@ -20,13 +20,13 @@ from pptrace.ingest import open_inputs, read_each
 from pptrace.ingest.formats import read_file
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job import read_job
-from pptrace.ingest.job.disk_cache import Cache, Packed, cache_beside
+from pptrace.ingest.job.disk_cache import Cache, Packed, cache_for
 from pptrace.model.tables import Category
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.report.to_json import report_object
 from pptrace.workflow import rank_store
 from pptrace.workflow.load import load
-from pptrace.workflow.rank_store import RankStore, find_in_rank, pack, unpack
+from pptrace.workflow.rank_store import RankStore, pack, recognise_trace, unpack
 from tests.ingest import nsight_files
 from tests.support.synthetic import START, Event
 
@@ -95,7 +95,7 @@ def test_public_traces_say_the_same_from_the_cache(data: Path, reads: list[str])
 def test_what_was_found_comes_back_column_by_column() -> None:
     path = SAMPLES / "1f1b_p2" / "rank0.json.gz"
     (trace,) = read_file(path, None)
-    found = find_in_rank(trace)
+    found = recognise_trace(trace)
     (again,) = unpack(pack([found], str(path)), str(path))
     assert again.info == found.info
     assert again.framework == found.framework
@@ -111,7 +111,7 @@ def test_what_was_found_comes_back_column_by_column() -> None:
 def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:
     """A field added to RecognisedRank that the cache does not know would silently switch it off."""
     (trace,) = read_file(SAMPLES / "1f1b_p2" / "rank0.json.gz", None)
-    assert isinstance(unpack(pack([find_in_rank(trace)], "x"), "x")[0], RecognisedRank)
+    assert isinstance(unpack(pack([recognise_trace(trace)], "x"), "x")[0], RecognisedRank)
 
 
 def test_a_file_that_has_changed_is_read_again(write: Write, op: Op, reads: list[str]) -> None:
@@ -217,9 +217,9 @@ def test_an_entry_lies_in_the_runs_directory_else_in_the_users_cache(
     monkeypatch.delenv("PPTRACE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     path = write([op()], "run/rank0.json")
-    assert cache_beside(path).folders == (tmp_path / "home" / "pptrace",), "nobody asked for a folder beside a trace"
+    assert cache_for(path).folders == (tmp_path / "home" / "pptrace",), "nobody asked for a folder beside a trace"
     (path.parent / "run.json").write_text("{}")
-    assert cache_beside(path).folders == (tmp_path / "run" / ".pptrace_cache", tmp_path / "home" / "pptrace")
+    assert cache_for(path).folders == (tmp_path / "run" / ".pptrace_cache", tmp_path / "home" / "pptrace")
     report_of(path)
     assert len(entries(path.parent / ".pptrace_cache")) == 1
     assert (path.parent / ".pptrace_cache" / ".gitignore").read_text() == "*\n"
@@ -280,9 +280,9 @@ def test_processes_share_a_cache(tmp_path: Path, folder: Path, reads: list[str])
     many_large = pytest.MonkeyPatch()
     with many_large.context() as patch:
         patch.setattr(read_job, "_LARGE_BYTES", 100)
-        first = read_each(inputs, find_in_rank, 2, store=RankStore(0))
+        first = read_each(inputs, recognise_trace, 2, store=RankStore(0))
         assert len(entries(folder)) == 2
-        second = read_each(inputs, find_in_rank, 2, store=RankStore(0))
+        second = read_each(inputs, recognise_trace, 2, store=RankStore(0))
     assert reads == [], "the processes read, and the second time nobody"
     assert [found.info for found in second.traces] == [found.info for found in first.traces]
     assert all(a.ops.equals(b.ops) for a, b in zip(first.traces, second.traces, strict=True))
@@ -382,9 +382,9 @@ def test_environment_home_and_processes_of_an_nsight_export_are_in_no_entry(
     exported = nsight_files.Report([nsight_files.Process(4711, events)], generation)
     path = nsight_files.write_report(exported, tmp_path / "rank0.sqlite")
     inputs = open_inputs([path])
-    read_each(inputs, find_in_rank, 1, store=RankStore(0))
+    read_each(inputs, recognise_trace, 1, store=RankStore(0))
     assert len(entries(folder)) == 1
-    assert RankStore(0).known(inputs.files[0]) is not None
+    assert RankStore(0).peek(inputs.files[0]) is not None
     in_export, in_cache = path.read_bytes(), everything_below(folder)
     for secret in map(str.encode, nsight_files.SECRETS):
         assert secret in in_export
@@ -409,8 +409,8 @@ def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
     path = write([op()], "rank0.json")
     file = InputFile(path, None, None, path.stat().st_size)
     store = RankStore(0)
-    assert (store.known(file), store.get(file)) == (None, None)
-    store.put(file, tuple(map(find_in_rank, read_file(path, None))))
-    found = store.known(file)
+    assert (store.peek(file), store.get(file)) == (None, None)
+    store.put(file, tuple(map(recognise_trace, read_file(path, None))))
+    found = store.peek(file)
     assert found is not None
     assert found[0].info.path == str(path)

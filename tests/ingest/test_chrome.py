@@ -73,7 +73,8 @@ def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
     found = pair(raw)
     assert [(entry.name, entry.end_ns) for entry in found.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
     assert found.warnings == [
-        "2 ranges never end (B without E): each taken to last until what encloses it, or its thread, ended"
+        "2 ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
+        "so that its op may be too long"
     ]
 
 
@@ -308,7 +309,7 @@ def test_ranges_numbered_in_order_are_ops_of_their_steps_in_a_mesh_of_replicas(t
     assert (report.schedule.name, report.schedule.num_microbatches, report.schedule.num_stages) == ("1f1b", 5, 3)
     assert [step.step for step in report.steps] == [23, 25]
     assert all(len(step.ranks) == 6 for step in report.steps)
-    assert "the trace does not tell global ranks: they are counted replica by replica" in " ".join(report.warnings)
+    assert "the trace has no global ranks: they are numbered replica by replica" in " ".join(report.warnings)
 
 
 def test_chunks_that_nothing_tells_apart_are_not_guessed(tmp_path: Path) -> None:

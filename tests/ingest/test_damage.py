@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pptrace.errors import TraceError
 from pptrace.ingest import read_kineto
-from pptrace.ingest.kineto.json_repair import cleaned
+from pptrace.ingest.kineto.json_repair import repaired_text
 from pptrace.model.tables import Trace
 
 Op = Callable[..., dict[str, Any]]
@@ -186,7 +186,7 @@ def test_one_broken_event_among_many_is_left_out_alone(write: Write) -> None:
     broken = text[:place] + b"}{ ][" + text[place:]
     trace = read_kineto(write(broken))
     assert len(trace.events) == text.count(b'"ph": "X"') - 1
-    assert trace.warnings == ("left out 1 event that no longer could be read (damaged JSON)",)
+    assert trace.warnings == ("left out 1 event that could not be read (damaged JSON)",)
 
 
 def test_a_hole_in_the_middle_loses_only_what_it_swallowed(write: Write) -> None:
@@ -253,8 +253,8 @@ def test_facts_in_the_file_that_look_like_events_do_not_mislead(write: Write, op
 
 @given(st.binary(max_size=200))
 def test_cleaning_twice_changes_nothing(text: bytes) -> None:
-    once, _ = cleaned(text)
-    assert cleaned(once) == (once, 0)
+    once, _ = repaired_text(text)
+    assert repaired_text(once) == (once, 0)
 
 
 def read_whatever(path: Path) -> Trace | None:

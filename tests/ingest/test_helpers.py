@@ -15,7 +15,7 @@ import pytest
 
 import pptrace.ingest.kineto.reader as kineto
 from pptrace.errors import TraceError
-from pptrace.ingest.kineto.decode_pool import HelperError, Helpers
+from pptrace.ingest.kineto.decode_pool import DecodePool, WorkerError
 from pptrace.ingest.kineto.decode_worker import NUM_SLOTS, SLOT_BYTES
 from pptrace.ingest.kineto.reader import read_kineto
 from pptrace.model.tables import Trace
@@ -24,28 +24,28 @@ Write = Callable[..., Path]
 CORES = 3
 
 
-class Patient(Helpers):
+class Patient(DecodePool):
     """Waits for helpers to start, so that small files are shared out too, and says what became of each block."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.taken: list[bool] = []
-        self.processes = [helper._process for helper in self._helpers]
+        self.offered: list[bool] = []
+        self.processes = [worker._process for worker in self._workers]
         made.append(self)
 
     def offer(self, text: memoryview) -> bool:
-        while any(not helper.started for helper in self._helpers):
-            for key, _ in self._said.select(60):
-                self._hear(key.data)
-        self.taken.append(super().offer(text))
-        return self.taken[-1]
+        while any(not worker.started for worker in self._workers):
+            for key, _ in self._answers_ready.select(60):
+                self._read_answers(key.data)
+        self.offered.append(super().offer(text))
+        return self.offered[-1]
 
 
 class Deadly(Patient):
     """One helper dies after some blocks."""
 
     def offer(self, text: memoryview) -> bool:
-        if len(self.taken) == 5 and self.processes:
+        if len(self.offered) == 5 and self.processes:
             self.processes[0].kill()
             self.processes[0].wait()
         return super().offer(text)
@@ -58,7 +58,7 @@ made: list[Patient] = []
 def share_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     made.clear()
     monkeypatch.setattr(kineto, "MIN_TEXT_BYTES", 0)
-    monkeypatch.setattr(kineto, "Helpers", Patient)
+    monkeypatch.setattr(kineto, "DecodePool", Patient)
 
 
 def events(num: int) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def read_shared(path: Path) -> Trace:
     try:
         return read_kineto(path, CORES)
     finally:
-        assert all(process.poll() is not None for helpers in made for process in helpers.processes)
+        assert all(process.poll() is not None for pool in made for process in pool.processes)
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
@@ -111,7 +111,7 @@ def test_helpers_change_nothing(write: Write, name: str, layout: dict[str, Any])
     shared = read_shared(path)
     assert_same(shared, read_kineto(path))
     assert len(made[0].processes) == CORES - 1
-    assert sum(made[0].taken) > 5
+    assert sum(made[0].offered) > 5
     assert len(shared.events.comm_args) == 120
 
 
@@ -159,7 +159,7 @@ def test_a_cut_file_keeps_what_stands_before_the_cut(write: Write, name: str) ->
 
 
 def test_the_file_of_a_helper_that_dies_is_read_again(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "Helpers", Deadly)
+    monkeypatch.setattr(kineto, "DecodePool", Deadly)
     path = write(events(6000))
     shared = read_shared(path)
     assert len(made) == 2
@@ -185,7 +185,7 @@ def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, t
     path = write([{"ph": phase, "name": "op", "ts": index, "pid": 1, "tid": 1} for index in range(20_000)])
     with pytest.raises(TraceError, match=told):
         read_shared(path)
-    assert any(made[0].taken)
+    assert any(made[0].offered)
 
 
 def test_what_a_helper_says_of_its_rank_is_heard(write: Write) -> None:
@@ -194,25 +194,25 @@ def test_what_a_helper_says_of_its_rank_is_heard(write: Write) -> None:
         if event["ph"] == "M":
             event["args"]["name"] = "python of rank 5"
     assert read_shared(write(found)).rank == read_kineto(write(found)).rank == 5
-    assert sum(made[0].taken) > 5
+    assert sum(made[0].offered) > 5
 
 
 def test_helpers_that_have_not_started_are_not_waited_for() -> None:
-    with Helpers(2) as helpers:
-        assert list(helpers.gather()) == []
+    with DecodePool(2) as pool:
+        assert list(pool.results()) == []
 
 
 def test_a_helper_takes_no_more_blocks_than_it_has_room_for_and_none_that_is_too_long() -> None:
-    with Patient(1) as helpers:
-        assert not helpers.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
-        given = [helpers.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
-        assert given == [True] * NUM_SLOTS
-        (helped,) = helpers.gather()
-        assert helped.collected.num_events == NUM_SLOTS
+    with Patient(1) as pool:
+        assert not pool.offer(memoryview(b"{" * (SLOT_BYTES + 1)))
+        accepted = [pool.offer(memoryview(b'{"ph": "X"}' + b" " * 99)) for _ in range(NUM_SLOTS)]
+        assert accepted == [True] * NUM_SLOTS
+        (part,) = pool.results()
+        assert part.collected.num_events == NUM_SLOTS
 
 
 def test_a_block_that_is_no_list_of_events_is_refused() -> None:
-    with Patient(1) as helpers:
-        assert helpers.offer(memoryview(b'{"ph": "X"'))
-        with pytest.raises(HelperError):
-            helpers.gather()
+    with Patient(1) as pool:
+        assert pool.offer(memoryview(b'{"ph": "X"'))
+        with pytest.raises(WorkerError):
+            pool.results()

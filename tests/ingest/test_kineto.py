@@ -91,7 +91,9 @@ def test_categories_of_every_age_are_known(write: Write, op: Op, name: str, cate
 def test_unknown_categories_are_kept_and_named(write: Write, op: Op) -> None:
     trace = read_kineto(write([op(cat="quantum_op"), op(cat=...)]))
     assert trace.events.category.tolist() == [Category.OTHER] * 2
-    assert trace.warnings == ("took events of unknown categories as other host events: 'quantum_op'",)
+    assert trace.warnings == (
+        "events of unknown categories are read as host events, so that device work among them does not count: 'quantum_op'",
+    )
 
 
 def test_flows_counters_and_other_phases_are_no_rows(write: Write, op: Op) -> None:
@@ -390,14 +392,14 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
         (b'{"a": {"traceEvents": [1]}}', 'a JSON object with "a"'),
         (b'{"traceEvents": null}', 'a JSON object with "traceEvents"'),
         (b"{}", "an empty JSON object"),
-        (b'{"schemaVersion": 1, "deviceProp', 'damaged or cut JSON without "traceEvents"'),
+        (b'{"schemaVersion": 1, "deviceProp', 'damaged or truncated JSON without "traceEvents"'),
         (b'{"traceEvents": []}', "an empty list of trace events"),
         (b"[]", "an empty list of trace events"),
         (b"[1, 2, 3]", "an empty list of trace events"),
         (b'[{"file": "a.json.gz", "size": 32}]', "a list of 1 entry of which none can be read as an event"),
         (b'{"traceEvents": [{"ph": "M"}]}', "1 event and no complete one"),
         (b'{"traceEvents": [{"ph": "B", "ts": 1}, {"ph": "E", "ts": 2}]}', "1 begin/end pair and no complete event"),
-        (b'{"traceEvents": [{"ph": "X", "ts"', "damaged or cut before the first event"),
+        (b'{"traceEvents": [{"ph": "X", "ts"', "damaged or truncated before the first event"),
         (b'{"traceEvents": [{"ph": "X", "name": "a"}]}', "no event has a usable time"),
         (b"\x1f\x8b\x08\x00garbage", "empty"),
     ],

@@ -44,7 +44,7 @@ def test_files_without_a_rank_become_ranks_of_their_own(write: Write, op: Op) ->
     paths = [write([op(), moment()], "x.json"), write([op()], "rank0.json"), write([op(ts=9)], "y.json")]
     result = read_traces(open_inputs(paths), 1)
     assert ranks(result) == [(0, "rank0.json"), (1, "x.json"), (2, "y.json")]
-    line = "{}: nothing in it says which rank it is; taken as rank {}"
+    line = "{}: its rank is not in it; read as rank {}"
     assert result.warnings == (line.format(paths[0], 1), line.format(paths[2], 2))
     assert all(trace.warnings == () for trace in result.traces)
     memory = result.traces[1].memory
@@ -56,7 +56,7 @@ def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
     paths = [write([op(ts=place)], f"{name}/rank1.json") for place, name in enumerate(("a", "b", "c"))]
     result = read_traces(open_inputs(paths), 1)
     assert [(trace.rank, Path(trace.path).parent.name) for trace in result.traces] == [(0, "b"), (1, "a"), (2, "c")]
-    assert result.warnings[0] == f"{paths[1]}: says rank 1, as {paths[0]} does; taken as rank 0"
+    assert result.warnings[0] == f"{paths[1]}: says rank 1, as {paths[0]} does; read as rank 0"
 
 
 @pytest.mark.parametrize(("name", "taken"), [("x.json", 0), ("rank2.json", 2), ("rank7.json", 0)])
@@ -67,7 +67,7 @@ def test_a_rank_that_its_job_does_not_have_is_not_believed(
     path = write([op()], name, {"distributedInfo": {"rank": said, "world_size": size}})
     result = read_traces(open_inputs([path]), 1)
     assert ranks(result) == [(taken, name)]
-    line = f"{path}: says rank {said} of a job of {size} ranks, which is not believed; taken as rank {taken}"
+    line = f"{path}: says rank {said} of a job of {size} ranks, which cannot be; read as rank {taken}"
     assert result.warnings == (line,)
 
 
@@ -85,7 +85,7 @@ def test_the_runs_word_counts_where_the_trace_is_silent(write: Write, op: Op) ->
     files = tuple(InputFile(path, InputFormat.KINETO, rank, 1) for path, rank in ((silent, 7), (other, 1)))
     result = read_traces(OpenedInputs(files, ("from the opener",)), 1)
     assert ranks(result) == [(2, "o.json"), (7, "s.json")]
-    assert result.warnings == ("from the opener", f"{other}: says rank 2 where the run says 1; taken as rank 2")
+    assert result.warnings == ("from the opener", f"{other}: says rank 2, but run.json says 1; read as rank 2")
 
 
 def test_a_file_that_fails_among_others_is_a_failure_not_an_error(write: Write, op: Op) -> None:
@@ -93,7 +93,7 @@ def test_a_file_that_fails_among_others_is_a_failure_not_an_error(write: Write, 
     result = read_traces(open_inputs(paths), 1)
     assert ranks(result) == [(0, "rank0.json"), (2, "rank2.json")]
     assert [failure.path for failure in result.failures] == [str(paths[1])]
-    assert result.failures[0].message.startswith(f"{paths[1]}: damaged or cut")
+    assert result.failures[0].message.startswith(f"{paths[1]}: damaged or truncated")
     assert result.warnings == (f"{result.failures[0].message} (left out; read the other 2)",)
 
 
@@ -162,7 +162,8 @@ def test_a_reader_process_that_dies_is_replaced_by_reading_here(
 _READS_TWO = """
 import multiprocessing, sys, threading
 from pathlib import Path
-from pptrace.ingest import many, open_inputs, read_traces
+from pptrace.ingest import open_inputs, read_traces
+from pptrace.ingest.job import read_job
 read_job._LARGE_BYTES = 100
 ways, get = [], multiprocessing.get_context
 multiprocessing.get_context = lambda way: ways.append(way) or get(way)

@@ -1,10 +1,10 @@
-"""Ranges that carry the ids of pipeline ops in their arguments → ops and comms.
+"""Convert ranges with the ids of pipeline ops in their arguments to OPS and COMMS.
 
-An op is a range called forward or backward (or one of the names below) with the microbatch, or its number in order
-(:mod:`pptrace.ingest.chrome.sequence_ids`), among its arguments, and the model
-chunk or stage where its rank has several. MegaScan, which writes such ranges (github.com/OpenSQZ/MegatronApp, 77f7b0a,
-megatron/training/trace.py and scripts/aggregate.py), puts the arguments on the ends: microbatch or micro_batch_index,
-model_chunk, pp_rank, dp_rk, pp_rk, tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
+An op is a range named forward or backward (or one of the names below) with its microbatch or sequence number
+(:mod:`pptrace.ingest.chrome.sequence_ids`) among its arguments, and the model chunk or stage where its rank has several.
+MegaScan, which writes such ranges (github.com/OpenSQZ/MegatronApp, 77f7b0a, megatron/training/trace.py and
+scripts/aggregate.py), puts the arguments on the ends: microbatch or micro_batch_index, model_chunk, pp_rank, dp_rk, pp_rk,
+tp_rk, g_rk, iteration, and ``group`` and ``data`` on messages.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.ingest.chrome.ranges import Range
-from pptrace.ingest.chrome.sequence_ids import with_sequence
+from pptrace.ingest.chrome.sequence_ids import number_by_sequence
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.mesh import Facts, mesh_facts
-from pptrace.ingest.ops.stages import placed_stages
-from pptrace.ingest.ops.steps import with_steps
+from pptrace.ingest.ops.stages import assign_stages
+from pptrace.ingest.ops.steps import number_by_repetition
 
 _NAMES = {
     "F": "forward forward-warmup forward-compute forward_step fwd f",
@@ -62,13 +62,13 @@ _FRAMEWORKS = {
     "bytedance": {"mb_id"},  # the timeline of github.com/ByteDance-Seed/StragglerAnalysis
     "megascan": {"model_chunk", "micro_batch_index", "pp_rk", "g_rk"},
 }
-"""Whose arguments these are."""
+"""Argument names that identify a framework."""
 _DIGITS = re.compile(r"-?\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
 class ChromeOps:
-    """Schemas OPS and COMMS of all ranks of a file, whose names they have, and the mesh where coordinates tell it."""
+    """OPS and COMMS of all ranks of a file, the framework that named them, and the mesh where arguments have coordinates."""
 
     framework: str
     ops: pd.DataFrame
@@ -77,62 +77,62 @@ class ChromeOps:
 
 
 def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None) -> ChromeOps | None:
-    """The ops in a file's ranges; None where not both directions are there with their microbatches.
+    """Convert a file's ranges to ops; None unless it has forwards and backwards with microbatches.
 
     Args:
         ranges: in order of start.
-        ranks: of each range, its rank.
-        pp: the number of pipeline ranks, where more is known than this file shows.
+        ranks: the rank of each range.
+        pp: the number of pipeline ranks, where known from elsewhere.
     """
-    rows = [_row(entry, rank) for entry, rank in zip(ranges, ranks, strict=True) if _is_known(entry.name)]
+    rows = [_row(entry, rank) for entry, rank in zip(ranges, ranks, strict=True) if _is_op_or_message(entry.name)]
     table = pd.DataFrame([row for row in rows if row is not None])
     if table.empty or not {"F", "B"} <= set(table["kind"]):
         return None
     is_op = table["kind"].isin(_COMPUTE)
-    numbered = with_sequence(table, is_op)
-    if numbered is None:
+    with_microbatches = number_by_sequence(table, is_op)
+    if with_microbatches is None:
         return None
-    table = numbered
+    table = with_microbatches
     has_steps = bool((table.loc[is_op, "step"] >= 0).all())
     is_message = table["kind"].isin(("send", "recv"))
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
     is_message = is_message[table.index]
-    ops = with_steps(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
+    ops = number_by_repetition(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
     ops = ops.assign(stage=_stages(ops, pp), kind=_split_backward(ops))
     ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(_COMPUTE), _chunks(ops))
-    keep = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
-    words = {word for entry in ranges[:2000] for word in entry.args}
-    framework = next((name for name, own in _FRAMEWORKS.items() if own & words), "chrome")
+    op_columns = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
+    arg_names = {arg_name for entry in ranges[:2000] for arg_name in entry.args}
+    framework = next((name for name, args in _FRAMEWORKS.items() if args & arg_names), "chrome")
     messages = _messages(table[is_message], ops)
-    made = ops_table({name: ops[name] for name in keep}, len(ops))
-    return ChromeOps(framework, made, messages, _mesh(ops, ranges, ranks))
+    op_table = ops_table({name: ops[name] for name in op_columns}, len(ops))
+    return ChromeOps(framework, op_table, messages, _mesh(ops, ranges, ranks))
 
 
 def mesh_of(ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
-    """The mesh that the arguments of ranges tell which are no ready ops; ({}, {}) where they tell none."""
+    """Derive the mesh from the arguments of ranges that are no ops; ({}, {}) where they have no coordinates."""
     return _mesh(pd.DataFrame({"rank": sorted(set(ranks)), "kind": "", "stage": -1, "pp_rank": -1}), ranges, ranks)
 
 
 def _mesh(ops: pd.DataFrame, ranges: Sequence[Range], ranks: Sequence[int]) -> Facts:
-    """The mesh, where the arguments give every rank a place of its own and every place has its rank."""
-    places: dict[int, dict[str, int]] = {}
+    """Derive the mesh, if every rank has distinct coordinates and every coordinate has a rank."""
+    coordinates: dict[int, dict[str, int]] = {}
     for entry, rank in zip(ranges, ranks, strict=True):
-        own = places.setdefault(rank, {})
+        coordinates_of_rank = coordinates.setdefault(rank, {})
         for axis, names in _AXES.items():
-            if axis not in own and (place := _number(entry.args, names)) >= 0:
-                own[axis] = place
-    table = pd.DataFrame.from_dict(places, orient="index")
+            if axis not in coordinates_of_rank and (coordinate := _number(entry.args, names)) >= 0:
+                coordinates_of_rank[axis] = coordinate
+    table = pd.DataFrame.from_dict(coordinates, orient="index")
     table = table.loc[table.index.isin(ops["rank"].unique())].dropna(axis="columns", how="all")
     if "pp_rank" not in table or len(table.columns) < 2 or table.isna().any(axis=None) or table.duplicated().any():
         return {}, {}
     if math.prod(table[axis].max() + 1 for axis in table) != len(table):
         return {}, {}
-    own_places = table.astype("int64").reindex(ops["rank"]).set_axis(ops.index)
-    told = ops.drop(columns="pp_rank").join(own_places)
-    return mesh_facts(told, told.iloc[:0])
+    coordinates_of_ops = table.astype("int64").reindex(ops["rank"]).set_axis(ops.index)
+    with_coordinates = ops.drop(columns="pp_rank").join(coordinates_of_ops)
+    return mesh_facts(with_coordinates, with_coordinates.iloc[:0])
 
 
-def _is_known(name: str) -> bool:
+def _is_op_or_message(name: str) -> bool:
     return name.lower() in _KIND or name.lower() in _MESSAGES
 
 
@@ -171,25 +171,25 @@ def _number(args: Mapping[str, Any], names: Sequence[str]) -> int:
 
 
 def _split_backward(ops: pd.DataFrame) -> pd.Series[str]:
-    """Where weight gradients have ranges of their own, a backward is that of the input."""
+    """Turn B into I where weight gradients have separate ranges."""
     kinds = ops["kind"]
     return kinds.mask((kinds == "B") & bool((kinds == "W").any()), "I")
 
 
 def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:
-    """The stage that the arguments tell, else the one that the chunk and the pipeline rank make; -1 for what is no op."""
+    """The stage in the arguments, else from chunk and pipeline rank; -1 for rows that are no op."""
     is_op = ops["kind"].isin(_COMPUTE)
     if not is_op.any() or (ops.loc[is_op, "stage"] >= 0).all():
         return ops["stage"].where(is_op, -1)
-    own = ops[is_op & (ops["pp_rank"] >= 0)].drop_duplicates("rank")
-    places = dict(zip(own["rank"].tolist(), own["pp_rank"].tolist(), strict=True))
-    if not places:
-        places = {rank: place for place, rank in enumerate(sorted(ops.loc[is_op, "rank"].unique().tolist()))}
+    one_op_per_rank = ops[is_op & (ops["pp_rank"] >= 0)].drop_duplicates("rank")
+    pp_ranks = dict(zip(one_op_per_rank["rank"].tolist(), one_op_per_rank["pp_rank"].tolist(), strict=True))
+    if not pp_ranks:
+        pp_ranks = {rank: index for index, rank in enumerate(sorted(ops.loc[is_op, "rank"].unique().tolist()))}
     chunked = ops.assign(chunk=ops["chunk"].where(~is_op | (ops["chunk"] >= 0), 0).where(is_op, -1))
     if pp is not None:
-        own_place = chunked["rank"].map(places).fillna(0).astype("int64")
-        return (chunked["chunk"] * pp + own_place).where(is_op, -1)
-    return pd.Series(placed_stages(chunked, places), index=ops.index)
+        pp_rank = chunked["rank"].map(pp_ranks).fillna(0).astype("int64")
+        return (chunked["chunk"] * pp + pp_rank).where(is_op, -1)
+    return pd.Series(assign_stages(chunked, pp_ranks), index=ops.index)
 
 
 def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
@@ -198,7 +198,7 @@ def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
 
 
 def _messages(rows: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
-    """Sends and receives; those with a microbatch belong to the only stage of their rank, or to that of their chunk."""
+    """Make COMMS of sends and receives; their stage is that of their chunk, or the only one of their rank."""
     if rows.empty:
         return comms_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
     compute = ops[ops["kind"].isin(_COMPUTE)]

@@ -1,4 +1,4 @@
-"""Chrome-trace events of any tool → ranges: begin/end pairs (``ph`` B and E) and complete events (X).
+"""Join Chrome-trace events of any tool to ranges: begin/end pairs (``ph`` B and E) and complete events (X).
 
 B and E nest within a (pid, tid). An E ends the innermost open range of its name, or, without a name, the innermost one; what was
 opened inside it and never closed ends with it. The ``args`` of both are joined, those of E win. (Trace Event Format, Google.)
@@ -21,12 +21,12 @@ from pptrace.ingest.common.exact_numbers import LIMIT_NS, exact_nanoseconds
 from pptrace.ingest.common.rank_names import coordinates_of_label, rank_of_value
 
 Id = str | int
-_WHAT = "expected begin/end or complete events of a Chrome trace"
+_EXPECTED = "expected begin/end or complete events of a Chrome trace"
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """One range; times in ns, ``pid`` and ``tid`` as in the file."""
+    """A range; times in ns, ``pid`` and ``tid`` as in the file."""
 
     name: str
     category: str
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(slots=True)
 class ChromeRanges:
-    """All ranges of a file in order of start, longer ones first; names of its processes; and lines about damage."""
+    """All ranges of a file in order of start, longer ones first; names of its processes; and warnings of damage."""
 
     ranges: list[Range] = field(default_factory=list)
     process_names: dict[Id, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ChromeRanges:
 
 
 def read_ranges(path: Path) -> ChromeRanges:
-    """The ranges of a file, plain or gzip. What is damaged is left out and counted in ``warnings``.
+    """Read the ranges of a file, plain or gzip. Damaged events are left out and counted in ``warnings``.
 
     Raises:
         TraceError: the file cannot be read, or holds no range.
@@ -61,14 +61,14 @@ def read_ranges(path: Path) -> ChromeRanges:
     if source.damage:
         damage = [source.damage, *damage]
     if not events:
-        raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_WHAT}; check the file")
-    found = pair(on_timeline(events))
-    if not found.ranges:
+        raise TraceError(f"{path}: {'; '.join(damage) or 'an empty list of events'}; {_EXPECTED}; check the file")
+    result = pair(on_timeline(events))
+    if not result.ranges:
         raise TraceError(
-            f"{path}: {len(events)} events and no range among them; {_WHAT}; was the recording stopped early?"
+            f"{path}: {len(events)} events and no range among them; {_EXPECTED}; was the recording stopped early?"
         )
-    found.warnings[:0] = damage
-    return found
+    result.warnings[:0] = damage
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,122 +79,136 @@ class _Open:
 
 def pair(events: Sequence[RawEvent]) -> ChromeRanges:
     """Join begins with their ends, thread by thread in order of time, and add the complete events."""
-    found = ChromeRanges()
+    result = ChromeRanges()
     timed: list[tuple[Id, Id, int, RawEvent]] = []
     untimed = 0
     for event in events:
         if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
-            found.process_names[_id(event.pid)] = str(event.args.get("name", ""))
+            result.process_names[_id(event.pid)] = str(event.args.get("name", ""))
         if event.ph not in ("B", "E", "X"):
             continue
-        at = _time(event.ts)
-        if at is None or _lacks_duration(event):
+        time_ns = _time(event.ts)
+        if time_ns is None or _lacks_duration(event):
             untimed += 1
         else:
-            timed.append((_id(event.pid), _id(event.tid), at, event))
-    places = _places(events, found.process_names)
+            timed.append((_id(event.pid), _id(event.tid), time_ns, event))
+    coordinates = _coordinates_of_threads(events, result.process_names)
     timed.sort(key=lambda entry: (str(entry[0]), str(entry[1]), entry[2]))
     unclosed = orphans = 0
     for (pid, tid), thread in groupby(timed, key=lambda entry: entry[:2]):
-        ranges, num_unclosed, num_orphans = _pair_thread(pid, tid, [(at, event) for _, _, at, event in thread])
-        place = places.get((pid, tid))
-        found.ranges += ranges if place is None else [_on_rank(entry, place) for entry in ranges]
+        ranges, num_unclosed, num_orphans = _pair_thread(
+            pid, tid, [(time_ns, event) for _, _, time_ns, event in thread]
+        )
+        coordinate = coordinates.get((pid, tid))
+        result.ranges += ranges if coordinate is None else [_on_rank(entry, coordinate) for entry in ranges]
         unclosed, orphans = unclosed + num_unclosed, orphans + num_orphans
-    found.ranges = _by_rank(found.ranges, found.process_names)
-    found.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
-    found.warnings += _pairing_warnings(untimed, unclosed, orphans)
-    return found
+    result.ranges = _split_by_rank(result.ranges, result.process_names)
+    result.ranges.sort(key=lambda entry: (entry.start_ns, -entry.end_ns))
+    result.warnings += _pairing_warnings(untimed, unclosed, orphans)
+    return result
 
 
-def _places(events: Sequence[RawEvent], process_names: Mapping[Id, str]) -> dict[tuple[Id, Id], dict[str, int]]:
-    """The coordinates of threads whose names tell a pipeline rank, as where one process stands for a whole pipeline."""
+def _coordinates_of_threads(
+    events: Sequence[RawEvent], process_names: Mapping[Id, str]
+) -> dict[tuple[Id, Id], dict[str, int]]:
+    """Coordinates of the threads whose names contain a pipeline rank, as in files with a process per pipeline."""
     named = {
         (_id(event.pid), _id(event.tid)): coordinates_of_label(str(event.args.get("name", "")))
         for event in events
         if event.ph == "M" and event.name == "thread_name" and isinstance(event.args, dict)
     }
     return {
-        (pid, tid): {**coordinates_of_label(process_names.get(pid, "")), **places}
-        for (pid, tid), places in named.items()
-        if "pp" in places
+        (pid, tid): {**coordinates_of_label(process_names.get(pid, "")), **coordinates}
+        for (pid, tid), coordinates in named.items()
+        if "pp" in coordinates
     }
 
 
-def said_rank(entry: Range) -> int | None:
-    """The rank that a range's arguments name."""
+def declared_rank(entry: Range) -> int | None:
+    """The rank in a range's arguments; None if there is none."""
     return rank_of_value(entry.args.get("g_rk", entry.args.get("rank")))
 
 
-def _by_rank(ranges: list[Range], process_names: Mapping[Id, str]) -> list[Range]:
-    """Where the ranges of one process name several ranks (a replica, as veScale has it), each of those is a process of its own.
+def _split_by_rank(ranges: list[Range], process_names: Mapping[Id, str]) -> list[Range]:
+    """Split a process whose ranges name several ranks (a replica, in veScale's traces) into one process per rank.
 
-    What names none is its thread's, or the process's own. The process's name may tell coordinates ("dp rank[1]").
+    A range without a rank gets that of its thread, else stays with the process. The process's name may contain coordinates
+    ("dp rank[1]").
     """
-    of_thread: dict[tuple[Id, Id], int] = {}
-    of_process: dict[Id, set[int]] = {}
+    rank_of_thread: dict[tuple[Id, Id], int] = {}
+    ranks_of_process: dict[Id, set[int]] = {}
     for entry in ranges:
-        if (rank := said_rank(entry)) is not None:
-            of_thread.setdefault((entry.pid, entry.tid), rank)
-            of_process.setdefault(entry.pid, set()).add(rank)
-    shared = {pid for pid, ranks in of_process.items() if len(ranks) > 1}
+        if (rank := declared_rank(entry)) is not None:
+            rank_of_thread.setdefault((entry.pid, entry.tid), rank)
+            ranks_of_process.setdefault(entry.pid, set()).add(rank)
+    shared = {pid for pid, ranks in ranks_of_process.items() if len(ranks) > 1}
     if not shared:
         return ranges
-    found = []
+    split = []
     for entry in ranges:
-        rank = said_rank(entry)
-        rank = of_thread.get((entry.pid, entry.tid)) if rank is None else rank
+        rank = declared_rank(entry)
+        rank = rank_of_thread.get((entry.pid, entry.tid)) if rank is None else rank
         if entry.pid in shared and rank is not None:
-            places = coordinates_of_label(process_names.get(entry.pid, ""))
-            told = {f"{axis}_rank": place for axis, place in places.items()}
-            entry = replace(entry, pid=f"{entry.pid} rank {rank}", args={**told, **entry.args})
-        found.append(entry)
-    return found
+            coordinates = coordinates_of_label(process_names.get(entry.pid, ""))
+            rank_args = {f"{axis}_rank": coordinate for axis, coordinate in coordinates.items()}
+            entry = replace(entry, pid=f"{entry.pid} rank {rank}", args={**rank_args, **entry.args})
+        split.append(entry)
+    return split
 
 
-def _on_rank(entry: Range, places: Mapping[str, int]) -> Range:
-    own = f"{entry.pid} PP {places['pp']} TP {places.get('tp', 0)}"
-    return replace(entry, pid=own, args={**entry.args, **{f"{axis}_rank": place for axis, place in places.items()}})
+def _on_rank(entry: Range, coordinates: Mapping[str, int]) -> Range:
+    new_pid = f"{entry.pid} PP {coordinates['pp']} TP {coordinates.get('tp', 0)}"
+    return replace(
+        entry,
+        pid=new_pid,
+        args={**entry.args, **{f"{axis}_rank": coordinate for axis, coordinate in coordinates.items()}},
+    )
 
 
 def _pairing_warnings(untimed: int, unclosed: int, orphans: int) -> Iterator[str]:
     if untimed:
         yield f'left out {untimed} events whose "ts" or "dur" is no time in µs'
     if unclosed:
-        yield f"{unclosed} ranges never end (B without E): each taken to last until what encloses it, or its thread, ended"
+        yield (
+            f"{unclosed} ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
+            "so that its op may be too long"
+        )
     if orphans:
         yield f"left out {orphans} ends of ranges that never began (E without B)"
 
 
 def _pair_thread(pid: Id, tid: Id, events: Sequence[tuple[int, RawEvent]]) -> tuple[list[Range], int, int]:
-    """(ranges, how many begins have no end, how many ends no begin) of one thread."""
+    """Pair the events of one thread: (ranges, number of begins without end, number of ends without begin)."""
     stack: list[_Open] = []
     ranges: list[Range] = []
     unclosed = orphans = 0
     last = events[-1][0]
 
-    def close(begun: _Open, end_ns: int, args: object) -> None:
-        joined = {**_args(begun.event.args), **_args(args)}
-        ranges.append(Range(_text(begun.event.name), _text(begun.event.cat), pid, tid, begun.start_ns, end_ns, joined))
+    def close(opened: _Open, end_ns: int, args: object) -> None:
+        joined = {**_args(opened.event.args), **_args(args)}
+        ranges.append(
+            Range(_text(opened.event.name), _text(opened.event.cat), pid, tid, opened.start_ns, end_ns, joined)
+        )
 
-    for at, event in events:
+    for time_ns, event in events:
         if event.ph == "B":
-            stack.append(_Open(event, at))
+            stack.append(_Open(event, time_ns))
         elif event.ph == "X":
             length = _time(event.dur) or 0
-            last = max(last, at + length)
-            close(_Open(event, at), at + length, None)
+            last = max(last, time_ns + length)
+            close(_Open(event, time_ns), time_ns + length, None)
         else:
             depth = _opened_by(stack, event)
             if depth is None:
                 orphans += 1
                 continue
-            for begun in stack[depth + 1 :]:
-                close(begun, at, None)
+            for opened in stack[depth + 1 :]:
+                close(opened, time_ns, None)
                 unclosed += 1
-            close(stack[depth], at, event.args)
+            close(stack[depth], time_ns, event.args)
             del stack[depth:]
-    for begun in stack:
-        close(begun, max(last, begun.start_ns), None)
+    for opened in stack:
+        close(opened, max(last, opened.start_ns), None)
     return ranges, unclosed + len(stack), orphans
 
 
@@ -203,7 +217,7 @@ def _lacks_duration(event: RawEvent) -> bool:
 
 
 def _opened_by(stack: Sequence[_Open], end: RawEvent) -> int | None:
-    """The place in the stack of the range that an E ends; None where there is none."""
+    """Index in the stack of the range that an E ends; None if there is none."""
     if not stack:
         return None
     name = _text(end.name)
@@ -213,7 +227,7 @@ def _opened_by(stack: Sequence[_Open], end: RawEvent) -> int | None:
 
 
 def _time(raw: msgspec.Raw) -> int | None:
-    """Nanoseconds of a number in µs, or None."""
+    """Convert a number in µs to ns; None if it is no time."""
     text = bytes(raw)
     value = exact_nanoseconds(text) if text else None
     return value if value is not None and abs(value) <= LIMIT_NS else None

@@ -1,10 +1,9 @@
-"""Reader of Chrome traces with begin/end events, of which one file can hold several ranks.
+"""Read Chrome traces with begin/end events; one file can hold several ranks.
 
-Each process is a rank: by what its ranges say (g_rk, rank), else its name ("rank 3"), else its pid where the pids count from 0,
-else the file's name. Ranges whose arguments carry the ids of pipeline ops become ready ops
-(:mod:`pptrace.ingest.chrome.pipeline_ops`);
-in other files the ranges become annotations, whose labels are recognised like those of any trace. Files that MegaScan writes
-per rank (``rel_ts`` in ns within each iteration) are read as well.
+Each process is a rank: by its ranges' arguments (g_rk, rank), else its name ("rank 3"), else its pid where the pids count from 0,
+else the file's name. Ranges whose arguments carry the ids of pipeline ops become ops
+(:mod:`pptrace.ingest.chrome.pipeline_ops`); in other files the ranges become annotations, whose labels are recognised like
+those of any trace. Files that MegaScan writes per rank (``rel_ts`` in ns within each iteration) are read as well.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pptrace.ingest.chrome.pipeline_ops import ChromeOps, mesh_of, ops_of
-from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, read_ranges, said_rank
+from pptrace.ingest.chrome.ranges import ChromeRanges, Id, Range, declared_rank, read_ranges
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.categories import CategoryCodes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_labels
@@ -39,8 +38,11 @@ _PAIR = re.compile(rb'"ph"\s*:\s*"[BE]"')
 _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo)"\s*:')
 _DIGITS = re.compile(r"(\d+)")
 _MEGASCAN_FILE = re.compile(r"benchmark-data-\d+-pipeline-(\d+)-tensor-\d+\.json")
-_MOST_RANKS = 100_000
+_MAX_RANKS = 100_000
 VESCALE = "vescale"
+_NO_GLOBAL_RANKS = (
+    "the trace has no global ranks: they are numbered replica by replica and may differ from those of the job"
+)
 
 
 _IDS = re.compile(
@@ -49,53 +51,53 @@ _IDS = re.compile(
 
 
 def sniff_chrome(start: bytes) -> bool:
-    """Whether a file that begins so has what Kineto's never have: begin/end events, ids of microbatches or of steps."""
+    """Whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
     opens = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and b'"ph"' in start
     return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
 
 
 def has_kineto_members(start: bytes) -> bool:
-    """Whether a trace says that it is Kineto's."""
+    """Whether a trace has a top-level member that only Kineto writes."""
     return _KINETO.search(start) is not None
 
 
 def has_pairs(path: Path) -> bool:
-    """Whether there is a begin or end event anywhere in a file that is not Kineto's own."""
-    kept = b""
+    """Whether a file that is not Kineto's contains a begin or end event."""
+    overlap = b""
     with ByteSource(path) as source:
         while piece := source.read():
-            text = kept + piece
+            text = overlap + piece
             if has_kineto_members(text):
                 return False
             if _PAIR.search(text):
                 return True
-            kept = text[-64:]
+            overlap = text[-64:]
     return False
 
 
 def read_chrome(path: Path) -> tuple[Trace, ...]:
-    """A trace for each process in the file.
+    """Read a trace for each process in the file.
 
     Raises:
         TraceError: the file cannot be read or holds no range.
     """
-    found = read_ranges(path)
-    ranks = _ranks(path, found)
-    numbers = [ranks[entry.pid] for entry in found.ranges]
-    ready = ops_of(found.ranges, numbers, _pipeline_ranks(path))
-    facts = mesh_of(found.ranges, numbers) if ready is None else ready.facts
-    clock: Mapping[str, Any] = {ONE_CLOCK: str(path)} if len(set(numbers)) > 1 else {}
-    order = sorted(set(numbers))
-    named = set(range(len(order))) != set(order) or len(order) > 1 or rank_of_file_name(path.name) is not None
+    content = read_ranges(path)
+    ranks = _ranks(path, content)
+    ranks_of_ranges = [ranks[entry.pid] for entry in content.ranges]
+    pipeline_ops = ops_of(content.ranges, ranks_of_ranges, _pipeline_ranks(path))
+    facts = mesh_of(content.ranges, ranks_of_ranges) if pipeline_ops is None else pipeline_ops.facts
+    clock: Mapping[str, Any] = {ONE_CLOCK: str(path)} if len(set(ranks_of_ranges)) > 1 else {}
+    order = sorted(set(ranks_of_ranges))
+    has_rank = set(range(len(order))) != set(order) or len(order) > 1 or rank_of_file_name(path.name) is not None
     return tuple(
         _trace(
             path,
-            rank if named or _says_rank(found) else None,
+            rank if has_rank or _declares_rank(content) else None,
             rank,
-            found,
-            numbers,
-            ready,
-            {**clock, **_facts(found, facts, rank)},
+            content,
+            ranks_of_ranges,
+            pipeline_ops,
+            {**clock, **_facts(content, facts, rank)},
             rank == order[0],
         )
         for rank in order
@@ -104,87 +106,98 @@ def read_chrome(path: Path) -> tuple[Trace, ...]:
 
 def _trace(
     path: Path,
-    claimed: int | None,
+    claimed_rank: int | None,
     rank: int,
-    found: ChromeRanges,
-    numbers: Sequence[int],
-    ready: ChromeOps | None,
+    content: ChromeRanges,
+    rank_of_range: Sequence[int],
+    pipeline_ops: ChromeOps | None,
     metadata: Mapping[str, Any],
     is_first: bool,
 ) -> Trace:
-    own = [entry for entry, number in zip(found.ranges, numbers, strict=True) if number == rank]
+    ranges_of_rank = [entry for entry, number in zip(content.ranges, rank_of_range, strict=True) if number == rank]
     return Trace(
         path=str(path),
         format=InputFormat.CHROME,
-        rank=claimed,
-        producer="chrome trace" if ready is None or ready.framework == "chrome" else ready.framework,
-        events=_events([*own, *_steps(own)]) if ready is None else no_events(),
+        rank=claimed_rank,
+        producer="chrome trace"
+        if pipeline_ops is None or pipeline_ops.framework == "chrome"
+        else pipeline_ops.framework,
+        events=_events([*ranges_of_rank, *_steps(ranges_of_rank)]) if pipeline_ops is None else no_events(),
         memory=empty_table(MEMORY),
         metadata=metadata,
-        warnings=tuple(found.warnings) if is_first else (),
-        ops=None if ready is None else ready.ops[ready.ops["rank"] == rank].reset_index(drop=True),
-        comms=None if ready is None else ready.comms[ready.comms["rank"] == rank].reset_index(drop=True),
-        framework=_framework(own) if ready is None else ready.framework,
+        warnings=tuple(content.warnings) if is_first else (),
+        ops=None if pipeline_ops is None else pipeline_ops.ops[pipeline_ops.ops["rank"] == rank].reset_index(drop=True),
+        comms=None
+        if pipeline_ops is None
+        else pipeline_ops.comms[pipeline_ops.comms["rank"] == rank].reset_index(drop=True),
+        framework=_framework(ranges_of_rank) if pipeline_ops is None else pipeline_ops.framework,
     )
 
 
 def _framework(ranges: Sequence[Range]) -> str:
-    """veScale's timeline (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py) has Megatron's names; "" for others."""
-    own = any(
+    """Name the framework: veScale, whose timeline uses Megatron-LM's labels, else "".
+
+    (legacy/vescale/ndtimeline/handlers/local_timeline_handler.py)
+    """
+    is_vescale = any(
         entry.category == entry.name and {"rank", "step", "tp", "pp"} <= entry.args.keys() for entry in ranges[:100]
     )
-    return VESCALE if own else ""
+    return VESCALE if is_vescale else ""
 
 
-def _facts(found: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
-    """What the arguments tell of the mesh; and whether the ranks' numbers are ours."""
+def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
+    """Facts of the mesh, with a note where pptrace numbered the ranks."""
     of_all, of_rank = facts
     if not of_all:
         return {}
-    counted = " PP " in str(found.ranges[0].pid) and not _says_rank(found)
-    notes = {"notes": ["the trace does not tell global ranks: they are counted replica by replica"]} if counted else {}
+    is_numbered_here = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
+    notes = {"notes": [_NO_GLOBAL_RANKS]} if is_numbered_here else {}
     return {**of_all, **of_rank.get(rank, {}), **notes}
 
 
 def _pipeline_ranks(path: Path) -> int | None:
-    """How many pipeline ranks MegaScan's files of single ranks have, where this is one of them."""
+    """Number of pipeline ranks in MegaScan's files of single ranks; None for other files."""
     if _MEGASCAN_FILE.fullmatch(path.name) is None:
         return None
-    names = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
-    return max(int(match[1]) for match in names if match) + 1
+    matches = (_MEGASCAN_FILE.fullmatch(other.name) for other in path.parent.iterdir())
+    return max(int(match[1]) for match in matches if match) + 1
 
 
-def _says_rank(found: ChromeRanges) -> bool:
-    return any(said_rank(entry) is not None for entry in found.ranges[:100])
+def _declares_rank(content: ChromeRanges) -> bool:
+    return any(declared_rank(entry) is not None for entry in content.ranges[:100])
 
 
-def _ranks(path: Path, found: ChromeRanges) -> dict[Id, int]:
-    """The rank of each process that has ranges; every one its own."""
-    pids = list(dict.fromkeys(entry.pid for entry in found.ranges))
-    said: dict[Id, int | None] = dict.fromkeys(pids)
-    for entry in found.ranges:
-        if said[entry.pid] is None:
-            said[entry.pid] = said_rank(entry)
-    names = {pid: rank_of_labels([found.process_names.get(pid, "")]) for pid in pids}
-    numbers = {pid: rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids}
-    for candidate in (said, names, numbers):
-        ranks = {pid: rank for pid, rank in candidate.items() if rank is not None and 0 <= rank < _MOST_RANKS}
-        if len(set(ranks.values())) == len(pids) and (candidate is not numbers or max(ranks.values()) < 8 * len(pids)):
+def _ranks(path: Path, content: ChromeRanges) -> dict[Id, int]:
+    """Assign a distinct rank to each process with ranges."""
+    pids = list(dict.fromkeys(entry.pid for entry in content.ranges))
+    declared: dict[Id, int | None] = dict.fromkeys(pids)
+    for entry in content.ranges:
+        if declared[entry.pid] is None:
+            declared[entry.pid] = declared_rank(entry)
+    labelled_ranks = {pid: rank_of_labels([content.process_names.get(pid, "")]) for pid in pids}
+    pids_as_ranks = {
+        pid: rank_of_labels([pid]) if isinstance(pid, str) and not pid.isdecimal() else int(pid) for pid in pids
+    }
+    for candidate in (declared, labelled_ranks, pids_as_ranks):
+        ranks = {pid: rank for pid, rank in candidate.items() if rank is not None and 0 <= rank < _MAX_RANKS}
+        if len(set(ranks.values())) == len(pids) and (
+            candidate is not pids_as_ranks or max(ranks.values()) < 8 * len(pids)
+        ):
             return ranks
     from_name = rank_of_file_name(path.name)
     if len(pids) == 1 and from_name is not None:
         return {pids[0]: from_name}
-    return {pid: place for place, pid in enumerate(sorted(pids, key=_in_order))}
+    return {pid: index for index, pid in enumerate(sorted(pids, key=_natural_order))}
 
 
-def _in_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
-    """By the numbers in it: "0 PP 2" before "0 PP 10"."""
+def _natural_order(pid: Id) -> tuple[bool, list[tuple[int, str]]]:
+    """Sort key in natural order: "0 PP 2" before "0 PP 10"."""
     parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(str(pid))]
     return isinstance(pid, str), parts
 
 
 def _steps(ranges: Sequence[Range]) -> list[Range]:
-    """A range around the ranges of each step that their arguments number, named as a profiler's; () where these share time."""
+    """Make a ProfilerStep# range around the ranges of each step in their arguments; [] if steps overlap."""
     spans: dict[int, list[int]] = {}
     for entry in ranges:
         number = entry.args.get("step", entry.args.get("iteration"))
@@ -194,23 +207,23 @@ def _steps(ranges: Sequence[Range]) -> list[Range]:
     ordered = sorted((start, end, number) for number, (start, end) in spans.items())
     if not ordered or any(before[1] > after[0] for before, after in pairwise(ordered)):
         return []
-    own = ranges[0]
-    return [Range(f"ProfilerStep#{number}", "", own.pid, own.tid, start, end, {}) for start, end, number in ordered]
+    first = ranges[0]
+    return [Range(f"ProfilerStep#{number}", "", first.pid, first.tid, start, end, {}) for start, end, number in ordered]
 
 
 def _events(ranges: Sequence[Range]) -> Events:
-    """Ranges as events; a category that Kineto knows keeps its meaning, every other is a range that a program put there."""
+    """Convert ranges to events; a category of Kineto keeps its meaning, any other is an annotation of the program."""
     codes = CategoryCodes()
     category = np.array([_category(codes, entry.category) for entry in ranges], dtype=np.int8)
     names = sorted({entry.name for entry in ranges})
-    place = {name: code for code, name in enumerate(names)}
+    code_by_name = {name: code for code, name in enumerate(names)}
     on_device = category > Category.HOST_LIMIT
     threads = {tid: number for number, tid in enumerate(dict.fromkeys(entry.tid for entry in ranges))}
     thread = np.array([threads[entry.tid] for entry in ranges], dtype=np.int64)
     start = np.array([entry.start_ns for entry in ranges], dtype=np.int64)
     return Events(
         category=category,
-        name_id=np.array([place[entry.name] for entry in ranges], dtype=np.int32),
+        name_id=np.array([code_by_name[entry.name] for entry in ranges], dtype=np.int32),
         start_ns=start,
         dur_ns=np.array([entry.end_ns for entry in ranges], dtype=np.int64) - start,
         device=np.where(on_device, 0, -1).astype(np.int32),

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, plain or gzip, a piece at a time; what the compression layer lost is noted, not raised."""
+"""Read a trace file, plain or gzip, piece by piece; damage of the compression is recorded, not raised."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _GZIP_RATIO = 12
 class ByteSource:
     """Reads a file in pieces of at most ``PIECE_BYTES`` decompressed bytes; gzip is recognised by its content.
 
-    ``damage`` says what ended the data early ("" while all is well) and ``trailing_bytes`` counts what follows the last
-    gzip member without belonging to it.
+    ``damage`` is the reason why the data ended early ("" if none), ``trailing_bytes`` the number of bytes after the last gzip
+    member.
 
     Raises:
         TraceError: the file cannot be opened or read.
@@ -48,7 +48,7 @@ class ByteSource:
 
     @property
     def part_read(self) -> float:
-        """How much of the file has been read, 0 to 1."""
+        """Fraction of the file that has been read, 0 to 1."""
         return min(1.0, self._file.tell() / self._num_bytes) if self._num_bytes else 1.0
 
     def read(self) -> bytes:
@@ -97,16 +97,16 @@ class ByteSource:
 
 
 def _inflate_until_error(stream: zlib._Decompress, data: bytes) -> bytes:
-    """What a damaged piece still gives before the byte at which zlib fails."""
-    whole = bytearray()
+    """Decompress a damaged piece up to the byte at which zlib fails."""
+    rescued = bytearray()
     with suppress(zlib.error):
-        for place in range(len(data)):
-            whole += stream.decompress(data[place : place + 1])
-    return bytes(whole)
+        for index in range(len(data)):
+            rescued += stream.decompress(data[index : index + 1])
+    return bytes(rescued)
 
 
 def num_text_bytes(path: Path) -> int:
-    """A guess at how long a file's text is, from its size; 0 where it cannot be read."""
+    """Estimate the length of a file's text from its size, bytes; 0 if it cannot be read."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == GZIP_MAGIC
@@ -124,7 +124,7 @@ SNIFF_BYTES = 64 * 1024
 
 
 def first_bytes(path: Path) -> bytes:
-    """The first decompressed bytes of a file, as many as recognising its format may need.
+    """The first decompressed bytes of a file, enough to recognise its format.
 
     Raises:
         TraceError: the file cannot be read.

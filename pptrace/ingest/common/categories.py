@@ -1,4 +1,4 @@
-"""Kineto's categories of every age → :class:`pptrace.model.tables.Category`."""
+"""Map the category names of all versions of Kineto to :class:`pptrace.model.tables.Category`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _BY_CATEGORY = {
     Category.DEVICE_ANNOTATION: "gpu_user_annotation cuda_profiler_range",
     Category.DEVICE_SYNC: "cuda_sync cuda_event",
 }
-_KNOWN = {name: category for category, names in _BY_CATEGORY.items() for name in names.split()}
+_CATEGORY_BY_NAME = {name: category for category, names in _BY_CATEGORY.items() for name in names.split()}
 
 
 class CategoryCodes(dict[str | None, int]):
-    """Category code by the producer's name for it, in any case; ``unknown`` collects names this version does not know."""
+    """Category code by the producer's name, case-insensitive; ``unknown`` collects the names that are not in the list."""
 
     def __init__(self) -> None:
         super().__init__({None: int(Category.OTHER), "": int(Category.OTHER)})
         self.unknown: set[str] = set()
 
     def __missing__(self, name: str | None) -> int:
-        category = _KNOWN.get((name or "").lower())
+        category = _CATEGORY_BY_NAME.get((name or "").lower())
         if category is None:
             self.unknown.add(str(name))
             category = Category.OTHER

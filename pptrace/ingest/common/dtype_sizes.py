@@ -1,4 +1,4 @@
-"""Bytes of one element, by the names that frameworks give to its type."""
+"""Size of one element, bytes, by the framework's name of its dtype."""
 
 from __future__ import annotations
 

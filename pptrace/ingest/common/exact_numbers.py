@@ -1,6 +1,6 @@
-"""Numbers as JSON wrote them to int64: microseconds to nanoseconds digit by digit, and ids of any type.
+"""Convert numbers in JSON text to int64 exactly: microseconds to nanoseconds digit by digit, and ids of any type.
 
-float64 has only a quarter of a microsecond left at today's epoch (1.7e15 µs), so no timestamp passes through it here.
+float64 resolves only a quarter of a microsecond at today's epoch (1.7e15 µs), so no timestamp is converted through it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pptrace.model.tables import Int64
 Scalar: TypeAlias = int | float | str | None
 
 MISSING = int(np.iinfo(np.int64).min)
-"""No number where one should be."""
+"""Sentinel of a missing or malformed number."""
 ABSURD = MISSING + 1
-"""A number that no clock shows."""
+"""Sentinel of a number beyond every clock's range."""
 LIMIT_NS = 4 * 10**18
-"""Of absolute times and of times before a base is added; two of them still add up within int64. The year 2096."""
+"""Largest time, absolute or before a base is added (the year 2096); the sum of two still fits int64."""
 
-_PLAIN = b"0123456789.,-"
+_FAST_CHARACTERS = b"0123456789.,-"
 _NUMBERS = re.compile(rb"-?\d+(?:\.\d+)?(?:,-?\d+(?:\.\d+)?)*")
 _MAX_WIDTH = 20  # longer numbers may not fit int64
 _COMMA, _MINUS, _POINT = b",-."
@@ -33,10 +33,10 @@ _NUMBER_AT_END = re.compile(r"(?:^|\D)(\d{1,18})$", re.ASCII)
 
 
 def nanoseconds(numbers: Sequence[bytes]) -> Int64:
-    """Nanoseconds of numbers in microseconds, each given as its JSON text (quoted or not).
+    """Convert times in µs, each as its JSON text (quoted or not), to ns.
 
-    Exact to the last digit; below a nanosecond rounds half to even. Texts that are no number give :data:`MISSING`, numbers
-    beyond :data:`LIMIT_NS` give :data:`ABSURD`.
+    Exact to the last digit; below a nanosecond rounds half to even. :data:`MISSING` where a text is no number, :data:`ABSURD`
+    where it is beyond :data:`LIMIT_NS`.
     """
     if not numbers:
         return np.zeros(0, dtype=np.int64)
@@ -45,7 +45,7 @@ def nanoseconds(numbers: Sequence[bytes]) -> Int64:
         text = text.replace(b'"', b"")
         plain = _NUMBERS.fullmatch(text) is not None
     else:
-        plain = not text.translate(None, _PLAIN)
+        plain = not text.translate(None, _FAST_CHARACTERS)
     fast = _plain_nanoseconds(text) if plain else None
     if fast is None or len(fast) != len(numbers):
         return np.array([exact_nanoseconds(number) for number in numbers], dtype=np.int64)
@@ -53,7 +53,7 @@ def nanoseconds(numbers: Sequence[bytes]) -> Int64:
 
 
 def _plain_nanoseconds(text: bytes) -> Int64 | None:
-    """All at once, for numbers of digits; None where some need a closer look."""
+    """Convert plain decimal numbers vectorised; None where some need :func:`exact_nanoseconds`."""
     codes = np.frombuffer(text, dtype=np.uint8)
     ends = np.append(np.flatnonzero(codes == _COMMA), len(codes))
     widths = ends[1:] - ends[:-1] - 1
@@ -75,7 +75,7 @@ def _plain_nanoseconds(text: bytes) -> Int64 | None:
     decimals[owner] = ends[owner] - points - 1
     scale = _POWERS[np.maximum(3 - decimals, 0)]
     limit = LIMIT_NS // scale
-    if ((mantissa > limit) | (mantissa < -limit)).any():  # not by abs(): what overflowed stands at int64's ends
+    if ((mantissa > limit) | (mantissa < -limit)).any():  # not by abs(): overflowed values are at int64's limits
         return None
     result = mantissa * scale
     finer = np.flatnonzero(decimals > 3)
@@ -85,14 +85,14 @@ def _plain_nanoseconds(text: bytes) -> Int64 | None:
 
 
 def _divide_half_even(values: Int64, divisors: Int64) -> Int64:
-    quotient, rest = np.divmod(values, divisors)
+    quotient, remainder = np.divmod(values, divisors)
     half = divisors // 2  # divisors are powers of ten, so this is exact
-    up = (rest > half) | ((rest == half) & (quotient % 2 == 1))
+    up = (remainder > half) | ((remainder == half) & (quotient % 2 == 1))
     return np.asarray(quotient + up, dtype=np.int64)
 
 
 def exact_nanoseconds(number: bytes) -> int:
-    """One number through Decimal: exponents, many digits, quoted text, null."""
+    """Convert one number through Decimal: exponents, many digits, quoted text, null."""
     try:
         value = Decimal(bytes(number).strip(b'"').decode("ascii"))
         if not value.is_finite():
@@ -107,9 +107,9 @@ def exact_nanoseconds(number: bytes) -> int:
 
 
 class Integers(dict[Scalar, int]):
-    """int64 for whatever a producer writes as a process, thread, device or stream: ``7``, ``"7"``, ``"stream 7"``; else -1.
+    """The int64 of a process, thread, device or stream id as producers write it: ``7``, ``"7"``, ``"stream 7"``; else -1.
 
-    Remembers what it has read, since there are few different ones.
+    Caches results, since ids repeat.
     """
 
     def __call__(self, values: Sequence[Scalar]) -> Int64:

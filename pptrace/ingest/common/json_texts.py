@@ -1,11 +1,11 @@
-"""The JSON values in a text that holds one or many of them: one a line, each over many lines, or between lines of a log.
+"""Split a text into its JSON values: one per line, each over several lines, or between lines of a log.
 
     text  = { line }
     value = line                               compact: JSON lines, or a whole document
           | line { line }                      indented: until its brackets are closed
-    any other line is of another program
+    any other line is skipped
 
-A value that is cut off or damaged is closed after its last whole element, as far as that can be told.
+A truncated or damaged value can be closed after its last complete element (:func:`close_brackets`).
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _CLOSING = {b"{": b"}", b"[": b"]"}
 _CONTINUES = (b",", b"[", b":", b"{")
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONG_BYTES = 1 << 16
-"""A line as long as that, which ends as a value ends, is one: nobody breaks lines so far apart inside of one."""
+"""A longer line that ends with a closing bracket is taken as one value: indented JSON has no lines of this length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """What should be one value of JSON. ``is_whole``: its brackets are closed."""
+class JsonText:
+    """The text of one JSON value. ``is_complete``: its brackets are closed."""
 
     data: bytes
-    is_whole: bool
+    is_complete: bool
 
 
-def json_texts(source: ByteSource) -> Iterator[Text]:
-    """The values in a file, in order; lines that begin none are left out."""
-    gathered: list[bytes] = []
+def split_values(source: ByteSource) -> Iterator[JsonText]:
+    """Yield the values in a file, in order; other lines are skipped."""
+    pending: list[bytes] = []
     depth = 0
     for line in _lines(source):
-        begins = line[:1] in (b"{", b"[")
-        if gathered and line[:1] == b"{" and _is_new(gathered, line):
-            yield Text(b"\n".join(gathered), False)
-            gathered, depth = [], 0
-        if not gathered and not begins:
+        starts_value = line[:1] in (b"{", b"[")
+        if pending and line[:1] == b"{" and _starts_next_value(pending, line):
+            yield JsonText(b"\n".join(pending), False)
+            pending, depth = [], 0
+        if not pending and not starts_value:
             continue
-        gathered.append(line)
-        depth += 0 if _is_alone(gathered) else _depth(line)
+        pending.append(line)
+        depth += 0 if _is_single_line_value(pending) else _depth(line)
         if depth <= 0:
-            yield Text(b"\n".join(gathered), True)
-            gathered, depth = [], 0
-    if gathered:
-        yield Text(b"\n".join(gathered), False)
+            yield JsonText(b"\n".join(pending), True)
+            pending, depth = [], 0
+    if pending:
+        yield JsonText(b"\n".join(pending), False)
 
 
-def _is_new(gathered: list[bytes], line: bytes) -> bool:
-    """Whether an unindented brace begins another value, so that the one before it was never closed."""
-    last = gathered[-1].rstrip()
-    return gathered[0][:1] == b"{" and (len(line) > 1 or not last.endswith(_CONTINUES))
+def _starts_next_value(pending: list[bytes], line: bytes) -> bool:
+    """Whether an unindented brace begins another value, so that the one before was truncated."""
+    last = pending[-1].rstrip()
+    return pending[0][:1] == b"{" and (len(line) > 1 or not last.endswith(_CONTINUES))
 
 
-def _is_alone(gathered: list[bytes]) -> bool:
-    """Whether the first line ends as a value does."""
-    line = gathered[0]
-    ends = len(gathered) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
-    return ends and (len(line) > _LONG_BYTES or _num_open(line) == 0)
+def _is_single_line_value(pending: list[bytes]) -> bool:
+    """Whether the first line is a complete value, judged by its last character and its brackets."""
+    line = pending[0]
+    looks_closed = len(pending) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
+    return looks_closed and (len(line) > _LONG_BYTES or _num_open(line) == 0)
 
 
 def _num_open(line: bytes) -> int:
@@ -71,47 +71,47 @@ def _num_open(line: bytes) -> int:
 
 
 def _depth(line: bytes) -> int:
-    """How many brackets a line leaves open. No line ends inside a string of JSON."""
+    """Number of brackets that a line leaves open; no string of JSON spans lines."""
     return _num_open(_STRING.sub(b"", line) if b'"' in line else line)
 
 
 def _lines(source: ByteSource) -> Iterator[bytes]:
-    """The lines of a file without their ends; the last one may be cut."""
-    kept: list[bytes] = []
+    """Yield the lines of a file without line ends; the last one may be truncated."""
+    partial: list[bytes] = []
     is_first = True
     while piece := source.read():
         if is_first:
-            piece, is_first = piece.removeprefix(_MARK), False
+            piece, is_first = piece.removeprefix(_BYTE_ORDER_MARK), False
         first, *others = piece.split(b"\n")
-        kept.append(first)
+        partial.append(first)
         if not others:
             continue
-        yield b"".join(kept).rstrip()
+        yield b"".join(partial).rstrip()
         yield from (line.rstrip() for line in others[:-1])
-        kept = [others[-1]]
-    if last := b"".join(kept).rstrip():
+        partial = [others[-1]]
+    if last := b"".join(partial).rstrip():
         yield last
 
 
-def closed(text: bytes) -> bytes | None:
-    """``text`` up to its last whole object or list, with what is open there closed; None where it holds none.
+def close_brackets(text: bytes) -> bytes | None:
+    """Cut ``text`` after its last complete object or list and close the open brackets; None where it has none.
 
-    Where a bracket closes what was not opened, everything from there on is left out.
+    The text from an unmatched closing bracket on is dropped.
     """
-    opened: list[bytes] = []
-    whole: tuple[int, tuple[bytes, ...]] | None = None
+    stack: list[bytes] = []
+    last_complete: tuple[int, tuple[bytes, ...]] | None = None
     for token in _TOKEN.finditer(text):
-        mark = token[0]
-        if mark in _CLOSING:
-            opened.append(mark)
-        elif mark[:1] != b'"':
-            if not opened or _CLOSING[opened[-1]] != mark:
+        bracket = token[0]
+        if bracket in _CLOSING:
+            stack.append(bracket)
+        elif bracket[:1] != b'"':
+            if not stack or _CLOSING[stack[-1]] != bracket:
                 break
-            opened.pop()
-            whole = token.end(), tuple(opened)
-            if not opened:
+            stack.pop()
+            last_complete = token.end(), tuple(stack)
+            if not stack:
                 break
-    if whole is None:
+    if last_complete is None:
         return None
-    end, still_open = whole
-    return text[:end] + b"".join(_CLOSING[mark] for mark in reversed(still_open))
+    end, open_brackets = last_complete
+    return text[:end] + b"".join(_CLOSING[bracket] for bracket in reversed(open_brackets))

@@ -1,4 +1,4 @@
-"""Who wrote a trace: the rank of the process and the producer's name and version."""
+"""Parse ranks, mesh coordinates and producers from names and labels in traces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COORDINATE = re.compile(
 
 
 def coordinates_of_label(label: str) -> dict[str, int]:
-    """Places on the axes of a mesh, from names such as ``PP rank 3, TP rank 0, compute`` or ``DP rank [1]``."""
+    """Coordinates on the axes of the mesh, from names such as ``PP rank 3, TP rank 0, compute`` or ``DP rank [1]``."""
     return {match[1].lower(): int(match[2] or match[3]) for match in _COORDINATE.finditer(label)}
 
 
 def rank_of_value(value: object) -> int | None:
-    """A rank written as a number or as text."""
+    """Parse a rank written as a number or text; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | str | float):
         return None
     try:
@@ -34,19 +34,19 @@ def rank_of_value(value: object) -> int | None:
 
 
 def rank_of_labels(labels: Iterable[str]) -> int | None:
-    """From process names and labels such as ``rank 3``; None where none says so or they disagree."""
+    """Parse the rank from labels such as ``rank 3``; None if no label has one, or they disagree."""
     ranks = {int(match[1]) for label in labels if (match := _RANK.search(label))}
     return ranks.pop() if len(ranks) == 1 else None
 
 
 def rank_of_file_name(name: str) -> int | None:
-    """From names such as ``rank3.json.gz``, ``rank-3.…``, ``trace_rank_3_step5.json``, ``worker0.1623.pt.trace.json``."""
+    """Parse the rank from names such as ``rank3.json.gz``, ``rank-3.…``, ``worker0.1623.pt.trace.json``."""
     match = _RANK.search(name) or _WORKER.search(name)
     return int(match[1]) if match else None
 
 
 def rank_of_dump_name(name: str) -> int | None:
-    """From a flight-recorder dump's name, which torch ends with the rank: ``nccl_trace_rank_3``, ``job_dump_10``."""
+    """Parse the rank from a flight-recorder dump's name, whose last number it is: ``nccl_trace_rank_3``, ``job_dump_10``."""
     if (rank := rank_of_file_name(name)) is not None:
         return rank
     match = _LAST_NUMBER.search(_SUFFIXES.sub("", name))
@@ -54,7 +54,7 @@ def rank_of_dump_name(name: str) -> int | None:
 
 
 def producer_of(members: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Such as ``torch 2.13.0+cpu kineto`` or ``kineto schema 1 (CUDA 12.1)``; ``chrome trace`` where nothing says more."""
+    """Name the producer: ``torch 2.13.0+cpu kineto``, ``kineto schema 1 (CUDA 12.1)``, or ``chrome trace`` if unknown."""
     versions = metadata.get("versions")
     torch = versions.get("torch") if isinstance(versions, dict) else None
     torch = torch or members.get("torch_version") or members.get("pytorch_version")

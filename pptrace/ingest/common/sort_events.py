@@ -1,4 +1,4 @@
-"""Collected columns → sorted :class:`pptrace.model.tables.Events`, without the events whose times cannot be true."""
+"""Sort collected columns into :class:`pptrace.model.tables.Events`, dropping events with impossible times."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pptrace.ingest.common.exact_numbers import ABSURD, LIMIT_NS, MISSING
 from pptrace.model.tables import Category, Events, Int8, Int32, Int64
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
-"""A single event that is longer, thirty days, is an overflow."""
+"""Longest duration of an event, thirty days; longer ones are overflows."""
 LONE_ZERO_NS = 3600 * 10**9
-"""A timestamp of 0 this long before all others, an hour, was never set."""
+"""A timestamp of 0 that is at least this long (an hour) before all others was never set."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,9 +25,9 @@ class Columns(Protocol):
     """Columns of unsorted events, as :class:`pptrace.ingest.kineto.event_columns.Columns` collects them."""
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column, by its place: category, name, start, duration, device, lane, correlation; it is empty afterwards.
+        """Move out a column by its index: category, name, start, duration, device, lane, correlation; it is empty afterwards.
 
-        The lane is an event's stream on a device and its thread on the host: an event has only one of them.
+        The lane is the stream of a device event and the thread of a host event.
         """
         ...
 
@@ -36,7 +36,7 @@ class Columns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SortedEvents:
-    """Events in order, with their communication rows still to come. ``order[i]`` is where row ``i`` stood in the file."""
+    """Sorted events, without their communication arguments. ``order[i]`` is the row in the file of sorted row ``i``."""
 
     category: Int8
     name_id: Int32
@@ -51,15 +51,15 @@ class SortedEvents:
     num_rows: int
     warnings: tuple[str, ...]
 
-    def places(self, rows: Sequence[int]) -> Int64:
-        """Where rows of the file stand now, -1 for those left out. Few are asked for: the others take a byte each."""
+    def sorted_rows(self, rows: Sequence[int]) -> Int64:
+        """The sorted positions of some rows of the file, -1 for dropped ones. Takes one byte per row, not an inverse order."""
         if not rows:
             return np.zeros(0, dtype=np.int64)
-        wanted = np.zeros(self.num_rows, dtype=np.bool_)
-        wanted[np.asarray(rows, dtype=np.int64)] = True
-        found = np.flatnonzero(wanted[self.order])
-        place = dict(zip(self.order[found].tolist(), found.tolist(), strict=True))
-        return np.array([place.get(row, -1) for row in rows], dtype=np.int64)
+        is_requested = np.zeros(self.num_rows, dtype=np.bool_)
+        is_requested[np.asarray(rows, dtype=np.int64)] = True
+        positions = np.flatnonzero(is_requested[self.order])
+        position = dict(zip(self.order[positions].tolist(), positions.tolist(), strict=True))
+        return np.array([position.get(row, -1) for row in rows], dtype=np.int64)
 
     def events(self, comm_args: pd.DataFrame) -> Events:
         return Events(
@@ -79,30 +79,30 @@ class SortedEvents:
 def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     """Sort by start; among equal starts longer events first, so that a range comes before what it encloses.
 
-    The order does not depend on the order in the file, nor do the codes of the names. Streams and threads are parted last:
-    sorting is when most columns stand in memory.
+    Neither the order nor the codes of the names depend on the order in the file. Streams and threads are separated last,
+    since memory peaks while sorting.
     """
     start, dur = columns.take(2), columns.take(3)
-    good, warnings = _plausible(start, dur, base_ns)
-    num_rows = len(good)
-    kept = None if good.all() else np.flatnonzero(good).astype(_row_type(num_rows))
-    del good
+    is_plausible, warnings = _plausible_times(start, dur, base_ns)
+    num_rows = len(is_plausible)
+    kept_rows = None if is_plausible.all() else np.flatnonzero(is_plausible).astype(_row_type(num_rows))
+    del is_plausible
 
-    def kept_of(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return column if kept is None else np.asarray(column[kept])
+    def select_kept(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return column if kept_rows is None else np.asarray(column[kept_rows])
 
-    start, dur = kept_of(start), kept_of(dur)
+    start, dur = select_kept(start), select_kept(dur)
     start += base_ns
-    name_id, names = _sorted_names(kept_of(columns.take(1)), columns.names())
-    taken = {2: start, 3: dur, 1: name_id, 0: kept_of(columns.take(0))}
+    name_id, names = _sorted_names(select_kept(columns.take(1)), columns.names())
+    columns_by_index = {2: start, 3: dur, 1: name_id, 0: select_kept(columns.take(0))}
     order = np.argsort(start, kind="stable").astype(_row_type(num_rows))
-    taken |= {place: kept_of(columns.take(place)) for place in (4, 5, 6)}
-    _break_ties(order, start, tuple(taken[place] for place in (6, 5, 4, 1, 0)), dur)
+    columns_by_index |= {column_index: select_kept(columns.take(column_index)) for column_index in (4, 5, 6)}
+    _break_ties(order, start, tuple(columns_by_index[column_index] for column_index in (6, 5, 4, 1, 0)), dur)
     del start, dur, name_id
 
-    def sorted_column(place: int) -> npt.NDArray[Any]:
-        """Each column is let go of as soon as it is sorted, so that none but the last stands in memory twice."""
-        return np.asarray(taken.pop(place)[order])
+    def sorted_column(column_index: int) -> npt.NDArray[Any]:
+        """Sort a column and release the unsorted one, so that at most one column is in memory twice."""
+        return np.asarray(columns_by_index.pop(column_index)[order])
 
     category, name_id, start, dur, device, lane, correlation = map(sorted_column, range(7))
     on_device = category > Category.HOST_LIMIT
@@ -118,7 +118,7 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
         thread=lane,
         correlation=correlation,
         names=names,
-        order=order if kept is None else kept[order],
+        order=order if kept_rows is None else kept_rows[order],
         num_rows=num_rows,
         warnings=tuple(warnings),
     )
@@ -128,16 +128,16 @@ def _row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
     return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
-def _plausible(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]:
-    """Which events have times that can be true, and a line for each kind that has not."""
-    bad: Mask = np.zeros(len(start), dtype=np.bool_)
+def _plausible_times(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]:
+    """(mask of the events with possible times, a warning for each kind of impossible time)."""
+    is_implausible: Mask = np.zeros(len(start), dtype=np.bool_)
     warnings: list[str] = []
 
-    def leave_out(mask: Mask, one: str, many: str) -> None:
-        num = int(np.count_nonzero(mask & ~bad))
+    def leave_out(mask: Mask, singular: str, plural: str) -> None:
+        num = int(np.count_nonzero(mask & ~is_implausible))
         if num:
-            warnings.append(f"left out {num} {'event' if num == 1 else 'events'} {one if num == 1 else many}")
-        np.logical_or(bad, mask, out=bad)
+            warnings.append(f"left out {num} {'event' if num == 1 else 'events'} {singular if num == 1 else plural}")
+        np.logical_or(is_implausible, mask, out=is_implausible)
 
     leave_out(start == MISSING, 'that has no "ts"', 'that have no "ts"')
     leave_out(
@@ -149,43 +149,43 @@ def _plausible(start: Int64, dur: Int64, base_ns: int) -> tuple[Mask, list[str]]
     leave_out(too_far | (start == ABSURD), "with an absurd time", "with absurd times")
     leave_out((dur == ABSURD) | (dur > MAX_DURATION_NS), "with an absurd duration", "with absurd durations")
     leave_out(dur < 0, "with a negative duration", "with negative durations")
-    later = start[~bad & (start != 0)]
+    later = start[~is_implausible & (start != 0)]
     if len(later) and later.min() > LONE_ZERO_NS:
         leave_out(start == 0, "whose time was never set (0)", "whose times were never set (0)")
-    return ~bad, warnings
+    return ~is_implausible, warnings
 
 
-def _sorted_names(codes: Int32, given: Sequence[str]) -> tuple[Int32, tuple[str, ...]]:
-    """Codes into the sorted names that are in use, without doubles."""
-    used = np.zeros(len(given), dtype=np.bool_)
+def _sorted_names(codes: Int32, names_by_code: Sequence[str]) -> tuple[Int32, tuple[str, ...]]:
+    """Recode names as indices into the sorted, distinct names in use."""
+    used = np.zeros(len(names_by_code), dtype=np.bool_)
     used[codes] = True
-    names = sorted({given[code] for code in np.flatnonzero(used).tolist()})
+    names = sorted({names_by_code[code] for code in np.flatnonzero(used).tolist()})
     new_code = {name: code for code, name in enumerate(names)}
-    recode = np.array([new_code.get(name, -1) for name in given], dtype=np.int32)
+    recode = np.array([new_code.get(name, -1) for name in names_by_code], dtype=np.int32)
     return recode[codes], tuple(names)
 
 
 def _break_ties(order: npt.NDArray[Any], start: Int64, keys: tuple[npt.NDArray[Any], ...], dur: Int64) -> None:
-    """Order rows of equal start by duration, the longest first, and then by the keys, the last one first, in place."""
+    """Order rows of equal start by duration, the longest first, and then by the keys, the last key first; modifies ``order``."""
     ordered = start[order]
-    same = ordered[1:] == ordered[:-1]
+    is_tied = ordered[1:] == ordered[:-1]
     del ordered
-    if not same.any():
+    if not is_tied.any():
         return
     tied = np.zeros(len(order), dtype=np.bool_)
-    tied[1:] |= same
-    tied[:-1] |= same
-    places = np.flatnonzero(tied).astype(order.dtype)
-    for part in _parted(places, np.flatnonzero(~same[places[:-1]]) + 1):
+    tied[1:] |= is_tied
+    tied[:-1] |= is_tied
+    sorted_rows = np.flatnonzero(tied).astype(order.dtype)
+    for part in _split_at_cuts(sorted_rows, np.flatnonzero(~is_tied[sorted_rows[:-1]]) + 1):
         rows = order[part]
         order[part] = rows[np.lexsort((*(key[rows] for key in keys), -dur[rows], start[rows]))]
 
 
 _TIES_AT_ONCE = 1 << 20
-"""So many rows are put in order together: all those of a large trace at once would take more memory than its events."""
+"""Rows whose ties are broken at once: all those of a large trace would take more memory than its events."""
 
 
-def _parted(places: npt.NDArray[Any], cuts: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """The places in parts of about that many, cut where another start begins."""
-    at = np.searchsorted(cuts, np.arange(_TIES_AT_ONCE, len(places), _TIES_AT_ONCE))
-    return np.split(places, np.unique(cuts[at[at < len(cuts)]]))
+def _split_at_cuts(sorted_rows: npt.NDArray[Any], cuts: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Split rows into parts of about _TIES_AT_ONCE, at cuts between different starts."""
+    cut_index = np.searchsorted(cuts, np.arange(_TIES_AT_ONCE, len(sorted_rows), _TIES_AT_ONCE))
+    return np.split(sorted_rows, np.unique(cuts[cut_index[cut_index < len(cuts)]]))

@@ -1,7 +1,7 @@
-"""Columns of times in any unit → int64 nanoseconds, exactly.
+"""Convert columns of times in any unit to int64 ns, exactly.
 
-Text is read digit by digit. Integers are multiplied. Binary floats, as Parquet files hold them, are split into whole units
-and a fraction, so that the result is the nearest nanosecond of the number that the float is.
+Text is converted digit by digit, integers are multiplied. Binary floats, as in Parquet files, are split into an integer part
+and a fraction, so that the result is the ns nearest to the float's value.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.model.tables import Int64
 
 UNITS = {"ns": 0, "us": 3, "ms": 6, "s": 9}
-"""The power of ten that turns a unit into nanoseconds."""
+"""Power of ten between a unit and ns."""
 _WIDE = Context(prec=80)
 
 
 def to_ns(column: pd.Series[Any], unit: str) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """(nanoseconds, good): shape (n,) each; where a value is no time that int64 holds, ``good`` is False and the time 0."""
+    """Convert a column to (ns, is_valid), shape (n,) each; an invalid value or one beyond int64 becomes 0."""
     power = UNITS[unit]
     if pd.api.types.is_integer_dtype(column.dtype) and not column.isna().any():
         return _scaled(column.to_numpy(), power)
@@ -34,14 +34,14 @@ def to_ns(column: pd.Series[Any], unit: str) -> tuple[Int64, npt.NDArray[np.bool
 
 def _scaled(values: npt.NDArray[Any], power: int) -> tuple[Int64, npt.NDArray[np.bool_]]:
     limit = LIMIT_NS // 10**power
-    good = (values <= limit) & (values >= -limit) if values.dtype.kind == "i" else values <= limit
-    return np.where(good, values, 0).astype(np.int64) * 10**power, good
+    is_valid = (values <= limit) & (values >= -limit) if values.dtype.kind == "i" else values <= limit
+    return np.where(is_valid, values, 0).astype(np.int64) * 10**power, is_valid
 
 
 def _from_floats(values: npt.NDArray[np.float64], power: int) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    good = np.isfinite(values) & (np.abs(values) <= LIMIT_NS / 10**power)
-    fraction, whole = np.modf(np.where(good, values, 0.0))
-    return whole.astype(np.int64) * 10**power + np.rint(fraction * 10**power).astype(np.int64), good
+    is_valid = np.isfinite(values) & (np.abs(values) <= LIMIT_NS / 10**power)
+    fraction, whole = np.modf(np.where(is_valid, values, 0.0))
+    return whole.astype(np.int64) * 10**power + np.rint(fraction * 10**power).astype(np.int64), is_valid
 
 
 def _from_texts(texts: Sequence[str], power: int) -> tuple[Int64, npt.NDArray[np.bool_]]:

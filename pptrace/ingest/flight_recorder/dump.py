@@ -1,4 +1,4 @@
-"""torch's flight-recorder dumps as they are: the last collectives and messages of a rank, finished or not, as pickle or JSON.
+"""Read torch's flight-recorder dumps: the last collectives and messages of a rank, complete or not, as pickle or JSON.
 
     dump  = { "version", "pg_config": { id: { "name", "desc", "ranks": "[0, 1]" } }, "entries": [ entry, … ], … }
     entry = { "profiling_name": "nccl:send 0->1" | "nccl:all_reduce" | …, "process_group": (name, desc), "state",
@@ -9,9 +9,9 @@ Of gloo (torch 2.13 and later) no message is recorded, ``state`` stays "schedule
 ``pg_config`` names no group.
 
 (Versions 2.0 to 2.10: torch 2.4 to 2.13, torch/csrc/distributed/c10d/FlightRecorder.hpp, TraceUtils.h before; files
-nccl_trace_rank_R.) Ranks in a name are places in the group. Before version 2, groups are numbers ("pg_id") without members.
-The entries of a batch share the sequence numbers of the ``nccl:coalesced`` that follows them: one launch does them all, and what
-becomes of it is written there alone.
+nccl_trace_rank_R.) Ranks in a name are ranks within the group. Before version 2, groups are numbers ("pg_id") without members.
+The entries of a batch share the sequence numbers of the ``nccl:coalesced`` that follows them: they are launched
+together, and only that entry has the state and times of the launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
 
 _NAME = re.compile(
     r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
-    r"(?: (?P<own>\d+)(?:->|<-)(?P<peer>\d+))?",
+    r"(?: \d+(?:->|<-)(?P<peer>\d+))?",
     re.IGNORECASE,
 )
 _KINDS = {
@@ -52,13 +52,13 @@ _KINDS = {
 _P2P = ("send", "recv")
 _COALESCED = "coalesced"
 _WORLD = "default_pg"
-_UNTOLD = ("", "undefined")
+_UNNAMED = ("", "undefined")
 _NOT_A_NUMBER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DumpGroup:
-    """A process group: ``ranks`` are its global ranks in order, () where the dump does not tell them."""
+    """A process group: ``ranks`` are its global ranks in order, () if the dump lacks them."""
 
     id: str = ""
     description: str = ""
@@ -66,29 +66,29 @@ class DumpGroup:
 
     @property
     def name(self) -> str:
-        """The same on every member, whose numbers of groups may differ."""
+        """A name that is equal on all members, unlike the id."""
         return self.description or self.id
 
     @property
     def is_world(self) -> bool:
         return self.description == _WORLD
 
-    def member(self, place: int) -> int:
-        """The global rank at a place in the group; the place itself where the members are not told, -1 where it is none."""
-        return self.ranks[place] if 0 <= place < len(self.ranks) else place
+    def member(self, index: int) -> int:
+        """The global rank of a rank within the group; the latter itself if the members are unknown."""
+        return self.ranks[index] if 0 <= index < len(self.ranks) else index
 
 
 @dataclass(frozen=True, slots=True)
 class DumpCall:
-    """One entry. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
+    """A call. Times are ns of the wall clock, -1 where unknown; ``end_ns`` may be long after the call was over.
 
-    ``launch`` numbers what the host launched: the calls of a batch share it. ``place`` is the peer's place in the group.
+    ``launch`` is the index of the launch, which the calls of a batch share. ``local_peer`` is the peer's rank within the group.
     """
 
     kind: str
     group: DumpGroup
     seq: int
-    place: int
+    local_peer: int
     done: bool
     started: bool
     created_ns: int
@@ -98,22 +98,22 @@ class DumpCall:
     launch: int = -1
     dtype: str = ""
     backend: str = ""
-    raw_group: int = -1  # the rank's own number of the group
+    raw_group: int = -1  # the number of the group on this rank
     counts: tuple[int, int] = field(default=(-1, -1), repr=False)  # of collectives and of messages in the group
 
     @property
     def peer(self) -> int:
-        return self.group.member(self.place) if self.place >= 0 else -1
+        return self.group.member(self.local_peer) if self.local_peer >= 0 else -1
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The same on every member of the group."""
+        """Identifies a call: equal on all members of the group."""
         return (self.group.name, "p2p" if self.kind in _P2P else "collective", self.seq)
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What a rank (-1: unknown) recorded: the groups that it is a member of, and its last calls in their order."""
+    """The dump of a rank (-1: unknown): its groups, and its last calls in order."""
 
     path: Path
     rank: int
@@ -123,14 +123,14 @@ class Dump:
     is_whole: bool = True
     """Whether the first call is the rank's first; the recorder keeps only the last ones."""
     last_enqueued: Mapping[int, int] = field(default_factory=dict)
-    """The rank's own number of a group → the number of the last call made in it."""
+    """The number of the last call enqueued in a group, by the group's number on this rank."""
 
 
 def sniff_flight(start: bytes) -> bool:
-    told = b"pg_config" in start or b"profiling_name" in start
+    has_dump_keys = b"pg_config" in start or b"profiling_name" in start
     is_json = start.lstrip()[:1] == b"{" and b'"traceEvents"' not in start and b'"distributedInfo"' not in start
     is_pickle = start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
-    return told and (is_pickle or (is_json and (b'"entries"' in start or b'"pg_status"' in start)))
+    return has_dump_keys and (is_pickle or (is_json and (b'"entries"' in start or b'"pg_status"' in start)))
 
 
 def read_dump(path: Path) -> Dump:
@@ -143,9 +143,9 @@ def read_dump(path: Path) -> Dump:
     groups = _groups(document.get("pg_config"))
     entries = document["entries"]
     calls = tuple(_calls(entries, groups))
-    told = rank_of_value(document.get("rank"))
-    named = rank_of_dump_name(path.name)
-    rank = told if told is not None else named if named is not None else -1
+    declared_rank = rank_of_value(document.get("rank"))
+    file_rank = rank_of_dump_name(path.name)
+    rank = declared_rank if declared_rank is not None else file_rank if file_rank is not None else -1
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
     return Dump(
         path,
@@ -159,34 +159,34 @@ def read_dump(path: Path) -> Dump:
 
 
 def _last_enqueued(status: object) -> dict[int, int]:
-    found: dict[int, int] = {}
+    by_group: dict[int, int] = {}
     for key, group in status.items() if isinstance(status, dict) else []:
         last = rank_of_value(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
         if last is not None and str(key).isdecimal():
-            found[int(key)] = last
-    return found
+            by_group[int(key)] = last
+    return by_group
 
 
 def read_dumps(paths: Sequence[Path]) -> tuple[tuple[Dump, ...], tuple[str, ...]]:
-    """The dumps that can be read, and a line for each that cannot."""
+    """Read dumps: (readable ones, a warning for each other one)."""
     dumps: list[Dump] = []
-    lost: list[str] = []
+    warnings: list[str] = []
     for path in paths:
         try:
             dumps.append(read_dump(path))
         except TraceError as err:
-            lost.append(f"{err} (left out; the traces are read without it)")
-    return tuple(dumps), tuple(lost)
+            warnings.append(f"{err} (left out; the traces are read without it)")
+    return tuple(dumps), tuple(warnings)
 
 
-class _Plain(pickle.Unpickler):
-    """Containers, texts and numbers alone: a pickle that names any class or function is refused before it is looked up."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickle containers, texts and numbers only: a class or function in the pickle is refused before it is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]}, which lies outside of it")
+        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]}, which is outside of the file")
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -195,7 +195,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     except OSError as err:
         raise unreadable(path, err) from err
     try:
-        document = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
+        document = _PlainUnpickler(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -206,7 +206,7 @@ def _document(path: Path) -> Mapping[str, Any]:
         AttributeError,
     ) as err:
         raise TraceError(
-            f"{path}: damaged dump ({_line(err)}); expected plain values of torch's flight recorder"
+            f"{path}: damaged dump ({_first_line(err)}); expected plain values of torch's flight recorder"
         ) from err
     except (MemoryError, RecursionError, ImportError) as err:
         raise TraceError(f"{path}: damaged dump; expected plain values of torch's flight recorder") from err
@@ -215,35 +215,37 @@ def _document(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _line(err: Exception) -> str:
+def _first_line(err: Exception) -> str:
     return str(err).split("\n", 1)[0][:100]
 
 
 def _groups(config: object) -> dict[str, DumpGroup]:
-    """The groups by their names and by their ids."""
-    found: dict[str, DumpGroup] = {}
-    for key, group in config.items() if isinstance(config, dict) else []:
-        if not isinstance(group, dict):
+    """The groups, by name and by id."""
+    groups: dict[str, DumpGroup] = {}
+    for key, entry in config.items() if isinstance(config, dict) else []:
+        if not isinstance(entry, dict):
             continue
-        ranks = group.get("ranks")
+        ranks = entry.get("ranks")
         if isinstance(ranks, str):
             ranks = [int(part) for part in re.findall(r"\d{1,9}", ranks)]
-        whole = isinstance(ranks, list | tuple) and all(isinstance(rank, int) for rank in ranks)
-        name, description = str(group.get("name", key)), str(group.get("desc", ""))
-        known = DumpGroup(name, "" if description in _UNTOLD else description, tuple(ranks) if whole and ranks else ())
-        found[str(key)] = found[name] = known
-    return found
+        has_ranks = isinstance(ranks, list | tuple) and all(isinstance(rank, int) for rank in ranks)
+        name, description = str(entry.get("name", key)), str(entry.get("desc", ""))
+        group = DumpGroup(
+            name, "" if description in _UNNAMED else description, tuple(ranks) if has_ranks and ranks else ()
+        )
+        groups[str(key)] = groups[name] = group
+    return groups
 
 
 def _calls(entries: list[Any], groups: Mapping[str, DumpGroup]) -> Iterator[DumpCall]:
-    """The calls in their order, each with its launch; a batch's with the state and the times of its end."""
+    """Yield the calls in order; those of a batch get the state and times of the batch's final entry."""
     pending: list[DumpCall] = []
     for launch, entry in enumerate(entries):
         call = _call(entry, groups, launch) if isinstance(entry, dict) else None
         if call is None:
             continue
         if call.kind == _COALESCED:
-            pending = [_launched(member, call) for member in pending]
+            pending = [_with_launch(member, call) for member in pending]
             continue
         if pending and (pending[-1].group, pending[-1].counts) != (call.group, call.counts):
             yield from pending
@@ -252,8 +254,8 @@ def _calls(entries: list[Any], groups: Mapping[str, DumpGroup]) -> Iterator[Dump
     yield from pending
 
 
-def _launched(member: DumpCall, end: DumpCall) -> DumpCall:
-    """A call of a batch that ``end`` launched; others are as they were."""
+def _with_launch(member: DumpCall, end: DumpCall) -> DumpCall:
+    """Copy the state and times of the batch's entry ``end`` to a call of the batch; other calls are unchanged."""
     if (member.group, member.counts) != (end.group, end.counts):
         return member
     return replace(
@@ -270,23 +272,23 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
     match = _NAME.match(str(entry.get("profiling_name", "")))
     if match is None:
         return None
-    word = match["kind"].lower()
-    kind = next((kind for kind, words in _KINDS.items() if word.startswith(words)), word)
+    name_in_torch = match["kind"].lower()
+    kind = next((kind for kind, prefixes in _KINDS.items() if name_in_torch.startswith(prefixes)), name_in_torch)
     created = _number(entry.get("time_created_ns"))
     start = _number(entry.get("time_discovered_started_ns"))
     start = start if start > 0 else created
     duration, end = entry.get("duration_ms"), _number(entry.get("time_discovered_completed_ns"))
     if isinstance(duration, int | float) and math.isfinite(duration) and 0 <= duration < 1e12:
         end = start + round(duration * 1e6)
-    both = entry.get("seq_id")  # of the first versions, which count messages and collectives together
-    counts = _number(entry.get("collective_seq_id", both)), _number(entry.get("p2p_seq_id", both))
+    shared_count = entry.get("seq_id")  # early versions count messages and collectives together
+    counts = _number(entry.get("collective_seq_id", shared_count)), _number(entry.get("p2p_seq_id", shared_count))
     backend = match["backend"].lower()
     is_done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
     return DumpCall(
         kind=kind,
         group=_group_of(entry, groups),
         seq=counts[kind in _P2P],
-        place=int(match["peer"]) if match["peer"] and len(match["peer"]) < 9 else -1,
+        local_peer=int(match["peer"]) if match["peer"] and len(match["peer"]) < 9 else -1,
         done=is_done,
         started=entry.get("state") == "started",
         created_ns=created,
@@ -302,22 +304,22 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
 
 
 def _dtype(entry: Mapping[str, Any]) -> str:
-    """The element type, "" where several or none are named."""
-    named = {
+    """The element type, "" if there are several or none."""
+    dtypes = {
         str(dtype)
         for side in ("input_dtypes", "output_dtypes")
         for dtype in (entry[side] if isinstance(entry.get(side), list | tuple) else ())
     }
-    return named.pop() if len(named) == 1 else ""
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup:
-    given = entry.get("process_group")
-    if not isinstance(given, list | tuple) or len(given) < 2:
+    name_and_description = entry.get("process_group")
+    if not isinstance(name_and_description, list | tuple) or len(name_and_description) < 2:
         return DumpGroup(description=_WORLD if entry.get("pg_id") == 0 else "")
-    name, description = str(given[0]), str(given[1])
-    known = groups.get(name, DumpGroup(name))
-    return known if description in _UNTOLD else replace(known, description=description)
+    name, description = str(name_and_description[0]), str(name_and_description[1])
+    group = groups.get(name, DumpGroup(name))
+    return group if description in _UNNAMED else replace(group, description=description)
 
 
 def _number(value: object) -> int:
@@ -325,7 +327,7 @@ def _number(value: object) -> int:
 
 
 def _bytes(entry: Mapping[str, Any]) -> int:
-    """Of the larger side; -1 where sizes or types are not told."""
+    """Bytes of the larger of input and output; -1 if sizes or types are unknown."""
     totals = [_side_bytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     return max(totals)
 
@@ -336,8 +338,10 @@ def _side_bytes(sizes: object, dtypes: object) -> int:
     total = 0
     for shape, dtype in zip(sizes, dtypes, strict=True):
         width = DTYPE_BYTES.get(str(dtype).lower())
-        good = isinstance(shape, list | tuple) and all(isinstance(size, int) and 0 <= size < 2**40 for size in shape)
-        if width is None or not good or len(shape) > 16:
+        is_shape = isinstance(shape, list | tuple) and all(
+            isinstance(size, int) and 0 <= size < 2**40 for size in shape
+        )
+        if width is None or not is_shape or len(shape) > 16:
             return -1
         total += math.prod(shape) * width
     return total if total < 2**62 else -1

@@ -1,7 +1,7 @@
-"""Reader of torch's flight-recorder dumps (:mod:`pptrace.ingest.flight_recorder.dump`) that no trace lies beside.
+"""Read flight-recorder dumps (:mod:`pptrace.ingest.flight_recorder.dump`) of a run without traces.
 
-A dump has communication and no ops. Its use is then to say what a run that hangs waits for: a call that is not complete is held
-against the dumps beside this one.
+A dump has communication and no ops. It shows what a hung run waits for: each incomplete call is compared with the dumps of the
+other ranks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _AXES = {
     "ep": re.compile(r"expert|\bep\b|mesh_ep", re.IGNORECASE),
     "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
 }
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 DUMP_PRODUCER = "torch flight recorder"
 NO_CALLS = (
-    "a flight-recorder dump without entries: the rank made no call that its recorder kept; "
+    "a flight-recorder dump without entries: no call of this rank was recorded; "
     "was TORCH_FR_BUFFER_SIZE 0, or had it ended?"
 )
 
 
 def read_flight(path: Path) -> Tables:
-    """The communication in a dump, and what of it is not complete, as warnings.
+    """Read the communication in a dump, with a warning for each incomplete call.
 
     Raises:
         TraceError: the file is damaged, or holds more than plain values.
@@ -62,39 +62,39 @@ def _axis(group: str) -> str:
 
 
 def _stuck(path: Path, rank: int, calls: Sequence[DumpCall]) -> Iterator[str]:
-    """A line for each call that is not complete, the oldest first."""
+    """Yield a warning for each incomplete call, the oldest first."""
     open_calls = [call for call in calls if not call.done]
-    others = _others(path) if open_calls else {}
+    others = _calls_of_other_ranks(path) if open_calls else {}
     who = "this rank" if rank < 0 else f"rank {rank}"
-    for call in open_calls[:_MOST_SHOWN]:
+    for call in open_calls[:_MAX_SHOWN]:
         peer = f" with rank {call.peer}" if call.peer >= 0 else ""
         group = f"of group {call.group.name}" if call.group.name else "of a group without a name"
         verb = "waits in" if call.started else "has not begun"
-        yield f"{who} {verb} {call.kind}{peer}, seq {call.seq} {group}{_elsewhere(call, rank, others)}"
-    if len(open_calls) > _MOST_SHOWN:
-        yield f"{who}: {len(open_calls) - _MOST_SHOWN} more calls are not complete"
+        yield f"{who} {verb} {call.kind}{peer}, seq {call.seq} {group}{_state_on_others(call, rank, others)}"
+    if len(open_calls) > _MAX_SHOWN:
+        yield f"{who}: {len(open_calls) - _MAX_SHOWN} more calls are not complete"
 
 
-def _elsewhere(call: DumpCall, rank: int, others: Mapping[int, Mapping[tuple[str, str, int], bool]]) -> str:
-    """What the dumps of the other members say of the same call."""
+def _state_on_others(call: DumpCall, rank: int, others: Mapping[int, Mapping[tuple[str, str, int], bool]]) -> str:
+    """The state of the same call in the dumps of the group's other members, as text."""
     if call.kind in ("send", "recv"):
-        return ""  # their numbers count for each pair of ranks
+        return ""  # messages are numbered per pair of ranks
     members = [other for other in others if other != rank and (not call.group.ranks or other in call.group.ranks)]
     finished = [other for other in members if others[other].get(call.key) is True]
     waiting = [other for other in members if others[other].get(call.key) is False]
     absent = [other for other in members if call.key not in others[other]]
-    parts = [("finished", finished), ("not complete either", waiting), ("never called", absent)]
-    told = [f"{what} on rank {', '.join(map(str, ranks))}" for what, ranks in parts if ranks]
-    return f": {'; '.join(told)}" if told else ""
+    states = [("finished", finished), ("not complete either", waiting), ("never called", absent)]
+    parts = [f"{state} on rank {', '.join(map(str, ranks))}" for state, ranks in states if ranks]
+    return f": {'; '.join(parts)}" if parts else ""
 
 
-def _others(path: Path) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
-    """For each rank with a dump beside this one: its calls, and which are complete."""
+def _calls_of_other_ranks(path: Path) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
+    """By rank with a dump in the same directory: its calls, and whether each is complete."""
     number = re.compile(r"\d+(?!.*\d)")
     if number.search(path.name) is None:
         return {}
-    same = re.compile(re.escape(number.sub("\0", path.name)).replace("\0", r"\d+"))
-    files = [other for other in sorted(path.parent.iterdir()) if same.fullmatch(other.name) and other.is_file()]
+    same_name = re.compile(re.escape(number.sub("\0", path.name)).replace("\0", r"\d+"))
+    files = [other for other in sorted(path.parent.iterdir()) if same_name.fullmatch(other.name) and other.is_file()]
     return _states(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
@@ -105,6 +105,6 @@ def _states(stamps: tuple[tuple[str, int, int], ...]) -> Mapping[int, Mapping[tu
         try:
             dump = read_dump(Path(name))
         except TraceError:
-            continue  # its own reading says what is wrong with it
+            continue  # reported when that file itself is read
         states[dump.rank] = {call.key: call.done for call in dump.calls}
     return states

@@ -1,4 +1,4 @@
-"""Directories of traces: what lies in them, what lies below, and which files are copies of others."""
+"""Directories of traces: their entries, their subdirectories, and files that are copies of others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.rank_names import rank_of_file_name
 
 MAX_DEPTH = 3
-_MOST_DIRECTORIES = 1000
+_MAX_DIRECTORIES = 1000
 _DIGITS = re.compile(r"(\d+)")
 
 
 def entries_of(directory: Path) -> list[Path]:
-    """What lies in a directory, hidden entries apart, in the order of a person: rank2 before rank10.
+    """The entries of a directory except hidden ones, in natural order: rank2 before rank10.
 
     Raises:
         TraceError: it cannot be listed.
@@ -32,43 +32,45 @@ def entries_of(directory: Path) -> list[Path]:
 
 
 def directories_below(directory: Path, run_file: str) -> Iterator[Path]:
-    """The subdirectories down to MAX_DEPTH, those above first; not hidden ones, nor runs, which hold a ``run_file``."""
-    level, seen = [directory], 0
+    """The subdirectories down to MAX_DEPTH, breadth first, without hidden ones and run directories, which hold ``run_file``."""
+    level, num_listed = [directory], 0
     for _ in range(MAX_DEPTH):
-        below = []
+        subdirectories = []
         for parent in level:
             try:
-                found = [entry for entry in entries_of(parent) if entry.is_dir() and not (entry / run_file).is_file()]
+                directories = [
+                    entry for entry in entries_of(parent) if entry.is_dir() and not (entry / run_file).is_file()
+                ]
             except (TraceError, OSError):
                 continue
-            below += found
-        yield from below[: _MOST_DIRECTORIES - seen]
-        seen += len(below)
-        level = below[:_MOST_DIRECTORIES]
-        if seen >= _MOST_DIRECTORIES:
+            subdirectories += directories
+        yield from subdirectories[: _MAX_DIRECTORIES - num_listed]
+        num_listed += len(subdirectories)
+        level = subdirectories[:_MAX_DIRECTORIES]
+        if num_listed >= _MAX_DIRECTORIES:
             return
 
 
-def copies(paths: Sequence[Path]) -> dict[Path, Path]:
-    """The files whose content is that of another, each with the one to read in its place.
+def copies_of(paths: Sequence[Path]) -> dict[Path, Path]:
+    """Map each file that has the content of another to that other file, which is to be read.
 
-    Files whose names tell different ranks are not taken for copies. Of the others the one whose name tells its rank is read, then
-    the one with the shortest name.
+    Files whose names contain different ranks are no copies. Of copies the one with a rank in its name is read, then the one with
+    the shortest name.
     """
     by_size: dict[int, list[Path]] = {}
     for path in paths:
         if (size := path.stat().st_size) > 0:
             by_size.setdefault(size, []).append(path)
-    copied: dict[Path, Path] = {}
+    original_of: dict[Path, Path] = {}
     for same_size in by_size.values():
-        kept: list[Path] = []
+        originals: list[Path] = []
         for path in sorted(same_size, key=lambda path: (rank_of_file_name(path.name) is None, len(path.name))):
-            twin = next((other for other in kept if _is_copy(path, other)), None)
-            if twin is None:
-                kept.append(path)
+            original = next((other for other in originals if _is_copy(path, other)), None)
+            if original is None:
+                originals.append(path)
             else:
-                copied[path] = twin
-    return copied
+                original_of[path] = original
+    return original_of
 
 
 def _is_copy(path: Path, other: Path) -> bool:

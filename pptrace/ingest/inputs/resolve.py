@@ -35,7 +35,7 @@ from pptrace.ingest.formats import (
     without_companions,
     without_other_forms,
 )
-from pptrace.ingest.inputs.directories import copies, directories_below, entries_of
+from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
 from pptrace.model.tables import InputFormat
 
 RUN_FILE = "run.json"
@@ -100,7 +100,7 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
     run, run_dir = (runs[0].run, runs[0].run_dir) if runs else (None, None)
     chosen = set(without_companions([file.path for file in files.values()]))
     alike = [file for file in files.values() if file.path in chosen and file.rank is None and not _is_dump(file)]
-    copied = copies([file.path for file in alike])
+    copied = copies_of([file.path for file in alike])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
     left = [file for file in files.values() if file.path in chosen and file.path not in copied]
     dumps = _dumps_beside(left)

@@ -1,13 +1,13 @@
-"""What was found in large trace files, kept on disk so that a second look does not read them again.
+"""Cache the results of reading large trace files on disk, so that unchanged files are not read again.
 
     folder = .pptrace_cache/ in the directory of a run; else, and where that cannot be written, the user's cache directory;
              $PPTRACE_CACHE_DIR, if set, instead of both
     folder/KEY.npz        arrays and one JSON text, written by numpy without pickle
-    folder/files/KEY      the SHA-256 of a file whose place, size, inode and times are those that make up this KEY
+    folder/files/KEY      the SHA-256 of a file; KEY is made of its path, size, inode and times
 
-Entries are found by the file's content (and its name, which may tell the rank) and by this version of pptrace. The content is
-hashed in full once; as long as path, size, inode, mtime and ctime stay the same it is not hashed again. Entries are written
-aside and renamed, so that readers see them whole; what cannot be read is a miss; what cannot be written is not kept.
+An entry's key is made of the file's content, its name (which may contain the rank) and the version of pptrace. The content is
+hashed in full once; as long as path, size, inode, mtime and ctime stay the same it is not hashed again. Entries are written to
+a temporary file and renamed, so that no reader sees a partial one. An unreadable entry is a miss; failing to write is no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEMA = 1
 FOLDER = ".pptrace_cache"
 FOLDER_VARIABLE = "PPTRACE_CACHE_DIR"
 MAX_BYTES = 2 * 1024**3
-MIN_TEXT_BYTES = 12 * 1024 * 1024  # of text in a file; below, reading again is as fast
+MIN_TEXT_BYTES = 12 * 1024 * 1024  # of text in a file; smaller files are read as fast without a cache
 _STALE_S = 24 * 3600
 _HASH_BYTES = 1024 * 1024
 _FACTS = "facts"
@@ -46,7 +46,7 @@ _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule")
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Something as a JSON value and arrays by name."""
+    """A cache entry: a JSON value, and arrays by name."""
 
     facts: Any
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -54,29 +54,29 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Folders to look into, the first of which that can be written takes new entries, up to ``max_bytes`` each."""
+    """Cache folders in order of lookup; new entries go into the first writable one, up to ``max_bytes`` per folder."""
 
     folders: tuple[Path, ...]
     max_bytes: int = MAX_BYTES
 
     def key(self, path: Path, hash_now: bool) -> str | None:
-        """What the entry of a file is called; None if it cannot be read, or would have to be hashed and shall not be."""
+        """The key of a file; None if it cannot be read, or if its content hash is not stored and not ``hash_now``."""
         try:
-            seen = _stat_key(path)
-            content = self._remembered(seen)
+            stat_key = _stat_key(path)
+            content = self._content_hash_of(stat_key)
             if content is None:
                 if not hash_now:
                     return None
                 content = _hash_of(path)
-                if _stat_key(path) != seen:  # it is being written
+                if _stat_key(path) != stat_key:  # it is being written
                     return None
-                self._remember(seen, content)
+                self._store_content_hash(stat_key, content)
         except OSError:
             return None
         return _digest(content, path.name, code_version())
 
     def read(self, key: str) -> Packed | None:
-        """The entry; None where there is none that is whole."""
+        """The entry of a key; None where there is none, or it is damaged."""
         for folder in self.folders:
             path = folder / f"{key}.npz"
             if not path.is_file():
@@ -87,53 +87,53 @@ class Cache:
             except (*_DAMAGE, RecursionError):
                 continue
             with suppress(OSError):
-                os.utime(path)  # used now: the last to go
+                os.utime(path)  # the entries used longest ago are evicted first
             return packed
         return None
 
     def write(self, key: str, packed: Packed) -> None:
-        """Keep the entry in the first folder that can be written; nowhere, silently, if there is none."""
+        """Write the entry into the first folder where that works; no error if there is none."""
         facts = np.frombuffer(json.dumps(packed.facts).encode(), dtype=np.uint8)
         arrays = {name: values for name, values in packed.arrays.items() if name != _FACTS}
         if facts.nbytes + sum(values.nbytes for values in arrays.values()) > self.max_bytes:
             return
         for folder in self.folders:
             try:
-                _make(folder)
-                with _written(folder / f"{key}.npz") as part, part.open("wb") as file:
+                _make_folder(folder)
+                with _AtomicFile(folder / f"{key}.npz") as part, part.open("wb") as file:
                     np.savez(file, allow_pickle=False, **{_FACTS: facts}, **arrays)
             except OSError:
                 continue
-            _shrink(folder, self.max_bytes)
+            _evict(folder, self.max_bytes)
             return
 
-    def _remembered(self, seen: str) -> str | None:
+    def _content_hash_of(self, stat_key: str) -> str | None:
         for folder in self.folders:
             with suppress(OSError, ValueError):
-                content = (folder / "files" / seen).read_text("ascii")
+                content = (folder / "files" / stat_key).read_text("ascii")
                 if len(content) == hashlib.sha256().digest_size * 2:
                     return content
         return None
 
-    def _remember(self, seen: str, content: str) -> None:
+    def _store_content_hash(self, stat_key: str, content: str) -> None:
         for folder in self.folders:
             try:
-                _make(folder)
+                _make_folder(folder)
                 (folder / "files").mkdir(exist_ok=True)
-                with _written(folder / "files" / seen) as part:
+                with _AtomicFile(folder / "files" / stat_key) as part:
                     part.write_text(content, "ascii")
             except OSError:
                 continue
             return
 
 
-def cache_beside(path: Path) -> Cache:
+def cache_for(path: Path) -> Cache:
     """The cache for a trace file: in its run's directory, else the user's."""
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given:
-        return Cache((Path(given),))
+    folder_variable = os.environ.get(FOLDER_VARIABLE)
+    if folder_variable:
+        return Cache((Path(folder_variable),))
     folders = [path.parent / FOLDER] if (path.parent / RUN_FILE).is_file() else []
-    with suppress(RuntimeError):  # no home
+    with suppress(RuntimeError):  # no home directory
         base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
         folders.append((Path(base) if base else Path.home() / ".cache") / "pptrace")
     return Cache(tuple(folders))
@@ -141,15 +141,15 @@ def cache_beside(path: Path) -> Cache:
 
 @cache
 def code_version() -> str:
-    """Changes with the code that makes what is cached: by version and, where sources change under one, by their times."""
+    """Version of the code that makes cached results: pptrace's version, and the sizes and times of its sources."""
     package = Path(__file__).parents[2]
     sources: list[str] = []
     for name in _CODE:
-        place = package / name
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        source = package / name
+        for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             with suppress(OSError):
-                found = file.stat()
-                sources.append(f"{file.relative_to(package)} {found.st_size} {found.st_mtime_ns}")
+                stat = file.stat()
+                sources.append(f"{file.relative_to(package)} {stat.st_size} {stat.st_mtime_ns}")
     return _digest(__version__, str(SCHEMA), np.__version__, *sources)
 
 
@@ -158,13 +158,13 @@ def _digest(*parts: str) -> str:
 
 
 def _stat_key(path: Path) -> str:
-    found = path.stat()
-    numbers = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    stat = path.stat()
+    numbers = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     return _digest(str(path.resolve()), *map(str, numbers))
 
 
 def _hash_of(path: Path) -> str:
-    """SHA-256: the fastest of hashlib's where the processor helps (1.5 GB/s measured, BLAKE2b 0.6)."""
+    """SHA-256: the fastest of hashlib's where the processor supports it (1.5 GB/s measured, BLAKE2b 0.6)."""
     state = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_HASH_BYTES):
@@ -172,8 +172,8 @@ def _hash_of(path: Path) -> str:
     return state.hexdigest()
 
 
-def _make(folder: Path) -> None:
-    """The folder, hidden from git."""
+def _make_folder(folder: Path) -> None:
+    """Create the folder, ignored by git."""
     if folder.is_dir():
         return
     if folder.name == FOLDER and not folder.parent.is_dir():
@@ -182,8 +182,8 @@ def _make(folder: Path) -> None:
     (folder / ".gitignore").write_text("*\n")
 
 
-class _written:  # noqa: N801 (reads as a verb)
-    """A file to write in place of ``path``: put there when all went well, removed otherwise."""
+class _AtomicFile:
+    """Context of a temporary file that replaces ``path`` at the end, or is removed after an exception."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,27 +203,27 @@ class _written:  # noqa: N801 (reads as a verb)
             self._part.unlink()
 
 
-def _shrink(folder: Path, max_bytes: int) -> None:
-    """Let go of the entries that were not used for longest, of what ended processes left behind, and of old notes."""
+def _evict(folder: Path, max_bytes: int) -> None:
+    """Delete the least recently used entries, temporary files of dead processes, and the oldest stored hashes."""
     entries = sorted(_files(folder, "*.npz"), key=lambda item: item[1].st_mtime_ns, reverse=True)
     total = 0
-    for path, found in entries:
-        total += found.st_size
+    for path, stat in entries:
+        total += stat.st_size
         if total > max_bytes:
             with suppress(OSError):
                 path.unlink()
     now = time.time()
-    for path, found in [*_files(folder, ".part-*"), *_files(folder / "files", ".part-*")]:
-        if now - found.st_mtime > _STALE_S:
+    for path, stat in [*_files(folder, ".part-*"), *_files(folder / "files", ".part-*")]:
+        if now - stat.st_mtime > _STALE_S:
             with suppress(OSError):
                 path.unlink()
-    notes = sorted(_files(folder / "files", "*"), key=lambda item: item[1].st_mtime_ns, reverse=True)
-    for path, _ in notes[_MAX_NOTES:]:
+    hash_files = sorted(_files(folder / "files", "*"), key=lambda item: item[1].st_mtime_ns, reverse=True)
+    for path, _ in hash_files[_MAX_HASH_FILES:]:
         with suppress(OSError):
             path.unlink()
 
 
-_MAX_NOTES = 10_000
+_MAX_HASH_FILES = 10_000
 
 
 def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:

@@ -12,7 +12,7 @@ from pptrace.model.tables import InputFormat, TraceInfo
 
 
 class HasOps(Protocol):
-    """What was kept of one trace, with the ops that its format named, if it named any."""
+    """The result of reading one trace, with its ops where its format lists ops."""
 
     @property
     def info(self) -> TraceInfo: ...
@@ -21,41 +21,44 @@ class HasOps(Protocol):
     def ops(self) -> pd.DataFrame | None: ...
 
     def with_more(self, later: Self) -> Self:
-        """This rank with the rows of another table of it as well."""
+        """This rank with the rows of a further table of the same rank."""
 
 
-Part = TypeVar("Part", bound=HasOps)
+Table = TypeVar("Table", bound=HasOps)
 
 
-def joined(first: Part, second: Part) -> Part | None:
-    """One rank of the steps of two tables that name it; None where not both are tables of ops.
+def join_tables(first: Table, second: Table) -> Table | None:
+    """Join two op tables of one rank that hold different steps; None where either is no op table.
 
     Raises:
-        TraceError: the tables are of different runs, or not on one clock: they hold the same step, or steps at the same time.
+        TraceError: the tables are of different runs or on different clocks: they hold the same step, or steps that overlap.
     """
-    ops, more = _steps(first), _steps(second)
-    if ops is None or more is None:
+    ops, other_ops = _step_spans(first), _step_spans(second)
+    if ops is None or other_ops is None:
         return None
-    rank, paths = first.info.rank, f"{second.info.path}: is of another run than {first.info.path}"
-    if both := sorted(set(ops.index) & set(more.index)):
+    rank, prefix = first.info.rank, f"{second.info.path}: is of another run than {first.info.path}"
+    if common_steps := sorted(set(ops.index) & set(other_ops.index)):
         raise TraceError(
-            f"{paths} (both hold step {both[0]} of rank {rank}); expected the tables of one run; analyse them one run at a time"
+            f"{prefix} (both hold step {common_steps[0]} of rank {rank}); "
+            "expected the tables of one run; analyse them one run at a time"
         )
-    spans = sorted([*_spans(ops, 0), *_spans(more, 1)])
-    if any(begin < end and file != other for (_, end, file), (begin, _, other) in pairwise(spans)):
+    spans = sorted([*_intervals(ops, 0), *_intervals(other_ops, 1)])
+    if any(
+        begin < end and table_index != next_index for (_, end, table_index), (begin, _, next_index) in pairwise(spans)
+    ):
         raise TraceError(
-            f"{paths}, or on another clock (their steps on rank {rank} run at the same time); expected tables on one clock; "
+            f"{prefix}, or on another clock (their steps on rank {rank} run at the same time); expected tables on one clock; "
             "give their times from the same zero"
         )
     return first.with_more(second)
 
 
-def _steps(part: HasOps) -> pd.DataFrame | None:
-    """Index step; the first start and the last end of its ops. None where no table of ops tells them."""
-    if part.info.format is not InputFormat.OPLOG or part.ops is None or part.ops.empty:
+def _step_spans(table: HasOps) -> pd.DataFrame | None:
+    """Start and end of each step, index step, ns; None where the rank does not come from an op table."""
+    if table.info.format is not InputFormat.OPLOG or table.ops is None or table.ops.empty:
         return None
-    return part.ops[part.ops["step"] >= 0].groupby("step").agg({"start_ns": "min", "end_ns": "max"})
+    return table.ops[table.ops["step"] >= 0].groupby("step").agg({"start_ns": "min", "end_ns": "max"})
 
 
-def _spans(steps: pd.DataFrame, file: int) -> list[tuple[int, int, int]]:
-    return [(int(start), int(end), file) for start, end in zip(steps["start_ns"], steps["end_ns"], strict=True)]
+def _intervals(steps: pd.DataFrame, table_index: int) -> list[tuple[int, int, int]]:
+    return [(int(start), int(end), table_index) for start, end in zip(steps["start_ns"], steps["end_ns"], strict=True)]

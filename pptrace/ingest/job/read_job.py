@@ -1,4 +1,4 @@
-"""Read all files of a job, in processes where that pays, and give each trace a rank of its own."""
+"""Read all files of a job, in several processes where that pays, and assign every trace a distinct rank."""
 
 from __future__ import annotations
 
@@ -20,244 +20,253 @@ from pptrace.ingest.common.byte_source import num_text_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import ReadOptions, read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
-from pptrace.ingest.job.join_tables import HasOps, joined
+from pptrace.ingest.job.join_tables import HasOps, join_tables
 from pptrace.model.tables import Trace, TraceInfo
 
 Progress = Callable[[float, int], None]
-"""Told how many files have been read, with the part read of the one at hand, and how many there are."""
+"""Called with the number of files read, including the fraction of the current one, and the number of files."""
 
-_LARGE_BYTES = 12 * 1024 * 1024  # of text; below, starting a process costs more than reading
-_MOST_RANKS = 1_000_000
-_PART_AT_LAST = 0.99  # of a file, when it has been read to its end: its events are still to be sorted and recognised
+_LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
+_MAX_RANKS = 1_000_000
+_MAX_PART = 0.99  # progress of a file read to its end: its events are still to be sorted and recognised
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFailure:
-    """A file that gave nothing. ``message`` is the error's line."""
+    """A file that could not be read. ``message`` is the error's line."""
 
     path: str
     rank: int | None
     message: str
 
 
-class OfRank(HasOps, Protocol):
-    """What is kept of one trace: the trace itself, or what somebody made of it."""
+class RankData(HasOps, Protocol):
+    """The result of reading one trace: the trace itself, or what a transform made of it."""
 
     def with_info(self, info: TraceInfo) -> Self:
-        """The same with another rank or more warnings."""
+        """This result with the rank and warnings of ``info``."""
 
 
-Kept = TypeVar("Kept", bound=OfRank)
-Keep = Callable[[Trace], Kept]
-Outcome = tuple[Kept, ...] | PptraceError
+Data = TypeVar("Data", bound=RankData)
+Transform = Callable[[Trace], Data]
+FileResult = tuple[Data, ...] | PptraceError
 
 
-class Store(Protocol[Kept]):
-    """Remembers what was kept of files. Other processes get a copy of it."""
+class Store(Protocol[Data]):
+    """A cache of the results of files. It is pickled to other processes."""
 
-    def known(self, file: InputFile) -> tuple[Kept, ...] | None:
-        """What is remembered of a file, where that can be told at once."""
+    def peek(self, file: InputFile) -> tuple[Data, ...] | None:
+        """The cached results of a file, if they can be identified without reading its content."""
 
-    def get(self, file: InputFile) -> tuple[Kept, ...] | None:
-        """What is remembered of a file, even if finding out takes reading it."""
+    def get(self, file: InputFile) -> tuple[Data, ...] | None:
+        """The cached results of a file, reading its content to identify it if necessary."""
 
-    def put(self, file: InputFile, found: Sequence[Kept]) -> None: ...
+    def put(self, file: InputFile, traces: Sequence[Data]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class ReadResult(Generic[Kept]):
-    """What was kept of each trace, in order of rank, each with a rank of its own; files that failed; and lines about the
-    job as a whole.
-    """
+class ReadResult(Generic[Data]):
+    """The result of each trace, in order of rank, all ranks distinct; files that failed; and warnings about the whole job."""
 
-    traces: tuple[Kept, ...]
+    traces: tuple[Data, ...]
     failures: tuple[ReadFailure, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult[Trace]:
-    """:func:`read_each` that keeps the traces as they are."""
-    return read_each(inputs, _whole, jobs, progress)
+    """Read all files without a transform: see :func:`read_each`."""
+    return read_each(inputs, _unchanged, jobs, progress)
 
 
 def read_each(
     inputs: OpenedInputs,
-    keep: Keep[Kept],
+    transform: Transform[Data],
     jobs: int | None = None,
     progress: Progress | None = None,
-    store: Store[Kept] | None = None,
-) -> ReadResult[Kept]:
-    """Read every file; large ones in ``jobs`` processes (default: one per CPU), several of them for one file where there are
-    fewer files, small ones here.
+    store: Store[Data] | None = None,
+) -> ReadResult[Data]:
+    """Read every file: large ones in ``jobs`` processes (default: one per CPU; several for one file where there are fewer large
+    files), small ones in this process.
 
-    ``keep`` makes of each trace, where it is read, what is kept of it: a module's function, so that other processes find it.
-    ``store`` is asked before a file is read, and told what was kept.
-    A file can hold several traces. A trace's rank is
-    its own word, else what the run says, else the smallest free number; two that claim the same rank become two ranks, but
-    tables of ops that tell its other steps, which are joined.
-    ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank is not its own
-    word: that says nothing against the trace.
+    ``transform`` is applied to each trace in the process that read it; it must be picklable (a module-level function). ``store``
+    is looked up before a file is read, and gets the results of files read.
+
+    A file can hold several traces. A trace's rank is the one in the trace, else the one in run.json, else the smallest free
+    number. Of two traces that claim the same rank the second gets a free number; op tables with other steps of a rank are joined.
+    ``warnings`` begins with those of ``inputs`` and has a line for every failure and for every trace whose rank had to be
+    assigned.
 
     Raises:
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
-    outcomes = _read_all(inputs.files, keep, jobs, progress or (lambda _done, _all: None), store)
-    errors = [outcome for outcome in outcomes if isinstance(outcome, PptraceError)]
-    if not outcomes or len(errors) == len(outcomes):
+    results = _read_all(inputs.files, transform, jobs, progress or (lambda _done, _all: None), store)
+    errors = [result for result in results if isinstance(result, PptraceError)]
+    if not results or len(errors) == len(results):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
-    pairs = list(zip(inputs.files, outcomes, strict=True))
+    pairs = list(zip(inputs.files, results, strict=True))
     failures = tuple(
         ReadFailure(str(file.path), file.rank, str(err)) for file, err in pairs if isinstance(err, PptraceError)
     )
-    found = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
-    _require_one_run([trace.info for _, trace in found])
-    traces, taken = _with_ranks(found)
-    lost = tuple(f"{failure.message} (left out; read the other {len(traces)})" for failure in failures)
-    return ReadResult(traces, failures, (*inputs.warnings, *lost, *taken))
+    traces = [(file, trace) for file, read in pairs if not isinstance(read, PptraceError) for trace in read]
+    _require_one_run([trace.info for _, trace in traces])
+    ranked, rank_warnings = _with_ranks(traces)
+    failure_warnings = tuple(f"{failure.message} (left out; read the other {len(ranked)})" for failure in failures)
+    return ReadResult(ranked, failures, (*inputs.warnings, *failure_warnings, *rank_warnings))
 
 
-def _whole(trace: Trace) -> Trace:
+def _unchanged(trace: Trace) -> Trace:
     return trace
 
 
-def _read_one(keep: Keep[Kept], store: Store[Kept] | None, effort: ReadOptions, file: InputFile) -> Outcome[Kept]:
-    """Errors are returned, so that they come back from a process whole."""
-    if store is not None and (known := store.get(file)) is not None:
-        return known
+def _read_one(
+    transform: Transform[Data], store: Store[Data] | None, options: ReadOptions, file: InputFile
+) -> FileResult[Data]:
+    """Read one file; an error is returned, since an exception would lose its type on the way from another process."""
+    if store is not None and (cached := store.get(file)) is not None:
+        return cached
     try:
-        found = tuple(map(keep, read_file(file.path, file.format, effort)))
+        traces = tuple(map(transform, read_file(file.path, file.format, options)))
     except PptraceError as err:
         return err
     if store is not None:
-        store.put(file, found)
-    return found
+        store.put(file, traces)
+    return traces
 
 
 def _read_all(
-    files: Sequence[InputFile], keep: Keep[Kept], jobs: int | None, progress: Progress, store: Store[Kept] | None
-) -> list[Outcome[Kept]]:
-    outcomes: dict[int, Outcome[Kept]] = {}
-    for place, file in enumerate(files):
-        if store is not None and (known := store.known(file)) is not None:
-            outcomes[place] = known
-            progress(len(outcomes), len(files))
+    files: Sequence[InputFile],
+    transform: Transform[Data],
+    jobs: int | None,
+    progress: Progress,
+    store: Store[Data] | None,
+) -> list[FileResult[Data]]:
+    results: dict[int, FileResult[Data]] = {}
+    for index, file in enumerate(files):
+        if store is not None and (cached := store.peek(file)) is not None:
+            results[index] = cached
+            progress(len(results), len(files))
     large = [
-        place for place, file in enumerate(files) if place not in outcomes and num_text_bytes(file.path) >= _LARGE_BYTES
+        index for index, file in enumerate(files) if index not in results and num_text_bytes(file.path) >= _LARGE_BYTES
     ]
     jobs = jobs if jobs is not None else _num_cpus()
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
-        read = partial(_read_one, keep, store, ReadOptions(cores))
-        large.sort(key=lambda place: -files[place].num_bytes)
-        _read_in_processes(files, large, read, num_processes, outcomes, progress)
-    for place, file in enumerate(files):
-        if place not in outcomes:
-            told = partial(_add_part, progress, len(outcomes), len(files))
-            outcomes[place] = _read_one(keep, store, ReadOptions(cores, told), file)
-            progress(len(outcomes), len(files))
-    return [outcomes[place] for place in range(len(files))]
+        read = partial(_read_one, transform, store, ReadOptions(cores))
+        large.sort(key=lambda index: -files[index].num_bytes)
+        _read_in_processes(files, large, read, num_processes, results, progress)
+    for index, file in enumerate(files):
+        if index not in results:
+            on_progress = partial(_report_part, progress, len(results), len(files))
+            results[index] = _read_one(transform, store, ReadOptions(cores, on_progress), file)
+            progress(len(results), len(files))
+    return [results[index] for index in range(len(files))]
 
 
-def _add_part(progress: Progress, done: int, total: int, part: float) -> None:
-    progress(done + part * _PART_AT_LAST, total)
+def _report_part(progress: Progress, done: int, total: int, part: float) -> None:
+    progress(done + part * _MAX_PART, total)
 
 
 def _read_in_processes(
     files: Sequence[InputFile],
-    places: Sequence[int],
-    read: Callable[[InputFile], Outcome[Kept]],
+    indices: Sequence[int],
+    read: Callable[[InputFile], FileResult[Data]],
     num_processes: int,
-    outcomes: dict[int, Outcome[Kept]],
+    results: dict[int, FileResult[Data]],
     progress: Progress,
 ) -> None:
-    """Fill ``outcomes`` for ``places``; what a process that dies leaves undone is left to the caller.
+    """Fill ``results`` at ``indices``; where a process dies, some stay missing and the caller reads these files.
 
-    Processes are forked where no other thread of Python could hold a lock: they have everything imported at once. The
-    libraries that numpy calls lay their own threads down before a fork.
+    Processes are forked where no other Python thread could hold a lock: nothing has to be imported again. The libraries
+    behind numpy stop their threads before a fork.
     """
     forks = sys.platform == "linux" and threading.active_count() == 1
     context = multiprocessing.get_context("fork" if forks else "spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
-        futures = {pool.submit(read, files[place]): place for place in places}
+        futures = {pool.submit(read, files[index]): index for index in indices}
         for future in as_completed(futures):
-            outcomes[futures[future]] = future.result()
-            progress(len(outcomes), len(files))
+            results[futures[future]] = future.result()
+            progress(len(results), len(files))
 
 
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _with_ranks(pairs: Sequence[tuple[InputFile, Kept]]) -> tuple[tuple[Kept, ...], tuple[str, ...]]:
-    """Every trace with a rank of its own, in order of rank, and lines that say why. First those that claim one, in order, then
-    the others."""
-    ranked: dict[int, Kept] = {}
+def _with_ranks(pairs: Sequence[tuple[InputFile, Data]]) -> tuple[tuple[Data, ...], tuple[str, ...]]:
+    """Assign distinct ranks: first to the traces that claim one, in order, then to the others.
+
+    Returns the traces in order of rank, and a warning for each rank that is not as claimed.
+    """
+    ranked: dict[int, Data] = {}
     lines: dict[int, str] = {}
-    later: list[tuple[Kept, str]] = []
+    unranked: list[tuple[Data, str]] = []
     for file, trace in pairs:
-        claimed, doubt = _claimed(file, trace.info)
-        if claimed is None:
-            unknown = trace.with_info(replace(trace.info, rank=None))
-            later.append((unknown, doubt or "nothing in it says which rank it is"))
-        elif claimed in ranked and (whole := joined(ranked[claimed], _with_rank(trace, claimed))) is not None:
-            ranked[claimed] = whole
-        elif claimed in ranked:
-            later.append((trace, f"says rank {claimed}, as {ranked[claimed].info.path} does"))
+        claimed_rank, doubt = _claimed_rank(file, trace.info)
+        if claimed_rank is None:
+            without_rank = trace.with_info(replace(trace.info, rank=None))
+            unranked.append((without_rank, doubt or "its rank is not in it"))
+        elif (
+            claimed_rank in ranked
+            and (joined := join_tables(ranked[claimed_rank], _with_rank(trace, claimed_rank))) is not None
+        ):
+            ranked[claimed_rank] = joined
+        elif claimed_rank in ranked:
+            unranked.append((trace, f"says rank {claimed_rank}, as {ranked[claimed_rank].info.path} does"))
         else:
-            if file.rank not in (None, claimed):
-                said = f"says rank {claimed} where the run says {file.rank}; taken as rank {claimed}"
-                lines[claimed] = f"{trace.info.path}: {said}"
+            if file.rank not in (None, claimed_rank):
+                reason = f"says rank {claimed_rank}, but run.json says {file.rank}"
+                lines[claimed_rank] = f"{trace.info.path}: {reason}; read as rank {claimed_rank}"
             if doubt:
-                lines[claimed] = f"{trace.info.path}: {doubt}; taken as rank {claimed}"
-            ranked[claimed] = _with_rank(trace, claimed)
-    taken = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
-    for trace, why in later:
-        free = range(len(pairs) + len(taken) + 1)
-        # A rank that another trace's job has, but no trace, is missing; a second trace of a rank does not stand in for it.
-        claims = trace.info.rank is not None
-        rank = next(number for number in free if number not in (taken if claims else ranked))
-        taken.add(rank)
+                lines[claimed_rank] = f"{trace.info.path}: {doubt}; read as rank {claimed_rank}"
+            ranked[claimed_rank] = _with_rank(trace, claimed_rank)
+    used_ranks = set(ranked) | {rank for _, trace in pairs for rank in range(_world_size(trace.info))}
+    for trace, reason in unranked:
+        free = range(len(pairs) + len(used_ranks) + 1)
+        # A second trace of a rank must not stand in for a rank of the job that has no trace.
+        has_claim = trace.info.rank is not None
+        rank = next(number for number in free if number not in (used_ranks if has_claim else ranked))
+        used_ranks.add(rank)
         ranked[rank] = _with_rank(trace, rank)
-        lines[rank] = f"{trace.info.path}: {why}; taken as rank {rank}"
+        lines[rank] = f"{trace.info.path}: {reason}; read as rank {rank}"
     return tuple(ranked[rank] for rank in sorted(ranked)), tuple(lines[rank] for rank in sorted(lines))
 
 
-def _claimed(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
-    """The rank that a trace says it is, else its run or its file's name; with words about one that it says and cannot be."""
-    said = file.rank if info.rank is None else info.rank
-    if said is None:
+def _claimed_rank(file: InputFile, info: TraceInfo) -> tuple[int | None, str]:
+    """The rank in a trace, else in run.json or the file's name; with a warning where the one in the trace is impossible."""
+    declared_rank = file.rank if info.rank is None else info.rank
+    if declared_rank is None:
         return None, ""
-    size = info.distributed.get("world_size") if said == rank_of_value(info.distributed.get("rank")) else None
-    most = size if isinstance(size, int) and 0 < size <= _MOST_RANKS else _MOST_RANKS
-    if said < most:
-        return said, ""
-    others = (file.rank, rank_of_file_name(Path(info.path).name))
-    where = f"of a job of {size} ranks" if most == size else f"where ranks below {most:,} are expected"
-    doubt = f"says rank {said} {where}, which is not believed"
-    return next((rank for rank in others if rank is not None and rank < most), None), doubt
+    size = info.distributed.get("world_size") if declared_rank == rank_of_value(info.distributed.get("rank")) else None
+    limit = size if isinstance(size, int) and 0 < size <= _MAX_RANKS else _MAX_RANKS
+    if declared_rank < limit:
+        return declared_rank, ""
+    alternatives = (file.rank, rank_of_file_name(Path(info.path).name))
+    where = f"of a job of {size} ranks" if limit == size else f"where ranks below {limit:,} are expected"
+    doubt = f"says rank {declared_rank} {where}, which cannot be"
+    return next((rank for rank in alternatives if rank is not None and rank < limit), None), doubt
 
 
 def _world_size(info: TraceInfo) -> int:
-    """How many ranks the trace's job had, where pptrace's own recorder wrote it down; else 0."""
+    """Number of ranks of the trace's job, where pptrace's recorder wrote it; else 0."""
     size = info.metadata.get("world_size")
-    return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else 0
+    return size if isinstance(size, int) and 0 < size <= _MAX_RANKS else 0
 
 
 def _require_one_run(infos: Sequence[TraceInfo]) -> None:
-    """Traces of different runs make no pipeline together. A rank that failed early may not have said what it runs."""
-    for name, what in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
-        said: dict[str, TraceInfo] = {}
+    """Refuse traces of different runs. A rank that failed early may lack these facts, so only those that have them count."""
+    for name, noun in (("world_size", "number of ranks"), ("mesh", "mesh"), ("plan", "plan")):
+        by_value: dict[str, TraceInfo] = {}
         for info in infos:
             if info.metadata.get(name):
-                said.setdefault(repr(info.metadata[name]), info)
-        if len(said) > 1:
-            first, second = list(said.values())[:2]
+                by_value.setdefault(repr(info.metadata[name]), info)
+        if len(by_value) > 1:
+            first, second = list(by_value.values())[:2]
             raise TraceError(
-                f"{second.path}: is of another run than {first.path} (another {what}); expected the traces of one run; "
+                f"{second.path}: is of another run than {first.path} (another {noun}); expected the traces of one run; "
                 "analyse them one run at a time"
             )
 
 
-def _with_rank(trace: Kept, rank: int) -> Kept:
+def _with_rank(trace: Data, rank: int) -> Data:
     return trace.with_info(replace(trace.info, rank=rank))

@@ -1,4 +1,4 @@
-"""Arguments of communication events → the sparse :data:`pptrace.model.tables.COMM_ARGS`.
+"""Convert the arguments of communication events to the sparse :data:`pptrace.model.tables.COMM_ARGS`.
 
 Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch's ``ParamCommsUtils`` and ``saveNcclMeta``):
 
@@ -9,8 +9,8 @@ Written by ``record_param_comms`` and, through Kineto, onto NCCL kernels (torch'
     torch 2.12  Seq, Is asynchronized op
     torch 2.13  Comms Id
 
-Peers of ``c10d::send`` and ``c10d::recv_`` stand in their ``Concrete Inputs`` (with record_shapes): these are ranks *within the
-group*, and the group is not named; such rows have an empty ``group_id``. Sizes that shapes tell:
+Peers of ``c10d::send`` and ``c10d::recv_`` are in their ``Concrete Inputs`` (with record_shapes), as ranks *within the group*
+without the group's name; such rows have an empty ``group_id``. Sizes from shapes:
 :mod:`pptrace.ingest.kineto.comm_shapes`.
 """
 
@@ -30,15 +30,15 @@ from pptrace.ingest.kineto.event_columns import CommRow
 from pptrace.ingest.kineto.event_types import Args, int_of, text_of, value_of
 from pptrace.model.tables import COMM_ARGS, Int64, make_table
 
-_P2P_PEER = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
+_PEER_INPUT = {"c10d::send": ("send", 2), "c10d::recv_": ("recv", 2), "c10d::recv_any_source_": ("recv_any_source", -1)}
 _PEERLESS = frozenset({"send", "recv", "coalesced", "recvanysource"})
 
 
 def comm_table(rows: Sequence[CommRow], event: Int64, distributed: Mapping[str, Any]) -> pd.DataFrame:
-    """One row per communication event; ``event[i]`` is the place of ``rows[i]`` in the sorted events, -1 if left out."""
+    """Make one row per communication event; ``event[i]`` is the index of ``rows[i]`` in the sorted events, -1 if dropped."""
     texts = _RankTexts(_configured_groups(distributed))
     records = sorted(
-        (_record(row, int(place), texts) for row, place in zip(rows, event, strict=True) if place >= 0),
+        (_record(row, int(index), texts) for row, index in zip(rows, event, strict=True) if index >= 0),
         key=lambda record: record[0],
     )
     columns = list(zip(*records, strict=True)) or [()] * len(COMM_ARGS)
@@ -49,30 +49,30 @@ _Record = tuple[int, str, int, int, str, str, str, int, int, int, int, int]
 
 
 class _RankTexts:
-    """Lists of ranks as JSON, one text for all calls of a group: a large job has thousands of calls of thousands of ranks."""
+    """Lists of ranks as JSON, cached per group: a large job has thousands of calls with thousands of ranks."""
 
     def __init__(self, configured: Mapping[str, tuple[int, ...]]) -> None:
         self._configured = configured
-        self._known: dict[tuple[bytes, bytes, bytes, str, int], tuple[str, int]] = {}
+        self._cache: dict[tuple[bytes, bytes, bytes, str, int], tuple[str, int]] = {}
 
     def of(self, args: Args, group_id: str, size: int) -> tuple[str, int]:
-        """The ranks of a call's group and how many; ("", 0) where nothing tells them."""
+        """(the ranks of a call's group as JSON, their number); ("", 0) if unknown."""
         raws = (bytes(args.group_ranks), bytes(args.rank_start), bytes(args.rank_stride))
         key = (*raws, group_id, size)
-        if key not in self._known:
+        if key not in self._cache:
             ranks = group_ranks(args) or self._configured.get(group_id, ())
             if size > 0 and len(ranks) != size:
                 ranks = _elided_ranks(args, size) or _strided_ranks(args, size)
-            self._known[key] = (json.dumps(list(ranks)) if ranks else "", len(ranks))
-        return self._known[key]
+            self._cache[key] = (json.dumps(list(ranks)) if ranks else "", len(ranks))
+        return self._cache[key]
 
 
 def _record(row: CommRow, event: int, texts: _RankTexts) -> _Record:
-    """A row of COMM_ARGS, in its order."""
+    """A row of COMM_ARGS, in the order of the schema."""
     args = row.args
-    if row.name in _P2P_PEER and not args.collective:
-        kind, place = _P2P_PEER[row.name]
-        peer = _concrete_int(args, place)
+    if row.name in _PEER_INPUT and not args.collective:
+        kind, index = _PEER_INPUT[row.name]
+        peer = _concrete_int(args, index)
         src, dst = (-1, peer) if kind == "send" else (peer, -1)
         return event, kind, -1, -1, "", "", "", -1, src, dst, -1, -1
     if row.name in SHAPED and not args.collective:
@@ -107,11 +107,11 @@ def _num_bytes(nelems: Any, item_bytes: int) -> int:
 
 
 def group_ranks(args: Args) -> tuple[int, ...]:
-    """The global ranks of the group where the list is whole; () where it is absent or elided."""
-    return _whole_ranks(value_of(args.group_ranks))
+    """The global ranks of the group; () where the list is absent or elided."""
+    return _complete_list(value_of(args.group_ranks))
 
 
-def _whole_ranks(value: object) -> tuple[int, ...]:
+def _complete_list(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -127,15 +127,15 @@ _ELIDED = re.compile(r"\[(?P<first>\d+(?:, ?\d+)+), ?\.\.\., ?(?P<last>\d+)\]", 
 
 
 def _elided_ranks(args: Args, size: int) -> tuple[int, ...]:
-    """The ranks of a shortened list whose shown ones have one distance that leads to the last; () of any other."""
+    """Complete an elided list whose ranks form an arithmetic progression that ends at the last one; () for other lists."""
     match = _ELIDED.fullmatch(text_of(args.group_ranks))
     if match is None or size > 2**20:
         return ()
     first = [int(rank) for rank in match["first"].split(",")]
     stride = first[1] - first[0]
     ranks = range(first[0], first[0] + stride * size, stride) if stride > 0 else range(0)
-    fits = len(ranks) > len(first) and list(ranks[: len(first)]) == first and ranks[-1] == int(match["last"])
-    return tuple(ranks) if fits else ()
+    is_progression = len(ranks) > len(first) and list(ranks[: len(first)]) == first and ranks[-1] == int(match["last"])
+    return tuple(ranks) if is_progression else ()
 
 
 def _strided_ranks(args: Args, size: int) -> tuple[int, ...]:
@@ -146,31 +146,31 @@ def _strided_ranks(args: Args, size: int) -> tuple[int, ...]:
 
 
 def _configured_groups(distributed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Ranks by group name from ``distributedInfo.pg_config``, those that are whole."""
+    """Ranks by group name from ``distributedInfo.pg_config``, without elided lists."""
     config = distributed.get("pg_config")
     entries = list(config.values()) if isinstance(config, dict) else config
     if not isinstance(entries, list):
         return {}
-    named = ((entry.get("pg_name"), _whole_ranks(entry.get("ranks"))) for entry in entries if isinstance(entry, dict))
+    named = ((entry.get("pg_name"), _complete_list(entry.get("ranks"))) for entry in entries if isinstance(entry, dict))
     return {str(name): ranks for name, ranks in named if name is not None and ranks}
 
 
-def _concrete_int(args: Args, place: int) -> int:
+def _concrete_int(args: Args, index: int) -> int:
     values = value_of(args.inputs)
-    if not isinstance(values, list) or not 0 <= place < len(values):
+    if not isinstance(values, list) or not 0 <= index < len(values):
         return -1
     try:
-        number = int(str(values[place]))
+        number = int(str(values[index]))
     except ValueError:
         return -1
     return number if -(2**63) <= number < 2**63 else -1
 
 
 def rank_of_comms(rows: Sequence[CommRow]) -> int | None:
-    """This process's rank as its collectives tell it; None where they do not, or not with one voice.
+    """The rank of this process according to its collectives; None if they lack it or disagree.
 
-    ``Rank`` counts within the group (and is the peer for sends and receives), so only collectives over a group that begins
-    0, 1, 2, … are asked: there both countings agree.
+    ``Rank`` is the rank within the group (the peer, in sends and receives), so only collectives of groups 0, 1, 2, … count, where
+    it equals the global rank.
     """
     votes: Counter[int] = Counter()
     lists: dict[bytes, tuple[int, ...]] = {}

@@ -1,11 +1,11 @@
-"""Sizes of communication from the shapes of its tensors, as ``record_shapes`` writes them, where their meaning is certain.
+"""Compute sizes of communication from tensor shapes, as ``record_shapes`` writes them, where they are unambiguous.
 
-    "Input type": ["TensorList", "", "Scalar"]       the type of each argument: an element's, of a tensor; "" of anything else
-    "Input Dims": [[[4, 6], [3]], [], []]            its shape; of a list those of its tensors, [] of more than 30
-    "Concrete Inputs": ["", "", "-1"]                its value, of numbers
+    "Input type": ["TensorList", "", "Scalar"]       element type of each tensor argument; "" for other arguments
+    "Input Dims": [[[4, 6], [3]], [], []]            its shape; for a list those of its tensors, [] if more than 30
+    "Concrete Inputs": ["", "", "-1"]                its value, if a number
 
-An operator tells its sizes where its tensors are arguments of their own; of a list no type is written. gloo's ranges list all
-tensors that a work reads, with types: these are the message where input and output are equal.
+An operator's sizes are known where its tensors are separate arguments; lists have no element type. gloo's ranges list all
+tensors that a work reads, with types: these are the message where input and output have equal sizes.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from dataclasses import dataclass
 
 from pptrace.ingest.kineto.event_types import Args, value_of
 
-_GATHER, _ALONE = "gather", "alone"
-_IN_PLACE = (0, 0)
+_GATHER, _INPUT_ONLY = "gather", "alone"
+_SAME_TENSOR = (0, 0)
 _OPERATORS: dict[str, tuple[int, int | str]] = {
-    "c10d::allreduce_": _IN_PLACE,
-    "c10d::allreduce_coalesced_": _IN_PLACE,
-    "c10d::broadcast_": _IN_PLACE,
-    "c10d::reduce_": _IN_PLACE,
+    "c10d::allreduce_": _SAME_TENSOR,
+    "c10d::allreduce_coalesced_": _SAME_TENSOR,
+    "c10d::broadcast_": _SAME_TENSOR,
+    "c10d::reduce_": _SAME_TENSOR,
     "c10d::_allgather_base_": (1, 0),
     "c10d::_reduce_scatter_base_": (1, 0),
     "c10d::alltoall_base_": (1, 0),
-    "_c10d_functional::all_reduce": _IN_PLACE,
-    "_c10d_functional::all_reduce_": _IN_PLACE,
-    "_c10d_functional::all_reduce_coalesced": _IN_PLACE,
-    "_c10d_functional::all_reduce_coalesced_": _IN_PLACE,
-    "_c10d_functional::broadcast": _IN_PLACE,
-    "_c10d_functional::broadcast_": _IN_PLACE,
+    "_c10d_functional::all_reduce": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_coalesced": _SAME_TENSOR,
+    "_c10d_functional::all_reduce_coalesced_": _SAME_TENSOR,
+    "_c10d_functional::broadcast": _SAME_TENSOR,
+    "_c10d_functional::broadcast_": _SAME_TENSOR,
     "_c10d_functional::all_gather_into_tensor": (0, _GATHER),
     "_c10d_functional::all_gather_into_tensor_out": (0, _GATHER),
-    "_c10d_functional::reduce_scatter_tensor": (0, _ALONE),
-    "_c10d_functional::reduce_scatter_tensor_out": (0, _ALONE),
+    "_c10d_functional::reduce_scatter_tensor": (0, _INPUT_ONLY),
+    "_c10d_functional::reduce_scatter_tensor_out": (0, _INPUT_ONLY),
 }
-"""By operator which argument is its input, and which its output: that many times the input, or smaller than it."""
+"""(index of the input, index of the output) by operator; _GATHER: output = ranks · input; _ALONE: output unknown."""
 _EQUAL = ("gloo:all_reduce", "gloo:broadcast", "gloo:reduce", "gloo:send", "gloo:recv")
-"""Works whose output is as large as their input."""
+"""Works whose output and input have equal sizes."""
 SHAPED = frozenset({*_OPERATORS, *_EQUAL})
 _SIZES_BY_BYTES = {
     1: (
@@ -52,12 +52,12 @@ _SIZES_BY_BYTES = {
     16: ("c10::complex<double>",),
 }
 _TYPE_BYTES = {name: size for size, names in _SIZES_BY_BYTES.items() for name in names}
-"""By C++ type, as compilers write it."""
+"""Size by C++ type name, as compilers write it, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of a message's two sides, and elements of its input; -1 where they are not certain."""
+    """Bytes of input and output, and elements of the input; -1 if unknown."""
 
     in_bytes: int = -1
     out_bytes: int = -1
@@ -65,7 +65,7 @@ class Sizes:
 
 
 def sizes_of(name: str, args: Args) -> Sizes:
-    """What the shapes of an event say."""
+    """Compute the sizes of an event from its shapes."""
     if name not in SHAPED:
         return Sizes()
     dims, types = value_of(args.dims), value_of(args.types)
@@ -83,14 +83,14 @@ def sizes_of(name: str, args: Args) -> Sizes:
     if target == _GATHER:
         number = _number(args, 1)
         return Sizes(size, size * number, elements) if size >= 0 and number > 0 else Sizes(in_elements=elements)
-    if target == _ALONE:
+    if target == _INPUT_ONLY:
         return Sizes(size, -1, elements)
     out = tensors[int(target)][1] if int(target) < len(tensors) else -1
     return Sizes(size, out, elements) if min(size, out) >= 0 else Sizes(in_elements=elements)
 
 
 def _tensor(dims: object, kind: object) -> tuple[int, int]:
-    """(elements, bytes) of an argument; a list's bytes are not told."""
+    """(elements, bytes) of an argument; the bytes of a list are unknown."""
     if kind == "TensorList":
         listed = dims if isinstance(dims, list) else []
         return (_sum([_elements(each) for each in listed]) if listed else -1), -1
@@ -112,7 +112,7 @@ def _sum(values: Sequence[int]) -> int:
 
 
 def _number(args: Args, index: int) -> int:
-    """The number that an argument is; -1 where it is not written."""
+    """The value of a numeric argument; -1 if it was not recorded."""
     values = value_of(args.inputs)
     text = str(values[index]) if isinstance(values, list) and index < len(values) else ""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1

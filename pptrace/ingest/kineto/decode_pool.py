@@ -1,8 +1,8 @@
-"""Decode one large file with several cores: blocks of its text go to other processes, their columns come back at the end.
+"""Decode one large file on several cores: blocks of text are sent to worker processes, which return columns at the end.
 
-The reader cuts the text into blocks, lays each into memory that it shares with a helper that has room for it, and decodes a
-block itself where none has. Helpers start while it already reads. They take only blocks that are whole lists of events: a
-file in which one is not, or of which a helper dies, is read again by the reader alone, which salvages what there is.
+The reader cuts the text into blocks, copies each into the shared memory of a worker with a free slot, and decodes the block
+itself if there is none. Workers start while it reads. They accept only valid lists of events: if a worker refuses a block or
+dies, the reader reads the file again alone, and salvages damaged events.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from pptrace.ingest.kineto.decode_worker import DONE, NUM_SLOTS, READY, SLOT_BYTES, Helped
+from pptrace.ingest.kineto.decode_worker import DONE, NUM_SLOTS, READY, SLOT_BYTES, DecodedPart
 
 MIN_TEXT_BYTES = 48 * 1000**2
-"""Of a file's text; below, it is read before a helper has started."""
-MOST_HELPERS = 7
-"""More are not kept busy by one reader, which copies and cuts at some 2 GB/s."""
+"""Least size of a file's text; smaller files are read before a worker has started."""
+MAX_WORKERS = 7
+"""One reader, which copies and cuts at some 2 GB/s, keeps no more workers busy."""
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pptrace.ingest.kineto.decode_worker import main; main()"
 
 
-class HelperError(Exception):
-    """A helper refused a block or died; what the helpers have read is lost."""
+class WorkerError(Exception):
+    """A worker refused a block or died; the results of all workers are lost."""
 
 
-class _Helper:
-    """One process; ``room`` are the slots that it does not use."""
+class _Worker:
+    """A worker process and its shared memory."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as shared:
             size = NUM_SLOTS * SLOT_BYTES
-            os.posix_fallocate(shared.fileno(), 0, size)  # writing to memory that is not there would kill this process
+            os.posix_fallocate(shared.fileno(), 0, size)  # writing to unallocated shared memory would kill this process
             self._slots = mmap.mmap(shared.fileno(), size)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM.format(path=sys.path), str(shared.fileno())],
@@ -53,120 +53,120 @@ class _Helper:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._orders, self.answers = self._process.stdin, self._process.stdout
-        self.room: deque[int] = deque()
-        self._at_work: deque[int] = deque()
+        self.free_slots: deque[int] = deque()
+        self._busy_slots: deque[int] = deque()
         self.started = False
 
-    def hear(self) -> None:
-        """Take note of what it says; only where it has said something."""
-        said = os.read(self.answers.fileno(), 2 * NUM_SLOTS)
-        if not said and not self.started:
+    def read_answers(self) -> None:
+        """Handle its answers; only call when there are some."""
+        answer = os.read(self.answers.fileno(), 2 * NUM_SLOTS)
+        if not answer and not self.started:
             raise OSError("did not start")
-        self._note(said)
+        self._handle_answers(answer)
 
-    def _note(self, said: bytes) -> None:
-        for answer in (said[place : place + 1] for place in range(len(said))):
+    def _handle_answers(self, answers: bytes) -> None:
+        for answer in (answers[index : index + 1] for index in range(len(answers))):
             if answer == READY:
                 self.started = True
-                self.room.extend(range(NUM_SLOTS))
-            elif answer == DONE and self._at_work:
-                self.room.append(self._at_work.popleft())
+                self.free_slots.extend(range(NUM_SLOTS))
+            elif answer == DONE and self._busy_slots:
+                self.free_slots.append(self._busy_slots.popleft())
             else:
-                raise HelperError
-        if not said:
-            raise HelperError
+                raise WorkerError
+        if not answers:
+            raise WorkerError
 
-    def give(self, text: memoryview) -> None:
-        slot = self.room.popleft()
-        self._at_work.append(slot)
+    def send(self, text: memoryview) -> None:
+        slot = self.free_slots.popleft()
+        self._busy_slots.append(slot)
         start = slot * SLOT_BYTES
         self._slots[start : start + len(text)] = text
         try:
             self._orders.write(b"%d %d\n" % (slot, len(text)))
         except BrokenPipeError as err:
-            raise HelperError from err
+            raise WorkerError from err
 
-    def no_more(self) -> None:
+    def close_input(self) -> None:
         with suppress(BrokenPipeError):
             self._orders.close()
 
-    def take(self) -> Helped:
-        """What it read; waits for it."""
+    def result(self) -> DecodedPart:
+        """Wait for its result."""
         with io.BufferedReader(self.answers, SLOT_BYTES) as answers:  # type: ignore[type-var]
-            while self._at_work:
-                self._note(answers.read(1))
+            while self._busy_slots:
+                self._handle_answers(answers.read(1))
             try:
-                helped = pickle.load(answers)
+                part = pickle.load(answers)
             except (EOFError, pickle.UnpicklingError) as err:
-                raise HelperError from err
-        assert isinstance(helped, Helped)
-        return helped
+                raise WorkerError from err
+        assert isinstance(part, DecodedPart)
+        return part
 
     def stop(self) -> None:
-        self.no_more()
+        self.close_input()
         self._process.kill()
         self._process.wait()
         self.answers.close()
         self._slots.close()
 
 
-class Helpers:
-    """``number`` processes, or fewer where the system has no room for them."""
+class DecodePool:
+    """``number`` worker processes, or fewer where the system cannot start them."""
 
     def __init__(self, number: int) -> None:
-        self._helpers: list[_Helper] = []
-        self._said = selectors.DefaultSelector()
-        if not hasattr(os, "posix_fallocate") or not sys.executable:  # Linux has it, and can share memory by its number
+        self._workers: list[_Worker] = []
+        self._answers_ready = selectors.DefaultSelector()
+        if not hasattr(os, "posix_fallocate") or not sys.executable:  # Linux has it, and inherits file descriptors
             return
         with suppress(OSError):
-            for _ in range(min(number, MOST_HELPERS)):
-                helper = _Helper()
-                self._helpers.append(helper)
-                self._said.register(helper.answers, selectors.EVENT_READ, helper)
+            for _ in range(min(number, MAX_WORKERS)):
+                worker = _Worker()
+                self._workers.append(worker)
+                self._answers_ready.register(worker.answers, selectors.EVENT_READ, worker)
 
-    def __enter__(self) -> Helpers:
+    def __enter__(self) -> DecodePool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
-        for helper in self._helpers:
-            helper.stop()
-        self._said.close()
+        for worker in self._workers:
+            worker.stop()
+        self._answers_ready.close()
 
     def offer(self, text: memoryview) -> bool:
-        """Whether a helper took the block.
+        """Send a block to a worker with a free slot; False if there is none.
 
         Raises:
-            HelperError
+            WorkerError: a worker refused a block or died.
         """
-        if not self._helpers or len(text) > SLOT_BYTES:
+        if not self._workers or len(text) > SLOT_BYTES:
             return False
-        for key, _ in self._said.select(0):
-            self._hear(key.data)
-        free = max(self._helpers, key=lambda helper: len(helper.room), default=None)
-        if free is None or not free.room:
+        for key, _ in self._answers_ready.select(0):
+            self._read_answers(key.data)
+        least_busy = max(self._workers, key=lambda worker: len(worker.free_slots), default=None)
+        if least_busy is None or not least_busy.free_slots:
             return False
-        free.give(text)
+        least_busy.send(text)
         return True
 
-    def _hear(self, helper: _Helper) -> None:
+    def _read_answers(self, worker: _Worker) -> None:
         try:
-            helper.hear()
+            worker.read_answers()
         except OSError:
-            self._let_go(helper)
+            self._discard(worker)
 
-    def _let_go(self, helper: _Helper) -> None:
-        self._said.unregister(helper.answers)
-        self._helpers.remove(helper)
-        helper.stop()
+    def _discard(self, worker: _Worker) -> None:
+        self._answers_ready.unregister(worker.answers)
+        self._workers.remove(worker)
+        worker.stop()
 
-    def gather(self) -> Sequence[Helped]:
-        """What each helper read; those that never started are let go of.
+    def results(self) -> Sequence[DecodedPart]:
+        """Collect the result of each worker; those that never started are discarded.
 
         Raises:
-            HelperError
+            WorkerError: a worker refused a block or died.
         """
-        for helper in [helper for helper in self._helpers if not helper.started]:
-            self._let_go(helper)
-        for helper in self._helpers:
-            helper.no_more()
-        return [helper.take() for helper in self._helpers]
+        for worker in [worker for worker in self._workers if not worker.started]:
+            self._discard(worker)
+        for worker in self._workers:
+            worker.close_input()
+        return [worker.result() for worker in self._workers]

@@ -1,4 +1,4 @@
-"""What the events of a Kineto file add up to, and what was not whole in it; parts of it can be counted apart and added."""
+"""Accumulate the events of a Kineto file and its damage; parts of a file can be accumulated separately and joined."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pptrace.ingest.kineto.event_columns import Columns
 from pptrace.ingest.kineto.event_types import Begin, Complete, Counter, Event, Instant, Metadata, OldInstant, text_of
 from pptrace.ingest.kineto.memory_events import MemoryColumns
 
-_OTHERS = frozenset({Instant, OldInstant, Counter, Metadata, Begin})
+_OTHER_TYPES = frozenset({Instant, OldInstant, Counter, Metadata, Begin})
 _LABELS = frozenset({"process_name", "process_labels"})
-_MAX_LABELS = 10_000  # to look at, by each that collects
+_MAX_LABELS = 10_000  # per file or worker
 
 
 @dataclass(slots=True)
 class Damage:
-    """What was not whole, counted while reading."""
+    """Counts of damage found while reading."""
 
     lost_events: int = 0
     repaired: int = 0
@@ -37,8 +37,8 @@ class Collected:
         complete = [event for event in events if type(event) is Complete]
         self.num_events += len(events)
         self.columns.add(complete)
-        if len(complete) < len(events) and not _OTHERS.isdisjoint(map(type, events)):
-            self._add_others([event for event in events if type(event) in _OTHERS])
+        if len(complete) < len(events) and not _OTHER_TYPES.isdisjoint(map(type, events)):
+            self._add_others([event for event in events if type(event) in _OTHER_TYPES])
 
     def _add_others(self, events: Sequence[Event]) -> None:
         self.memory.add([event for event in events if isinstance(event, Instant)])
@@ -48,7 +48,7 @@ class Collected:
                 self.labels.add(text_of(event.args.name) or text_of(event.args.labels))
 
     def extend(self, other: Collected) -> None:
-        """Add what was collected elsewhere from other batches of the same file, and leave nothing there."""
+        """Move in the events of other batches of the same file, which ``other`` no longer has afterwards."""
         self.columns.extend(other.columns)
         self.memory.extend(other.memory)
         self.labels |= other.labels

@@ -1,6 +1,6 @@
-"""Batches of complete events → the columns of :class:`pptrace.model.tables.Events`.
+"""Accumulate batches of complete events as the columns of :class:`pptrace.model.tables.Events`.
 
-Columns are numpy arrays that grow, so that no event outlives its batch as an object.
+Columns are growing numpy arrays, so that no event object outlives its batch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _NAME = 1
 _COMM_KEY = b'"Collective name"'
 
 
-class _Growing:
-    """An array that grows by doubling; memory that it has not filled yet is not touched."""
+class _GrowingArray:
+    """An array that grows by doubling; unused capacity is not touched, so it takes no memory."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._values: npt.NDArray[Any] = np.empty(0, dtype=dtype)
@@ -92,7 +92,7 @@ class _Growing:
         return values
 
     def __getstate__(self) -> npt.NDArray[Any]:
-        """For another process: what is filled."""
+        """Pickle the used part only."""
         return self._values[: self._length]
 
     def __setstate__(self, values: npt.NDArray[Any]) -> None:
@@ -101,7 +101,7 @@ class _Growing:
 
 @dataclass(frozen=True, slots=True)
 class CommRow:
-    """The row of an event, as yet unsorted, with the arguments that make it communication."""
+    """Row of an event in the file, with its communication arguments."""
 
     row: int
     name: str
@@ -110,15 +110,17 @@ class CommRow:
 
 @dataclass(slots=True)
 class Columns:
-    """All complete events so far, unsorted; times are as in the file, without a base added."""
+    """All complete events so far, unsorted, with times as in the file, without the base time."""
 
     comm_rows: list[CommRow] = field(default_factory=list)
     categories: CategoryCodes = field(default_factory=CategoryCodes)
     num_rows: int = 0
     _names: _NameCodes = field(default_factory=_NameCodes)
     _integers: Integers = field(default_factory=Integers)
-    _texts: dict[bytes, Raw] = field(default_factory=dict)  # of communication, which says the same over and over
-    _columns: tuple[_Growing, ...] = field(default_factory=lambda: tuple(_Growing(dtype) for dtype in _DTYPES))
+    _interned: dict[bytes, Raw] = field(default_factory=dict)  # of communication arguments, which repeat
+    _columns: tuple[_GrowingArray, ...] = field(
+        default_factory=lambda: tuple(_GrowingArray(dtype) for dtype in _DTYPES)
+    )
 
     def add(self, events: Sequence[Complete]) -> None:
         if not events:
@@ -131,13 +133,13 @@ class Columns:
         on_device = category > Category.HOST_LIMIT
         rows = np.flatnonzero(on_device | (category == Category.RUNTIME))
         if len(rows):
-            given = _device_args([args[row] for row in rows.tolist()])
-            correlation[rows] = self._correlations(given)
+            device_args = _device_args([args[row] for row in rows.tolist()])
+            correlation[rows] = self._correlations(device_args)
             if on_device.any():
-                chosen = on_device[rows]
-                given, rows = list(compress(given, chosen.tolist())), rows[chosen]
-                device[rows] = self._devices(given, [pids[row] for row in rows.tolist()])
-                stream = self._integers([item.stream for item in given])
+                is_on_device = on_device[rows]
+                device_args, rows = list(compress(device_args, is_on_device.tolist())), rows[is_on_device]
+                device[rows] = self._devices(device_args, [pids[row] for row in rows.tolist()])
+                stream = self._integers([item.stream for item in device_args])
                 lane[rows] = np.where(stream >= 0, stream, lane[rows])
         if self._names.p2p or self._names.nodes:
             rows = np.flatnonzero(np.isin(name_id, self._names.p2p + self._names.nodes))
@@ -157,11 +159,11 @@ class Columns:
         self.num_rows += len(events)
 
     def extend(self, other: Columns) -> None:
-        """Add the rows of another, which is empty afterwards."""
+        """Move in the rows of another one, which is empty afterwards."""
         recode = np.fromiter(map(self._names.__getitem__, other._names), np.int32, len(other._names))
-        for place, (own, given) in enumerate(zip(self._columns, other._columns, strict=True)):
-            values = given.take()
-            own.extend(recode[values] if place == _NAME else values)
+        for index, (column, other_column) in enumerate(zip(self._columns, other._columns, strict=True)):
+            values = other_column.take()
+            column.extend(recode[values] if index == _NAME else values)
         self.comm_rows += [replace(row, row=self.num_rows + row.row) for row in other.comm_rows]
         self.categories.unknown |= other.categories.unknown
         self.num_rows += other.num_rows
@@ -173,14 +175,14 @@ class Columns:
         return np.where((values <= 0) | (values == _UINT32_NONE), -1, values)
 
     def _sequences(self, args: Sequence[Raw]) -> Int64:
-        """The sequence numbers of autograd's nodes; of a message that of the next node which its thread will make."""
+        """Sequence numbers of autograd's nodes; for a message that of the next node created on its thread."""
         values = self._integers([item.sequence for item in _node_args(args)]) if args else np.empty(0, dtype=np.int64)
         return np.where(values < 0, -1, values)
 
     def _devices(self, args: Sequence[DeviceArgs], pids: Sequence[Scalar]) -> Int64:
-        """The device in the arguments, else the process, which is the device's number in Kineto's rows of a device."""
-        given = self._integers([item.device for item in args])
-        values = given if given.min() >= 0 else np.where(given >= 0, given, self._integers(pids))
+        """The device in the arguments, else the pid, which is the device number in Kineto's device events."""
+        devices = self._integers([item.device for item in args])
+        values = devices if devices.min() >= 0 else np.where(devices >= 0, devices, self._integers(pids))
         return np.where((values >= 0) & (values <= np.iinfo(np.int32).max), values, -1)
 
     def _note_comms(self, names: Sequence[str | None], name_id: Int32, args: Sequence[Raw]) -> None:
@@ -191,17 +193,17 @@ class Columns:
             decoded = args_of(Args, bytes(args[row]))
             if names[row] not in SHAPED:
                 decoded = structs_replace(decoded, dims=ABSENT, types=ABSENT)
-            found = self._detached(decoded)
-            if found.collective or found.group_id or names[row] in _P2P_OPS or (found.dims and found.types):
-                self.comm_rows.append(CommRow(self.num_rows + row, names[row] or "", found))
+            comm = self._interned_args(decoded)
+            if comm.collective or comm.group_id or names[row] in _P2P_OPS or (comm.dims and comm.types):
+                self.comm_rows.append(CommRow(self.num_rows + row, names[row] or "", comm))
 
-    def _detached(self, args: Args) -> Args:
-        """The arguments with each different text kept once, and none as a view of its event's."""
+    def _interned_args(self, args: Args) -> Args:
+        """Intern the texts of arguments, so that none is a view that keeps its event's text in memory."""
         values = (bytes(value) for value in astuple(args))
-        return Args(*(self._texts.get(value) or self._texts.setdefault(value, Raw(value)) for value in values))
+        return Args(*(self._interned.get(value) or self._interned.setdefault(value, Raw(value)) for value in values))
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column (:class:`pptrace.ingest.common.sort_events.Columns`); it is empty afterwards."""
+        """Move out a column (:class:`pptrace.ingest.common.sort_events.Columns`); it is empty afterwards."""
         return self._columns[column].take()
 
     def names(self) -> list[str]:
@@ -209,7 +211,7 @@ class Columns:
 
 
 def _device_args(texts: Sequence[Raw]) -> list[DeviceArgs]:
-    """The arguments of each event, all decoded at once where nothing is odd."""
+    """Decode the arguments of each event, all at once if they are well-formed."""
     decoded = _at_once(DEVICE_ARGS_DECODER, texts) or [args_of(DeviceArgs, bytes(text)) for text in texts]
     return [item or NO_DEVICE_ARGS for item in decoded] if None in decoded else decoded
 
@@ -220,7 +222,7 @@ def _node_args(texts: Sequence[Raw]) -> list[NodeArgs]:
 
 
 def _at_once(decoder: msgspec.json.Decoder[list[Any]], texts: Sequence[Raw]) -> list[Any]:
-    """[] where some are odd."""
+    """Decode texts as one list; [] if some are malformed."""
     try:
         decoded = decoder.decode(b"".join((b"[", b",".join(texts), b"]")))
     except DECODE_ERRORS:
@@ -229,15 +231,15 @@ def _at_once(decoder: msgspec.json.Decoder[list[Any]], texts: Sequence[Raw]) -> 
 
 
 def _rows_with(key: bytes, texts: Sequence[Raw]) -> set[int]:
-    """Which of the texts hold the key."""
+    """Indices of the texts that contain the key."""
     joined = b"".join(texts)
-    place = joined.find(key)
-    if place < 0:
+    position = joined.find(key)
+    if position < 0:
         return set()
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     rows = set()
-    while place >= 0:
-        row = int(np.searchsorted(ends, place, side="right"))
+    while position >= 0:
+        row = int(np.searchsorted(ends, position, side="right"))
         rows.add(row)
-        place = joined.find(key, int(ends[row]))
+        position = joined.find(key, int(ends[row]))
     return rows

@@ -1,12 +1,12 @@
-"""The events of one trace file in decoded batches, and the text that stands before and after them.
+"""Decode the events of one trace file in batches, and keep the text before and after them.
 
     file     = object | events
     object   = "{" { member "," } '"traceEvents"' ":" events { "," member } "}"
     events   = "[" event { "," event } "]"
 
-The text is cut into blocks where a separator between two events is seen, in the layout that the file itself uses. Whether the
-cut was a true one is decided by the decoder: only then is the block a valid list. What it refuses is walked through object
-by object (:mod:`pptrace.ingest.kineto.salvage`).
+The text is cut into blocks at separators between events, in the layout of the file itself. The decoder decides whether a cut
+was between two events: only then is the block a valid list. A block that it refuses is read object by object
+(:mod:`pptrace.ingest.kineto.salvage`).
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.kineto.decoded_events import Damage
 from pptrace.ingest.kineto.event_types import DECODE_ERRORS, EVENTS_DECODER, FIELDS_DECODER, SPANS_DECODER, Event
-from pptrace.ingest.kineto.json_repair import cleaned, event_of
+from pptrace.ingest.kineto.json_repair import event_of, repaired_text
 from pptrace.ingest.kineto.salvage import OBJECT_LIMIT_BYTES, Separators, Walk, walk
 
 HEAD_LIMIT_BYTES = 64 * 1024 * 1024
 TAIL_LIMIT_BYTES = 64 * 1024 * 1024
-_HEAD_DOUBT_BYTES = 4 * 1024 * 1024  # how much more text to try before a damaged head is taken as it is
+_EXTRA_HEAD_BYTES = 4 * 1024 * 1024  # text read on before a damaged head is accepted
 _UTF8_MARK = b"\xef\xbb\xbf"
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_EVENTS_KEY_BYTES = 1024  # of key, colon, bracket and the white space between them
-WHAT_TO_GIVE = (
+_EVENTS_KEY_BYTES = 1024  # of key, colon, bracket and white space
+EXPECTED_INPUTS = (
     "give a trace of torch.profiler (export_chrome_trace), an export of Nsight Systems (.sqlite) or a table of ops (CSV, "
     "Parquet)"
 )
 
 
-Offer = Callable[[memoryview], bool]
-"""Offers the text of some whole events, by their looks, to somebody else: whether it was taken."""
+OfferBlock = Callable[[memoryview], bool]
+"""Offers a block of text, probably complete events, to a worker; returns whether it was accepted."""
 
 
 class EventStream:
-    """Batches of events from :meth:`batches`; the other attributes are complete when that is exhausted.
+    """A stream of events: :meth:`batches`; the other attributes are complete when it is exhausted.
 
-    ``head`` is the text before the events' key, ``tail`` what follows the closing bracket of the events; ``bare`` says that the
-    file is a list without an object around it. Blocks that ``offer`` takes make no batch here.
+    ``head`` is the text before the events' key, ``tail`` that after their closing bracket; ``bare``: the file is a list
+    without an object around it. Blocks that ``offer_block`` accepts are not in the batches.
     """
 
-    def __init__(self, source: ByteSource, offer: Offer | None = None) -> None:
+    def __init__(self, source: ByteSource, offer_block: OfferBlock | None = None) -> None:
         self.head = b""
         self.tail = b""
         self.bare = False
         self.damage = Damage()
         self._source = source
-        self._offer = offer
+        self._offer_block = offer_block
         self._buffer = bytearray()
         self._separators = Separators()
         self._searched = 0
 
     def batches(self) -> Iterator[list[Event]]:
-        """Decoded events, in the order of the file.
+        """Yield decoded events, in the order of the file.
 
         Raises:
             TraceError: the file is empty, is no JSON, or has no events in it.
@@ -85,44 +85,46 @@ class EventStream:
         text = piece.lstrip()
         self._buffer += text
         if not text:
-            raise TraceError(f"{self._source.path}: empty; expected a trace in JSON; {WHAT_TO_GIVE}")
+            raise TraceError(f"{self._source.path}: empty; expected a trace in JSON; {EXPECTED_INPUTS}")
         if text.startswith(b"["):
             self.bare = True
             del self._buffer[:1]
         elif text.startswith(b"{"):
             self._find_events_key()
         else:
-            found = repr(text[:24].decode("utf-8", "replace"))
-            raise TraceError(f"{self._source.path}: begins with {found}; expected a trace in JSON; {WHAT_TO_GIVE}")
+            first_characters = repr(text[:24].decode("utf-8", "replace"))
+            raise TraceError(
+                f"{self._source.path}: begins with {first_characters}; expected a trace in JSON; {EXPECTED_INPUTS}"
+            )
 
     def _find_events_key(self) -> None:
         start = 0
-        doubtful: tuple[int, int] | None = None
+        candidate: tuple[int, int] | None = None
         while True:
             for match in _EVENTS_KEY.finditer(bytes(memoryview(self._buffer)[start:])):
                 key = (start + match.start(), start + match.end())
-                if doubtful is not None and key <= doubtful:
+                if candidate is not None and key <= candidate:
                     continue
                 if _is_object_so_far(bytes(memoryview(self._buffer)[: key[0]])):
                     self._cut_head(key)
                     return
-                doubtful = doubtful or key
+                candidate = candidate or key
             start = max(0, len(self._buffer) - _EVENTS_KEY_BYTES)
-            limit = HEAD_LIMIT_BYTES if doubtful is None else doubtful[1] + _HEAD_DOUBT_BYTES
+            limit = HEAD_LIMIT_BYTES if candidate is None else candidate[1] + _EXTRA_HEAD_BYTES
             piece = self._source.read() if len(self._buffer) < limit else b""
             if not piece:
                 break
             self._buffer += piece
-        if doubtful is None or _is_json(self._buffer):
-            raise TraceError(f"{self._source.path}: {_description(bytes(self._buffer))}; {WHAT_TO_GIVE}")
-        self._cut_head(doubtful)
+        if candidate is None or _is_json(self._buffer):
+            raise TraceError(f"{self._source.path}: {_description(bytes(self._buffer))}; {EXPECTED_INPUTS}")
+        self._cut_head(candidate)
 
     def _cut_head(self, key: tuple[int, int]) -> None:
         self.head = bytes(memoryview(self._buffer)[: key[0]])
         del self._buffer[: key[1]]
 
     def _next_cut(self) -> tuple[int, int] | None:
-        """Where the last whole event in the buffer ends and where the next begins, reading on as needed."""
+        """(end of the last complete event in the buffer, start of the next one), reading on as needed; None at the end."""
         while True:
             if self._separators.learned or self._separators.learn(self._buffer):
                 cut = self._separators.last(self._buffer, self._searched)
@@ -137,40 +139,40 @@ class EventStream:
             self._buffer += piece
 
     def _read_block(self, end: int, next_start: int) -> Walk:
-        """Take the block up to ``end`` from the buffer; what of it was no whole event is put back."""
+        """Decode the block up to ``end`` and remove it from the buffer; an incomplete event at its end is put back."""
         with memoryview(self._buffer) as view, view[:end] as events:
-            taken = self._offer is not None and self._offer(events)
-            block = b"" if taken else b"".join((b"[", events, b"]"))
+            is_offered = self._offer_block is not None and self._offer_block(events)
+            block = b"" if is_offered else b"".join((b"[", events, b"]"))
             between = bytes(view[end:next_start])
         del self._buffer[:next_start]
         self._searched = 0
-        if taken:
+        if is_offered:
             return Walk([])
         if (result := decode_block(block)) is not None:
-            return self._count(result, 0)
-        text, places = cleaned(block[1:-1])
-        result = self._count(walk(text, self._separators, final=False), places)
+            return self._count_damage(result, 0)
+        text, num_repairs = repaired_text(block[1:-1])
+        result = self._count_damage(walk(text, self._separators, is_last_text=False), num_repairs)
         if result.rest or result.ended:
             self._buffer[:0] = result.rest + between
             self._searched = len(result.rest)
         return result
 
-    def _count(self, result: Walk, places: int) -> Walk:
-        self.damage.lost_events += result.lost
-        self.damage.repaired += result.repaired + places
+    def _count_damage(self, result: Walk, num_repairs: int) -> Walk:
+        self.damage.lost_events += result.num_lost
+        self.damage.repaired += result.repaired + num_repairs
         return result
 
     def _read_last(self) -> Walk:
-        """The rest of the text, cleaned as far as it belongs to the events."""
+        """Decode the rest of the text, repaired as far as it belongs to the events."""
         text = bytes(self._buffer)
-        result = walk(text, self._separators, final=True)
-        is_whole = result.ended and not result.lost
-        used = len(text) - len(result.rest) if is_whole else len(text)
-        clean, places = cleaned(text[:used])
-        if places:
-            again = walk(clean, self._separators, final=True)
-            result = replace(again, rest=again.rest + text[used:])
-        return self._count(result, places)
+        result = walk(text, self._separators, is_last_text=True)
+        is_complete = result.ended and not result.num_lost
+        num_used = len(text) - len(result.rest) if is_complete else len(text)
+        clean, num_repairs = repaired_text(text[:num_used])
+        if num_repairs:
+            rewalked = walk(clean, self._separators, is_last_text=True)
+            result = replace(rewalked, rest=rewalked.rest + text[num_used:])
+        return self._count_damage(result, num_repairs)
 
     def _read_tail(self) -> None:
         tail = self._buffer
@@ -180,7 +182,7 @@ class EventStream:
 
 
 def decode_block(block: bytes) -> Walk | None:
-    """The events of a list, mended where that is plainly possible; None where it is no list: where it was cut amiss, say."""
+    """Decode a list of events, repaired where that is unambiguous; None if it is no list, as after a cut inside an event."""
     try:
         return Walk(EVENTS_DECODER.decode(block))
     except msgspec.ValidationError:  # JSON, but of other types than expected
@@ -188,22 +190,22 @@ def decode_block(block: bytes) -> Walk | None:
             return _events_of(SPANS_DECODER.decode(block))
     except DECODE_ERRORS:
         pass
-    text, places = cleaned(block)
-    if places:
+    text, num_repairs = repaired_text(block)
+    if num_repairs:
         with suppress(*DECODE_ERRORS):
-            return Walk(EVENTS_DECODER.decode(text), repaired=places)
+            return Walk(EVENTS_DECODER.decode(text), repaired=num_repairs)
     return None
 
 
 def _events_of(spans: list[msgspec.Raw]) -> Walk:
     events = [event_of(bytes(span)) for span in spans]
-    whole = [event for event in events if event is not None]
-    return Walk(whole, lost=len(events) - len(whole))
+    decoded_events = [event for event in events if event is not None]
+    return Walk(decoded_events, num_lost=len(events) - len(decoded_events))
 
 
 def _is_object_so_far(prefix: bytes) -> bool:
-    """Whether a key may follow this text at the top level of the object: it is then whole up to a closing brace."""
-    for text in (prefix, cleaned(prefix)[0]):
+    """Whether a key may follow this text at the top level of the object, so that a closing brace would complete it."""
+    for text in (prefix, repaired_text(prefix)[0]):
         try:
             FIELDS_DECODER.decode(text + b'"":0}')
         except DECODE_ERRORS:
@@ -221,11 +223,11 @@ def _is_json(text: bytes | bytearray) -> bool:
 
 
 def _description(text: bytes) -> str:
-    """What a file is that begins like a JSON object and has no list of events."""
+    """Describe a file that begins like a JSON object and has no list of events."""
     try:
         keys = list(FIELDS_DECODER.decode(text))
     except DECODE_ERRORS:
-        return 'damaged or cut JSON without "traceEvents"; expected a list of trace events'
+        return 'damaged or truncated JSON without "traceEvents"; expected a list of trace events'
     if not keys:
         return "an empty JSON object; expected trace events"
     shown = ", ".join(f'"{key[:40]}"' for key in keys[:4]) + (", …" if len(keys) > 4 else "")

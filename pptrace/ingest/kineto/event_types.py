@@ -1,13 +1,13 @@
-"""The shapes of Chrome-trace events as Kineto writes them, for typed decoding.
+"""Types of Chrome-trace events as Kineto writes them, for typed decoding.
 
     event = { "ph": "X", "cat", "name", "pid", "tid", "ts", "dur", "args": {...} }     complete
           | { "ph": "i" | "I" | "C", "name", "ts", "args": {...} }                     instant or counter
           | { "ph": "M", "name", "pid", "args": {"name" | "labels"} }                  metadata
           | { "ph": any other phase, ... }                                             skipped
 
-Keys may stand in any order; those not named here are skipped unread. Numbers whose digits matter, and ``args``, of which most
-are never used, stay undecoded (``Raw``) until someone wants them, so that a surprising type there costs nothing. Flow events
-(ac2g, fwdbwd: phases s, t, f) are skipped: correlation ids say the same, exactly.
+Keys may be in any order; others are skipped. Numbers whose digits matter, and ``args``, most of which are never used, stay
+undecoded (``Raw``) until needed, so that an unexpected type there does no harm. Flow events (ac2g, fwdbwd: phases s, t, f) are
+skipped: correlation ids contain the same information.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ABSENT = Raw(b"")
 
 
 class DeviceArgs(Struct, frozen=True, gc=False):
-    """What is used of the ``args`` of device work and of the calls that launch it."""
+    """The ``args`` used of device work and of the calls that launch it."""
 
     device: Scalar = -1
     stream: Scalar = -1
@@ -31,7 +31,7 @@ class DeviceArgs(Struct, frozen=True, gc=False):
 
 
 class Args(Struct, frozen=True, gc=False):
-    """What is used of the ``args`` of communication."""
+    """The ``args`` used of communication."""
 
     collective: Raw = field(default=ABSENT, name="Collective name")
     in_nelems: Raw = field(default=ABSENT, name="In msg nelems")
@@ -55,13 +55,13 @@ class Args(Struct, frozen=True, gc=False):
 
 
 class NodeArgs(Struct, frozen=True, gc=False):
-    """What is used of the ``args`` of autograd's nodes, and of the calls that post messages between them."""
+    """The ``args`` used of autograd's nodes and of the calls that post messages."""
 
     sequence: Scalar = field(default=-1, name="Sequence number")
 
 
 class MemoryArgs(Struct, frozen=True, gc=False):
-    """What is used of a ``[memory]`` event's ``args``."""
+    """The ``args`` used of a ``[memory]`` event."""
 
     device_type: Scalar = field(default=None, name="Device Type")
     device_id: Scalar = field(default=None, name="Device Id")
@@ -112,11 +112,11 @@ class Metadata(Struct, gc=False, tag="M", tag_field="ph"):
 
 
 class Begin(Struct, gc=False, tag="B", tag_field="ph"):
-    """Counted only: begin/end pairs are another format."""
+    """Begin event, only counted: begin/end pairs are another format."""
 
 
 class Skipped(Struct, gc=False, tag="s", tag_field="ph"):
-    """Flows, async ranges, object snapshots: counted by nobody."""
+    """Flow, async range or object snapshot, not used."""
 
 
 Event: TypeAlias = Complete | Instant | Metadata | Begin | Skipped
@@ -133,11 +133,11 @@ SPANS_DECODER: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 FIELDS_DECODER: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
-"""All that msgspec raises on text that is not what it should be."""
+"""Everything that msgspec raises on malformed text."""
 
 
 def value_of(raw: Raw) -> Any:
-    """The decoded value of an undecoded field; None where it is absent or unreadable."""
+    """Decode a field; None if it is absent or malformed."""
     if not raw:
         return None
     try:
@@ -147,7 +147,7 @@ def value_of(raw: Raw) -> Any:
 
 
 def int_of(raw: Raw) -> int:
-    """The integer in an undecoded field, as a number or as text; -1 where there is none that fits int64."""
+    """Decode a field with an integer, as number or text; -1 if there is none that fits int64."""
     value = value_of(raw)
     try:
         number = int(value) if isinstance(value, int | float | str) else -1

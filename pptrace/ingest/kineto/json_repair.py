@@ -1,4 +1,4 @@
-"""What can still be read of text that is not quite JSON.
+"""Repair text that is almost JSON, and decode events with unexpected types.
 
 Seen in real traces: control characters and raw newlines in names, bytes that are not UTF-8, bare ``nan`` and ``inf``, single
 backslashes in file paths, lone surrogates, unescaped quotes in kernel names, numbers as text, null where a value should be.
@@ -47,25 +47,25 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def cleaned(text: bytes) -> tuple[bytes, int]:
-    """The text with its harmless damage repaired, and at how many places. Cleaning twice changes nothing.
+def repaired_text(text: bytes) -> tuple[bytes, int]:
+    """Repair harmless damage: (text, number of repairs). Idempotent.
 
-    Newlines and tabs stay, because most of them are layout; the rest of the control characters become spaces.
+    Newlines and tabs stay, because most of them are layout; other control characters become spaces.
     """
     printable = text.translate(_CONTROL_TO_SPACE)
-    places = 0 if printable == text else sum(a != b for a, b in zip(text, printable, strict=True))
+    num_repairs = 0 if printable == text else sum(a != b for a, b in zip(text, printable, strict=True))
     try:
         printable.decode("utf-8")
     except UnicodeDecodeError:
         replaced = printable.decode("utf-8", "replace")
-        places += replaced.count("\N{REPLACEMENT CHARACTER}")
+        num_repairs += replaced.count("\N{REPLACEMENT CHARACTER}")
         printable = replaced.encode("utf-8")
-    numbered, num_numbers = _BARE_NUMBER.subn(rb"\1null", printable)
-    escaped = _ESCAPE.sub(_mended_escape, numbered) if b"\\" in numbered else numbered
-    return escaped, places + num_numbers + (escaped != numbered)
+    with_null, num_numbers = _BARE_NUMBER.subn(rb"\1null", printable)
+    with_escapes = _ESCAPE.sub(_repaired_escape, with_null) if b"\\" in with_null else with_null
+    return with_escapes, num_repairs + num_numbers + (with_escapes != with_null)
 
 
-def _mended_escape(match: re.Match[bytes]) -> bytes:
+def _repaired_escape(match: re.Match[bytes]) -> bytes:
     escape = match[0]
     if escape == b"\\":
         return b"\\\\"
@@ -73,18 +73,18 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 
 
 def flattened(text: bytes) -> bytes:
-    """The text with every control character a space: layout as well as raw newlines inside strings."""
+    """Replace every control character by a space, both layout and raw newlines inside strings."""
     return text.translate(_ALL_TO_SPACE)
 
 
 def requoted(text: bytes) -> bytes:
-    """The text with quotes escaped that stand inside a string: those of the name, then all that no JSON token explains."""
-    named = _NAME.sub(lambda match: match[1] + _QUOTE.sub(rb"\"", match[2]) + match[3], text)
-    return _INNER_QUOTE.sub(rb"\"", named)
+    """Escape quotes inside strings: those in the name, then all that are at no JSON token's boundary."""
+    with_name = _NAME.sub(lambda match: match[1] + _QUOTE.sub(rb"\"", match[2]) + match[3], text)
+    return _INNER_QUOTE.sub(rb"\"", with_name)
 
 
 def event_of(span: bytes) -> Event | None:
-    """One event from the text of one object, however odd its types; None where it is none (no phase, broken)."""
+    """Decode one event whatever the types of its members; None if it is no event (no phase, damaged)."""
     try:
         return EVENT_DECODER.decode(span)
     except DECODE_ERRORS:
@@ -96,7 +96,7 @@ def event_of(span: bytes) -> Event | None:
 
 
 def args_of(shape: type[S], text: bytes) -> S:
-    """What ``args`` hold of this shape, however odd the types of the others; defaults where they are none."""
+    """Decode ``args`` to a struct whatever the types of other members; defaults where members are missing or malformed."""
     try:
         return _decoder(shape).decode(text)  # type: ignore[no-any-return]
     except DECODE_ERRORS:
@@ -143,7 +143,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _decoded(fields: Mapping[str, Raw], key: str, kind: Any, default: T) -> T:
-    """A field of the kind wanted, else the default."""
+    """Decode a field of type ``kind``; the default if it is missing or of another type."""
     try:
         value: T = _decoder(kind).decode(fields[key])
     except (KeyError, *DECODE_ERRORS):
@@ -152,7 +152,7 @@ def _decoded(fields: Mapping[str, Raw], key: str, kind: Any, default: T) -> T:
 
 
 def _struct(shape: type[S], raw: Mapping[str, Raw]) -> S:
-    """A struct from the fields that fit it; the others keep their defaults."""
+    """Make a struct from the fields of the right type; others have their defaults."""
     values: dict[str, Any] = {}
     for item in _fields(shape):
         if item.encode_name in raw:

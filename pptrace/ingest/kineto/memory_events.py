@@ -1,4 +1,4 @@
-"""``[memory]`` instants (profile_memory=True) → :data:`pptrace.model.tables.MEMORY`.
+"""Convert ``[memory]`` instants (profile_memory=True) to :data:`pptrace.model.tables.MEMORY`.
 
     args = { "Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved" }     torch ≥ 1.11
          | { "Device Type", "Device Id", "Bytes" }                                          before
@@ -21,23 +21,25 @@ from pptrace.model.tables import MEMORY, Int64, make_table
 MEMORY_EVENT = "[memory]"
 _HOST = 0
 _UNKNOWN = -(2**62)
-_DIFFERENT_DEVICES = 1024
+_MAX_DEVICES = 1024
 
 
 @dataclass(slots=True)
 class MemoryColumns:
-    """All memory events so far, with times as in the file. Each column is a list of one array per batch."""
+    """All memory events so far, with times as in the file, an array per batch."""
 
     _parts: list[Int64] = field(default_factory=list)
     _integers: Integers = field(default_factory=lambda: Integers({None: _UNKNOWN}))
 
     def add(self, instants: Sequence[Instant]) -> None:
-        given = [(event.ts, event.args) for event in instants if event.name == MEMORY_EVENT and event.args is not None]
-        if not given:
+        memory_events = [
+            (event.ts, event.args) for event in instants if event.name == MEMORY_EVENT and event.args is not None
+        ]
+        if not memory_events:
             return
-        args: list[MemoryArgs] = [item for _, item in given]
+        args: list[MemoryArgs] = [item for _, item in memory_events]
         columns = (
-            nanoseconds([ts for ts, _ in given]),
+            nanoseconds([ts for ts, _ in memory_events]),
             self._integers([item.device_type for item in args]),
             self._integers([item.device_id for item in args]),
             self._integers([item.change for item in args]),
@@ -51,9 +53,9 @@ class MemoryColumns:
         self._parts += other._parts
 
     def table(self, base_ns: int) -> pd.DataFrame:
-        """Memory over time, rank -1: of all accelerators together where there are any, else of the host.
+        """Memory over time, bytes, rank -1: of all accelerators together where there are any, else of the host.
 
-        Totals of several devices add up to the process's. Traces of before torch 1.11 give only changes: there
+        Totals of several devices are summed. Traces from before torch 1.11 have only changes: there
         ``allocated_bytes`` counts from the first event and ``reserved_bytes`` is -1.
         """
         columns = np.concatenate(self._parts, axis=1) if self._parts else np.zeros((6, 0), dtype=np.int64)
@@ -62,13 +64,12 @@ class MemoryColumns:
         if accelerated.shape[1]:
             columns = accelerated
         time, kind, device, change, allocated, reserved = columns[:, np.lexsort(columns[[5, 4, 3, 2, 1, 0]])]
-        with_totals = allocated != _UNKNOWN
-        if with_totals.any():
-            keep = with_totals
-            group = (kind[keep] * _DIFFERENT_DEVICES + device[keep]).astype(np.int64)
-            time = time[keep]
-            allocated = _sum_over_groups(allocated[keep], group)
-            reserved = _sum_over_groups(np.where(reserved[keep] == _UNKNOWN, 0, reserved[keep]), group)
+        has_totals = allocated != _UNKNOWN
+        if has_totals.any():
+            group = (kind[has_totals] * _MAX_DEVICES + device[has_totals]).astype(np.int64)
+            time = time[has_totals]
+            allocated = _sum_over_groups(allocated[has_totals], group)
+            reserved = _sum_over_groups(np.where(reserved[has_totals] == _UNKNOWN, 0, reserved[has_totals]), group)
         else:
             allocated = np.cumsum(np.where(change == _UNKNOWN, 0, change))
             reserved = np.full(len(time), -1)
@@ -80,9 +81,9 @@ class MemoryColumns:
 
 
 def _sum_over_groups(level: Int64, group: Int64) -> Int64:
-    """At each row the sum over groups of the level last seen in each."""
+    """Sum over groups of the latest level of each, at every row."""
     step = np.zeros_like(level)
-    for one in np.unique(group):
-        rows = group == one
+    for group_id in np.unique(group):
+        rows = group == group_id
         step[rows] = np.diff(level[rows], prepend=0)
     return np.cumsum(step)

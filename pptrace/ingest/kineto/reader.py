@@ -1,12 +1,13 @@
-"""Reader of PyTorch profiler (Kineto) traces: Chrome-trace JSON, plain or gzip, of every age since 2021.
+"""Read PyTorch profiler (Kineto) traces: Chrome-trace JSON, plain or gzip, of all versions since 2021.
 
     file  = { member "," } "traceEvents": [ event, … ] { "," member } | [ event, … ]
     event = complete | instant | metadata | others, which are skipped
 
 The text is cut by :mod:`pptrace.ingest.kineto.event_stream` and its events are typed in :mod:`pptrace.ingest.kineto.event_types`.
 
-Members used: ``baseTimeNanoseconds`` (added to every time, wherever it stands), ``pptrace``, ``distributedInfo``, ``host_name``,
-``schemaVersion`` and version numbers. The file is read as a stream; memory grows with the events' columns, not with the text.
+Members used: ``baseTimeNanoseconds`` (added to every time, wherever it is in the file), ``pptrace``, ``distributedInfo``,
+``host_name``, ``schemaVersion`` and version numbers. The file is read as a stream; memory grows with the events' columns, not
+with the text.
 """
 
 from __future__ import annotations
@@ -24,56 +25,56 @@ from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.rank_names import producer_of, rank_of_file_name, rank_of_labels, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
 from pptrace.ingest.kineto.comm_args import comm_table, rank_of_comms
-from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, HelperError, Helpers
+from pptrace.ingest.kineto.decode_pool import MIN_TEXT_BYTES, DecodePool, WorkerError
 from pptrace.ingest.kineto.decoded_events import Collected
-from pptrace.ingest.kineto.event_stream import WHAT_TO_GIVE, EventStream
+from pptrace.ingest.kineto.event_stream import EXPECTED_INPUTS, EventStream
 from pptrace.ingest.kineto.trace_members import Document, read_document
 from pptrace.marks import METADATA_KEY
 from pptrace.model.tables import HOST_NAME, InputFormat, Trace
 
-Told = Callable[[float], None]
+ReadProgress = Callable[[float], None]
 
 
-def read_kineto(path: Path, cores: int = 1, told: Told | None = None) -> Trace:
-    """Read one rank's trace. A large one is decoded on several ``cores``, in processes of this module's own.
+def read_kineto(path: Path, cores: int = 1, on_progress: ReadProgress | None = None) -> Trace:
+    """Read one rank's trace. A large file is decoded on several ``cores``, in worker processes.
 
-    ``told`` is called again and again with the part of the file that has been read, 0 to 1.
+    ``on_progress`` is called repeatedly with the fraction of the file that has been read, 0 to 1.
 
     Only complete events (``ph`` X) become rows of ``Trace.events``, sorted by start, longer ones first among equals. Memory
     instants become ``Trace.memory`` (rank -1 where the rank is unknown). ``Trace.metadata`` is the whole ``pptrace`` object
     and the host's name.
-    What is damaged is left out and counted in ``Trace.warnings``.
+    Damaged events are left out and counted in ``Trace.warnings``.
 
     Raises:
         TraceError: the file cannot be read, is empty, is no JSON, or has no complete event.
     """
     with _paused_gc():
-        num_helpers = cores - 1 if num_text_bytes(path) >= MIN_TEXT_BYTES else 0
-        with suppress(HelperError):
-            return _read(path, num_helpers, told)
-        return _read(path, 0, told)
+        num_workers = cores - 1 if num_text_bytes(path) >= MIN_TEXT_BYTES else 0
+        with suppress(WorkerError):
+            return _read(path, num_workers, on_progress)
+        return _read(path, 0, on_progress)
 
 
-def _read(path: Path, num_helpers: int, told: Told | None) -> Trace:
-    """With helpers only what is whole.
+def _read(path: Path, num_workers: int, on_progress: ReadProgress | None) -> Trace:
+    """Read the file; with workers only an undamaged one.
 
     Raises:
-        HelperError
+        WorkerError: a worker refused a damaged block, or died.
     """
     collected = Collected()
-    with ByteSource(path) as source, Helpers(num_helpers) as helpers:
-        stream = EventStream(source, helpers.offer)
+    with ByteSource(path) as source, DecodePool(num_workers) as pool:
+        stream = EventStream(source, pool.offer)
         for events in stream.batches():
             collected.add(events)
-            if told is not None:
-                told(source.part_read)
-        for helped in helpers.gather():
-            collected.extend(helped.collected)
-            stream.damage.lost_events += helped.damage.lost_events
-            stream.damage.repaired += helped.damage.repaired
+            if on_progress is not None:
+                on_progress(source.part_read)
+        for part in pool.results():
+            collected.extend(part.collected)
+            stream.damage.lost_events += part.damage.lost_events
+            stream.damage.repaired += part.damage.repaired
         document = read_document(stream.head, stream.tail, bare=stream.bare)
         if not collected.columns.num_rows:
-            raise TraceError(f"{path}: {_no_rows(collected, stream)}; {WHAT_TO_GIVE}")
+            raise TraceError(f"{path}: {_no_rows(collected, stream)}; {EXPECTED_INPUTS}")
         return _trace(path, source, stream, document, collected)
 
 
@@ -84,7 +85,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
     ordered = sorted_events(collected.columns, base_ns)
     if not len(ordered.start_ns):
-        raise TraceError(f'{path}: no event has a usable time; expected "ts" and "dur" in µs; {WHAT_TO_GIVE}')
+        raise TraceError(f'{path}: no event has a usable time; expected "ts" and "dur" in µs; {EXPECTED_INPUTS}')
     comm_rows = collected.columns.comm_rows
     rank = _first_rank(
         rank_of_value(metadata.get("rank")),
@@ -95,11 +96,14 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     )
     memory = collected.memory.table(base_ns)
     memory["rank"] = -1 if rank is None else rank
-    events = ordered.events(comm_table(comm_rows, ordered.places([row.row for row in comm_rows]), distributed))
+    events = ordered.events(comm_table(comm_rows, ordered.sorted_rows([row.row for row in comm_rows]), distributed))
     warnings = [*_damage_warnings(source, stream, document, len(events)), *base_warning, *ordered.warnings]
     unknown = sorted(collected.columns.categories.unknown)
     if unknown:
-        warnings.append(f"took events of unknown categories as other host events: {_listed(unknown)}")
+        warnings.append(
+            "events of unknown categories are read as host events, so that device work among them does not count: "
+            f"{_join_quoted(unknown)}"
+        )
     return Trace(
         path=str(path),
         format=InputFormat.KINETO,
@@ -128,10 +132,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _facts(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What pptrace's recorder wrote down, and the host's name, which torch's profiler does."""
+    """Facts that pptrace's recorder wrote, and the host name that torch's profiler wrote."""
     host = members.get(HOST_NAME)
-    named = {HOST_NAME: host} if isinstance(host, str) and host else {}
-    return {**named, **_mapping(members.get(METADATA_KEY))}
+    host_fact = {HOST_NAME: host} if isinstance(host, str) and host else {}
+    return {**host_fact, **_mapping(members.get(METADATA_KEY))}
 
 
 def _base_ns(value: object) -> tuple[int, list[str]]:
@@ -142,22 +146,24 @@ def _base_ns(value: object) -> tuple[int, list[str]]:
     except ValueError:
         base_ns = None
     if base_ns is None or abs(base_ns) > LIMIT_NS:
-        found = str(value)[:40]
-        return 0, [f'"baseTimeNanoseconds" is {found!r}, which is no time; took 0: times are relative']
+        shown = str(value)[:40]
+        return 0, [
+            f'"baseTimeNanoseconds" is {shown!r}, which is no time: 0 is used, so that times are relative to an unknown start'
+        ]
     return base_ns, []
 
 
-def _damage_warnings(source: ByteSource, stream: EventStream, document: Document, num_kept: int) -> Iterator[str]:
-    """One line for each kind of damage."""
+def _damage_warnings(source: ByteSource, stream: EventStream, document: Document, num_events: int) -> Iterator[str]:
+    """Yield a warning for each kind of damage."""
     damage = stream.damage
     if damage.early_end:
         reason = source.damage or "cut inside the list of events"
-        yield f"trace ends early ({reason}); kept the {_events(num_kept)} before it"
-    elif source.damage or not document.whole:
+        yield f"trace ends early ({reason}); kept the {_events(num_events)} before it"
+    elif source.damage or not document.is_complete:
         reason = source.damage or "cut or damaged after the list of events"
-        yield f"trace ends early ({reason}); kept all {_events(num_kept)}, facts about the run may be missing"
+        yield f"trace ends early ({reason}); kept all {_events(num_events)}, facts about the run may be missing"
     if damage.lost_events:
-        yield f"left out {_events(damage.lost_events)} that no longer could be read (damaged JSON)"
+        yield f"left out {_events(damage.lost_events)} that could not be read (damaged JSON)"
     if damage.repaired:
         places = "place that was" if damage.repaired == 1 else "places that were"
         yield f"repaired {damage.repaired} {places} not valid JSON (control characters, quotes, encoding or numbers)"
@@ -177,7 +183,7 @@ def _no_rows(collected: Collected, stream: EventStream) -> str:
     if collected.num_events:
         return f"{_events(collected.num_events)} and no complete one; {expected}"
     if stream.damage.early_end:
-        return f"damaged or cut before the first event; {expected}"
+        return f"damaged or truncated before the first event; {expected}"
     if lost := stream.damage.lost_events:
         return (
             f"a list of {lost} {'entry' if lost == 1 else 'entries'} of which none can be read as an event; {expected}"
@@ -189,14 +195,14 @@ def _events(num: int) -> str:
     return f"{num} event" if num == 1 else f"{num} events"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_quoted(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
 @contextmanager
 def _paused_gc() -> Iterator[None]:
-    """Decoding makes millions of objects and no cycles; collecting among them costs half of the time."""
+    """Pause garbage collection: decoding makes millions of objects and no cycles, and collection takes half of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

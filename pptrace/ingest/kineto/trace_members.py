@@ -1,4 +1,4 @@
-"""The members of the trace's top-level object, from the text before and after its events."""
+"""Read the members of the trace's top-level object, from the text before and after its events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pptrace.ingest.kineto.json_repair import cleaned
+from pptrace.ingest.kineto.json_repair import repaired_text
 
 _EXACT_FLOAT = 2.0**53
 _MEMBER = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*(?=["{\[\d\-tfn])')
@@ -17,21 +17,21 @@ _MEMBER = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*(?=["{\[\d\-tfn])')
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``members`` without the events. ``trailing`` is what follows the document; ``whole`` says that all of it was read."""
+    """``members`` without the events. ``trailing`` is the text after the document; ``is_complete``: nothing of it was lost."""
 
     members: Mapping[str, Any]
     trailing: str
-    whole: bool
+    is_complete: bool
 
 
 def read_document(head: bytes, tail: bytes, *, bare: bool) -> Document:
-    """Join what stands before the events' key with what follows their closing bracket."""
-    after = cleaned(tail)[0].decode("utf-8", "replace")
+    """Read the members from the text before the events' key joined with the text after their closing bracket."""
+    after = repaired_text(tail)[0].decode("utf-8", "replace")
     if bare:
         return Document({}, after.strip(), True)
-    before = cleaned(head)[0].decode("utf-8", "replace").rstrip()
+    before = repaired_text(head)[0].decode("utf-8", "replace").rstrip()
     text = before + '"traceEvents":null' + after
-    decoder = json.JSONDecoder(parse_float=_number, parse_constant=_no_number, strict=False)
+    decoder = json.JSONDecoder(parse_float=_number, parse_constant=_null, strict=False)
     try:
         members, end = decoder.raw_decode(text)
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def read_document(head: bytes, tail: bytes, *, bare: bool) -> Document:
 
 
 def _number(text: str) -> float | int:
-    """A float, unless its digits are worth keeping: a time in nanoseconds may be written with an exponent or a point."""
+    """Parse a float, or an int if it is one beyond float64's precision: ns may be written with an exponent or a point."""
     value = float(text)
     if abs(value) < _EXACT_FLOAT:
         return value
@@ -51,17 +51,17 @@ def _number(text: str) -> float | int:
     return int(exact) if abs(value) < 1e30 and exact == exact.to_integral_value() else value
 
 
-def _no_number(_: str) -> None:
+def _null(_: str) -> None:
     return None
 
 
 def _single_members(text: str, decoder: json.JSONDecoder) -> dict[str, Any]:
-    """The members of a damaged object that can be read one at a time."""
+    """Read the members of a damaged object one by one."""
     members: dict[str, Any] = {}
-    place = 0
-    while match := _MEMBER.search(text, place):
+    position = 0
+    while match := _MEMBER.search(text, position):
         try:
-            members[match[1]], place = decoder.raw_decode(text, match.end())
+            members[match[1]], position = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError):
-            place = match.end()
+            position = match.end()
     return members

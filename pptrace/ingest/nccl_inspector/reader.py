@@ -1,19 +1,19 @@
-"""Reader of what NCCL's Inspector plugin writes (NCCL 2.28 on, ``plugins/profiler/inspector``): a collective or message per line.
+"""Read the output of NCCL's Inspector plugin (NCCL 2.28 on, ``plugins/profiler/inspector``): a collective or message per line.
 
     line = {"header": {"id", "comm_name", "rank", "n_ranks", "nnodes"}, "metadata": {"dump_timestamp_us", "hostname", "pid", …},
             "coll_perf": {"coll", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us", "coll_timing_source", …}
             | "p2p_perf": {"p2p", "p2p_sn", "p2p_peer", "p2p_msg_size_bytes", "p2p_exec_time_us", "p2p_timing_source", …}}
 
-With ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` there is ``event_trace_ts`` as well, the host's readings of when each channel's kernel
-began and ended. Without, nothing says when a call ran: ``dump_timestamp_us`` is when the line was written, some time after it,
-and the duration alone is known (clock "none"). A process writes a file; a header's rank is a place in the communicator, and the
-global rank of a process is its place in a communicator of all of them.
+With ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` there is ``event_trace_ts`` as well: start and end of each channel's kernel on the host's
+clock. Without it the time of a call is unknown: ``dump_timestamp_us`` is when the line was written, some time later, and only the
+duration is known (clock "none"). Each process writes a file; a header's rank is the rank in the communicator, and the global
+rank of a process is its rank in a communicator of all processes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ import pandas as pd
 from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import closed, json_texts
+from pptrace.ingest.common.json_texts import close_brackets, split_values
 from pptrace.model.tables import CALLS, MEMORY, InputFormat, Trace, empty_table, make_table, no_events
 
 COMMUNICATORS = "communicators"
-"""The fact of a process's places: by communicator its rank there and the number of ranks."""
+"""Fact: by communicator, the process's rank in it and its number of ranks."""
 
 _MARK = re.compile(rb'"(?:coll_perf|p2p_perf|inspector_output_format_version)"\s*:')
 _FILE = re.compile(r".*-pid\d+\.log(?:\.gz)?")
@@ -46,14 +46,14 @@ _KINDS = {
     "SendRecv": "send_recv",
 }
 _OF_ONE_RANK = ("all_gather", "reduce_scatter", "all_to_all")
-"""Collectives whose size is told for one rank's part: the larger of input and output holds all of them."""
+"""Collectives whose size in the file is one rank's part; the larger of input and output has those of all ranks."""
 _UNNAMED = ("unknown", "default_pg")
-"""Names that tell no axis; of torch's default group, whose places are global ranks, the ranks are told by its size."""
+"""Communicator names without an axis; torch's default group, whose ranks are global ranks, is recognised by its size."""
 _LAUNCH = "collective_cpu"
-"""The source of a duration that is the host's alone: how long it took to launch."""
+"""Timing source of a duration on the host, which is that of the launch."""
 _NO_TIMES = (
-    "NCCL Inspector wrote no event timestamps (NCCL_INSPECTOR_DUMP_VERBOSE=1 does): how long each call took is known, when it "
-    "ran is not; what needs that (union, overlap, waiting) is null"
+    "NCCL Inspector wrote no event timestamps: the duration of each call is known, but not "
+    "when it ran, so that union, overlap and waiting are null; record with NCCL_INSPECTOR_DUMP_VERBOSE=1"
 )
 
 
@@ -80,7 +80,7 @@ class _Times(msgspec.Struct, gc=False):
 
 class _Collective(msgspec.Struct, gc=False):
     name: str = msgspec.field(name="coll")
-    took_us: int = msgspec.field(name="coll_exec_time_us")
+    duration_us: int = msgspec.field(name="coll_exec_time_us")
     sn: int = msgspec.field(name="coll_sn", default=-1)
     size: int = msgspec.field(name="coll_msg_size_bytes", default=-1)
     source: str = msgspec.field(name="coll_timing_source", default="")
@@ -93,7 +93,7 @@ class _Collective(msgspec.Struct, gc=False):
 
 class _Message(msgspec.Struct, gc=False):
     name: str = msgspec.field(name="p2p")
-    took_us: int = msgspec.field(name="p2p_exec_time_us")
+    duration_us: int = msgspec.field(name="p2p_exec_time_us")
     sn: int = msgspec.field(name="p2p_sn", default=-1)
     size: int = msgspec.field(name="p2p_msg_size_bytes", default=-1)
     source: str = msgspec.field(name="p2p_timing_source", default="")
@@ -112,8 +112,8 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 @dataclass(slots=True)
-class _Read:
-    """What is read of a file, one entry per call; ``version`` is the last one that a line names."""
+class _ReadCalls:
+    """The calls read from a file; ``version`` is the last one in it."""
 
     calls: list[tuple[Any, ...]]
     num_damaged: int = 0
@@ -137,20 +137,20 @@ _COLUMNS = (
 
 
 def sniff_nccl_inspector(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes is the Inspector's."""
+    """Whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
     return _MARK.search(start) is not None and b'"header"' in start
 
 
 def read_nccl_inspector(path: Path) -> tuple[Trace, ...]:
-    """The communication of a process, or of each rank where a process has several.
+    """Read the communication of a process, a trace for each of its ranks.
 
     Raises:
         TraceError: the file cannot be read or holds no call.
     """
-    read = _Read([])
+    read = _ReadCalls([])
     with ByteSource(path) as source:
-        for text in json_texts(source):
-            line = _decoded(text.data) or _decoded(closed(text.data) or b"")
+        for text in split_values(source):
+            line = _decoded(text.data) or _decoded(close_brackets(text.data) or b"")
             if line is None:
                 read.num_damaged += 1
             else:
@@ -162,11 +162,12 @@ def read_nccl_inspector(path: Path) -> tuple[Trace, ...]:
             "record them again"
         )
     calls = pd.DataFrame(dict(zip(_COLUMNS, zip(*read.calls, strict=True), strict=True)))
-    parts, left_out = _by_rank(calls)
+    parts, dropped_warnings = _by_rank(calls)
     world = _num_processes(path) * len(parts)
-    lines = [*_damage(read, damage), *left_out]
+    warnings = [*_damage(read, damage), *dropped_warnings]
     return tuple(
-        _trace(path, own, world, read.version, lines if number == 0 else ()) for number, own in enumerate(parts)
+        _trace(path, rank_calls, world, read.version, warnings if number == 0 else ())
+        for number, rank_calls in enumerate(parts)
     )
 
 
@@ -177,60 +178,61 @@ def _decoded(text: bytes) -> _Line | None:
         return None
 
 
-def _add(read: _Read, line: _Line) -> None:
-    """The call of a line, unless its duration is that of its launch or cannot be true."""
-    head, call = line.header, line.coll_perf or line.p2p_perf
+def _add(read: _ReadCalls, line: _Line) -> None:
+    """Add the call of a line, unless its duration is that of its launch or is impossible."""
+    header, call = line.header, line.coll_perf or line.p2p_perf
     read.version = line.metadata.inspector_output_format_version or read.version
     if call is not None and call.source == _LAUNCH:
         read.num_launches += 1
         return
-    span = None if call is None else _span(call.times, line.metadata.dump_timestamp_us, call.took_us)
-    if call is None or span is None or not 0 <= head.rank < head.n_ranks < 2**31:
+    span = None if call is None else _span(call.times, line.metadata.dump_timestamp_us, call.duration_us)
+    if call is None or span is None or not 0 <= header.rank < header.n_ranks < 2**31:
         read.num_damaged += 1
         return
     kind = _KINDS.get(call.name, re.sub(r"\W+", "_", call.name).lower() or "unknown")
-    whole = call.size * (head.n_ranks if kind in _OF_ONE_RANK else 1)
-    description = "" if head.comm_name in _UNNAMED else head.comm_name
-    numbers = (_bounded(call.peer), _bounded(whole), _bounded(call.sn))
-    read.calls.append((head.id, description, head.rank, head.n_ranks, kind, *numbers, *span))
+    total_bytes = call.size * (header.n_ranks if kind in _OF_ONE_RANK else 1)
+    description = "" if header.comm_name in _UNNAMED else header.comm_name
+    numbers = (_bounded(call.peer), _bounded(total_bytes), _bounded(call.sn))
+    read.calls.append((header.id, description, header.rank, header.n_ranks, kind, *numbers, *span))
 
 
 def _bounded(number: int) -> int:
     return number if 0 <= number < 2**62 else -1
 
 
-def _span(times: _Times | None, dumped_us: int, took_us: int) -> tuple[int, int, str] | None:
-    """(start, end, clock) of a call; without readings it ends, at the latest, when it was written down. None if impossible."""
+def _span(times: _Times | None, written_us: int, duration_us: int) -> tuple[int, int, str] | None:
+    """(start, end, clock) of a call, ns; without timestamps the end is when the line was written. None if impossible."""
     kernels = times.kernel_events if times is not None else []
     starts = [kernel.kernel_start_ts for kernel in kernels if kernel.kernel_start_ts > 0]
     ends = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts > 0]
     if starts and ends and min(starts) <= max(ends) <= LIMIT_NS // 1000:
         return min(starts) * 1000, max(ends) * 1000, "device"
-    if not 0 <= took_us <= dumped_us <= LIMIT_NS // 1000:
+    if not 0 <= duration_us <= written_us <= LIMIT_NS // 1000:
         return None
-    return (dumped_us - took_us) * 1000, dumped_us * 1000, "none"
+    return (written_us - duration_us) * 1000, written_us * 1000, "none"
 
 
 def _by_rank(calls: pd.DataFrame) -> tuple[list[pd.DataFrame], tuple[str, ...]]:
-    """The calls of each rank of the process: one, unless a communicator has several places here.
+    """Split the calls by rank: a process has one rank, unless it has several ranks in a communicator.
 
-    Where it has, only calls of communicators with the same places can be given to these ranks.
+    In that case only calls of communicators with the same ranks can be assigned to them.
     """
-    places = {group: tuple(sorted(set(own))) for group, own in calls.groupby("group_id")["place"]}
-    most = max(places.values(), key=len)
-    if len(most) == 1:
+    group_ranks = {group: tuple(sorted(set(ranks))) for group, ranks in calls.groupby("group_id")["place"]}
+    largest_group = max(group_ranks.values(), key=len)
+    if len(largest_group) == 1:
         return [calls], ()
-    kept = calls["group_id"].isin([group for group, own in places.items() if own == most])
-    parts = [own.reset_index(drop=True) for _, own in calls[kept].groupby("place", sort=True)]
-    lost = int((~kept).sum())
-    line = (
-        f"left out {lost} calls of communicators of which a process with {len(most)} ranks does not tell whose they are"
+    is_kept = calls["group_id"].isin([group for group, ranks in group_ranks.items() if ranks == largest_group])
+    parts = [ranks.reset_index(drop=True) for _, ranks in calls[is_kept].groupby("place", sort=True)]
+    num_dropped = int((~is_kept).sum())
+    warning = (
+        f"left out {num_dropped} calls of communicators that have other ranks than the {len(largest_group)} of this process: "
+        "whose they are is unknown"
     )
-    return parts, (line,) if lost else ()
+    return parts, (warning,) if num_dropped else ()
 
 
 def _num_processes(path: Path) -> int:
-    """How many processes wrote a file beside this one, itself included."""
+    """Number of processes with a file in this directory, including this one."""
     if not _FILE.fullmatch(path.name):
         return 1
     return max(1, sum(_FILE.fullmatch(other.name) is not None for other in path.parent.iterdir()))
@@ -238,12 +240,14 @@ def _num_processes(path: Path) -> int:
 
 def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: Sequence[str]) -> Trace:
     largest = calls.loc[calls["group_size"] == calls["group_size"].max()]
-    whole = largest.loc[largest["group_size"] == world, "place"].unique()
-    rank = int(whole[0]) if len(whole) == 1 else None
-    seen = calls.drop_duplicates("group_id")
+    world_ranks = largest.loc[largest["group_size"] == world, "place"].unique()
+    rank = int(world_ranks[0]) if len(world_ranks) == 1 else None
+    one_call_per_group = calls.drop_duplicates("group_id")
     communicators = {
-        str(group): [int(place), int(size)]
-        for group, place, size in zip(seen["group_id"], seen["place"], seen["group_size"], strict=True)
+        str(group): [int(group_rank), int(size)]
+        for group, group_rank, size in zip(
+            one_call_per_group["group_id"], one_call_per_group["place"], one_call_per_group["group_size"], strict=True
+        )
     }
     notes = {"notes": [_NO_TIMES]} if (calls["clock"] == "none").any() else {}
     return Trace(
@@ -254,24 +258,20 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
         events=no_events(),
         memory=empty_table(MEMORY),
         metadata={COMMUNICATORS: communicators, **notes},
-        distributed=_distributed(rank, world),
+        distributed={} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"},
         warnings=tuple(warnings),
         calls=_table(calls),
     )
 
 
-def _distributed(rank: int | None, world: int) -> Mapping[str, Any]:
-    return {} if rank is None else {"rank": rank, "world_size": world, "backend": "nccl"}
-
-
 def _table(calls: pd.DataFrame) -> pd.DataFrame:
-    """Schema CALLS. Messages carry no number that both ends share; where some were not written, their order tells nothing."""
+    """Make a table of schema CALLS. Messages have no common number on both ends; where some are missing, peers are dropped."""
     is_p2p = calls["kind"].isin(("send", "recv", "send_recv"))
     numbers = calls[is_p2p].groupby("group_id")["seq"]
-    first, last, different = (numbers.transform(what) for what in ("min", "max", "nunique"))
-    whole = (last - first + 1 == different).reindex(calls.index, fill_value=False)
-    peers = calls["local_peer"].where(whole, -1)
-    ordered = {
+    first, last, distinct = (numbers.transform(aggregate) for aggregate in ("min", "max", "nunique"))
+    is_gapless = (last - first + 1 == distinct).reindex(calls.index, fill_value=False)
+    peers = calls["local_peer"].where(is_gapless, -1)
+    columns = {
         "kind": calls["kind"],
         "group_id": calls["group_id"],
         "description": calls["description"],
@@ -286,18 +286,20 @@ def _table(calls: pd.DataFrame) -> pd.DataFrame:
         "end_ns": calls["end_ns"],
         "clock": calls["clock"],
     }
-    none = {"group_ranks": "", "hint": "", "peer": -1, "stream": -1, "backward": -1, "worker": -1, "functional": 0}
+    constants = {"group_ranks": "", "hint": "", "peer": -1, "stream": -1, "backward": -1, "worker": -1, "functional": 0}
     size = len(calls)
-    columns = {name: ordered[name].to_numpy() if name in ordered else [none[name]] * size for name in CALLS}
-    return make_table(CALLS, columns)
+    frame_columns = {name: columns[name].to_numpy() if name in columns else [constants[name]] * size for name in CALLS}
+    return make_table(CALLS, frame_columns)
 
 
-def _damage(read: _Read, damage: str) -> list[str]:
-    lines = [f"{damage}: read what comes before"] if damage else []
+def _damage(read: _ReadCalls, damage: str) -> list[str]:
+    warnings = [f"{damage}: the data before that was read, so that the last calls may be missing"] if damage else []
     if read.num_damaged:
         count = "1 line that is" if read.num_damaged == 1 else f"{read.num_damaged} lines that are"
-        lines.append(f"left out {count} cut off, damaged or cannot be true")
+        warnings.append(f"left out {count} truncated, damaged or impossible")
     if read.num_launches:
         count = "1 call" if read.num_launches == 1 else f"{read.num_launches} calls"
-        lines.append(f"left out {count} that the host alone timed ({_LAUNCH}): that is how long launching took")
-    return lines
+        warnings.append(
+            f"left out {count} timed on the host ({_LAUNCH}): that is the duration of the launch, not of the call"
+        )
+    return warnings

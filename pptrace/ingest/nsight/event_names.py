@@ -1,4 +1,4 @@
-"""Names of the events of an Nsight Systems export, as Kineto writes them where it has the same event."""
+"""Name the events of an Nsight Systems export as Kineto names the same events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TORCH_OP = re.compile(r"(?:aten|c10d|c10|_c10d_functional|prims?|quantized|spar
 _API_VERSION = re.compile(r"_v\d+$")
 _DENSE_IDS = 1 << 24
 UNNAMED = "unnamed"
-WHOLE_GRAPH = "CUDA graph"
+GRAPH_NAME = "CUDA graph"
 
 
 class Names(dict[str, int]):
-    """Code by name, in order of first appearance. What torch's emit_nvtx adds to a name is no part of it."""
+    """Code by name, in order of first appearance, without the suffixes that torch's emit_nvtx adds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Names(dict[str, int]):
 
 
 class TextCodes(dict[bytes | None, int]):
-    """Code of a range by its text, -1 for none. A text with a number that only it has is not kept."""
+    """Code of a range by its text, -1 for none. Texts with numbers that never repeat are not cached."""
 
     def __init__(self, names: Names) -> None:
         super().__init__({None: -1})
         self._names = names
-        self._plain: dict[bytes, int] = {}
+        self._code_by_text: dict[bytes, int] = {}
 
     def __missing__(self, text: bytes | None) -> int:
         assert text is not None
@@ -50,24 +50,24 @@ class TextCodes(dict[bytes | None, int]):
         if match is None:
             code = self[text] = self._names[text.decode("utf-8", "replace")]
             return code
-        plain = text[: match.start()]
-        known = self._plain.get(plain)
-        if known is None:
-            name = plain.decode("utf-8", "replace")
-            known = self._plain[plain] = self._names[name]
+        without_suffix = text[: match.start()]
+        known_code = self._code_by_text.get(without_suffix)
+        if known_code is None:
+            name = without_suffix.decode("utf-8", "replace")
+            known_code = self._code_by_text[without_suffix] = self._names[name]
             if _TORCH_OP.match(name):
-                self._names.torch_ops.add(known)
-        return known
+                self._names.torch_ops.add(known_code)
+        return known_code
 
 
 Codes = Callable[[Sequence[Int64], int], Int32]
-"""(the columns that the names are made of, number of rows) → codes."""
+"""(columns from which names are made, number of rows) → codes."""
 Namer = Callable[[Database, str, Names], tuple[Sequence[str], Codes]]
-"""(database, table, names) → the columns that the names are made of, and how."""
+"""(database, table, names) → (columns from which names are made, function that makes them)."""
 
 
 def kernel_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str], Codes]:
-    """The demangled name, as Kineto has it; the short or the mangled one where there is no other."""
+    """Name kernels by their demangled name, as Kineto does; by the short or mangled one where it is missing."""
     columns = [name for name in ("demangledName", "shortName", "mangledName", "nameId") if db.has(table, name)][:1]
     if not columns:
         return (), lambda _, length: _constant(names, UNNAMED, length)
@@ -75,7 +75,7 @@ def kernel_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str],
 
 
 def graph_codes(_db: Database, _table: str, names: Names) -> tuple[Sequence[str], Codes]:
-    return (), lambda _, length: _constant(names, WHOLE_GRAPH, length)
+    return (), lambda _, length: _constant(names, GRAPH_NAME, length)
 
 
 def _constant(names: Names, name: str, length: int) -> Int32:
@@ -83,38 +83,38 @@ def _constant(names: Names, name: str, length: int) -> Int32:
 
 
 def string_codes(db: Database, ids: Int64, names: Names, change: Callable[[str], str] = str) -> Int32:
-    """Codes of the names that ids of ``StringIds`` stand for."""
-    used, places = _distinct(ids)
+    """Codes of the names with these ids in ``StringIds``."""
+    used, inverse = _distinct(ids)
     texts = db.strings([number for number in used.tolist() if number != NONE])
     codes = [names[change(texts.get(number) or UNNAMED)] for number in used.tolist()]
-    return np.array(codes, dtype=np.int32)[places] if codes else np.zeros(len(ids), dtype=np.int32)
+    return np.array(codes, dtype=np.int32)[inverse] if codes else np.zeros(len(ids), dtype=np.int32)
 
 
 def _distinct(values: Int64) -> tuple[Int64, npt.NDArray[Any]]:
-    """The different values, sorted, and of each row which it is."""
+    """(distinct values, sorted; index of each row's value in them)."""
     if not len(values):
         return values, values
     if values.min() < 0 or values.max() >= _DENSE_IDS:
-        used, places = np.unique(values, return_inverse=True)
-        return used, places
+        used, inverse = np.unique(values, return_inverse=True)
+        return used, inverse
     used = np.flatnonzero(np.bincount(values))
-    place = np.zeros(int(used[-1]) + 1, dtype=np.int32)
-    place[used] = np.arange(len(used))
-    return used, place[values]
+    index = np.zeros(int(used[-1]) + 1, dtype=np.int32)
+    index[used] = np.arange(len(used))
+    return used, index[values]
 
 
 def without_version(name: str) -> str:
-    """``cudaLaunchKernel_v7000`` is the call that Kineto names ``cudaLaunchKernel``."""
+    """Strip the version: Kineto names ``cudaLaunchKernel_v7000`` ``cudaLaunchKernel``."""
     return _API_VERSION.sub("", name)
 
 
 def memcpy_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str], Codes]:
-    """Such as ``Memcpy HtoD (Pageable -> Device)``."""
+    """Name copies, such as ``Memcpy HtoD (Pageable -> Device)``."""
     columns = [name for name in ("copyKind", "srcKind", "dstKind") if db.has(table, name)]
 
     def name(kinds: dict[str, int]) -> str:
-        copy = _of(_COPIES, kinds.get("copyKind"))
-        source, target = _of(_MEMORIES, kinds.get("srcKind")), _of(_MEMORIES, kinds.get("dstKind"))
+        copy = _lookup(_COPIES, kinds.get("copyKind"))
+        source, target = _lookup(_MEMORIES, kinds.get("srcKind")), _lookup(_MEMORIES, kinds.get("dstKind"))
         return " ".join(filter(None, ("Memcpy", copy, f"({source} -> {target})" if source and target else "")))
 
     return columns, _by_kinds(columns, names, name)
@@ -124,7 +124,7 @@ def memset_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str],
     columns = [name for name in ("memKind",) if db.has(table, name)]
 
     def name(kinds: dict[str, int]) -> str:
-        memory = _of(_MEMORIES, kinds.get("memKind"))
+        memory = _lookup(_MEMORIES, kinds.get("memKind"))
         return f"Memset ({memory})" if memory else "Memset"
 
     return columns, _by_kinds(columns, names, name)
@@ -132,21 +132,21 @@ def memset_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str],
 
 def sync_codes(db: Database, table: str, names: Names) -> tuple[Sequence[str], Codes]:
     columns = [name for name in ("syncType",) if db.has(table, name)]
-    return columns, _by_kinds(columns, names, lambda kinds: _of(_SYNCS, kinds.get("syncType")) or _SYNCS[0])
+    return columns, _by_kinds(columns, names, lambda kinds: _lookup(_SYNCS, kinds.get("syncType")) or _SYNCS[0])
 
 
-def _of(texts: Sequence[str], number: int | None) -> str:
+def _lookup(texts: Sequence[str], number: int | None) -> str:
     return texts[number] if number is not None and 0 <= number < len(texts) else ""
 
 
 def _by_kinds(columns: Sequence[str], names: Names, name: Callable[[dict[str, int]], str]) -> Codes:
-    """Codes of names that are made of a few small numbers, looked at once for each combination."""
+    """Make names from a few small numbers, once for each combination."""
 
     def codes(parts: Sequence[Int64], length: int) -> Int32:
         if not parts or not length:
             return _constant(names, name({}), length)
-        used, places = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
-        found = [names[name(dict(zip(columns, row, strict=True)))] for row in used.tolist()]
-        return np.array(found, dtype=np.int32)[places.reshape(-1)]
+        used, inverse = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
+        row_codes = [names[name(dict(zip(columns, row, strict=True)))] for row in used.tolist()]
+        return np.array(row_codes, dtype=np.int32)[inverse.reshape(-1)]
 
     return codes

@@ -1,4 +1,4 @@
-"""Tables of an Nsight Systems export → rows of events, whatever their schema's age.
+"""Read the tables of an Nsight Systems export, of any schema version, as rows of events.
 
     device table  = start, end, deviceId, streamId, correlationId, [globalPid], name or kind     CUPTI_ACTIVITY_KIND_*
     host table    = start, end, globalTid, [correlationId], nameId | textId | name               CUDA API, MPI, overhead, …
@@ -6,8 +6,8 @@
 
     globalTid = … pid:24 tid:24        globalPid = … pid:24 0:24
 
-Names are ids of ``StringIds``, or texts. Times are ns since the session began. Names are given as Kineto writes them where it
-has the same event, so that nothing after this needs to know which profiler it was.
+Names are ids of ``StringIds``, or texts. Times are ns since the start of the session. Events that Kineto has too are named as
+Kineto names them, so that later stages are independent of the profiler.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _HOST_TABLES = {
     "CUPTI_ACTIVITY_KIND_OVERHEAD": Category.OVERHEAD,
 }
 _LIBRARY_TABLE = re.compile(r"(?:MPI|NCCL|OSHMEM|OPENSHMEM|NVSHMEM|UCP|UCX)_\w*EVENTS", re.IGNORECASE)
-"""Calls of communication libraries; older exports have them as NVTX ranges, so they are annotations too."""
+"""Calls of communication libraries; they are annotations, since older exports have them as NVTX ranges."""
 
 _RANGE_TYPES = {"NvtxPushPopRange": 59, "NvtxStartEndRange": 60, "NvtxtPushPopRange": 70, "NvtxtStartEndRange": 71}
 
 
 @dataclass(slots=True)
 class Block:
-    """Rows of one table, one entry per row in every array; ``process`` is the pid, -1 where the table does not say."""
+    """Rows of one table, one entry per row in every array; ``process`` is the pid, -1 if unknown."""
 
     category: Int8
     process: Int32
@@ -72,7 +72,7 @@ class Block:
 
 
 def read_blocks(db: Database, names: Names) -> tuple[list[Block], list[str]]:
-    """All events of an export, a block per table, and a line for whatever is missing or left out."""
+    """Read all events of an export: (a block per table, warnings of what is missing or left out)."""
     warnings: list[str] = []
     blocks = [block for read in _readers(db) if (block := read(db, names, warnings)) is not None and len(block)]
     return blocks, warnings
@@ -82,7 +82,7 @@ _Reader = Callable[[Database, Names, list[str]], Block | None]
 
 
 def _readers(db: Database) -> Iterator[_Reader]:
-    """A reader for each table that holds events."""
+    """Yield a reader for each table with events."""
     for table in db.tables:
         if table in KERNELS:
             yield _device_reader(table, Category.KERNEL, kernel_codes)
@@ -110,19 +110,19 @@ def _device_reader(table: str, category: Category, namer: Namer) -> _Reader:
         if not _has_times(db, table, warnings):
             return None
         needed, codes = namer(db, table, names)
-        start, end, owner, device, stream, correlation, *parts = db.integers(table, [*columns, *needed])
+        start, end, global_id, device, stream, correlation, *parts = db.integers(table, [*columns, *needed])
         block = Block(
             np.full(len(start), category, dtype=np.int8),
-            _process(owner),
+            _pid_of(global_id),
             codes(parts, len(start)),
             start,
             end - start,
-            _small(device),
-            _small(stream),
+            _int32_id(device),
+            _int32_id(stream),
             np.full(len(start), -1, dtype=np.int32),
             _correlation(correlation),
         )
-        return _whole(block, table, (start != NONE) & (end != NONE), warnings)
+        return _complete_rows(block, table, (start != NONE) & (end != NONE), warnings)
 
     return read
 
@@ -134,64 +134,64 @@ def _host_reader(table: str, category: Category) -> _Reader:
         columns = _present(
             db, table, ["start"], ["end"], ["globalTid", "globalPid"], ["correlationId"], ["nameId", "textId"]
         )
-        start, end, owner, correlation, ids = db.integers(table, columns)
-        block = _host_block(category, start, end, owner, string_codes(db, ids, names, without_version))
+        start, end, global_id, correlation, ids = db.integers(table, columns)
+        block = _host_block(category, start, end, global_id, string_codes(db, ids, names, without_version))
         block.correlation = _correlation(correlation) if category is Category.RUNTIME else block.correlation
-        return _whole(block, table, (start != NONE) & (end != NONE), warnings)
+        return _complete_rows(block, table, (start != NONE) & (end != NONE), warnings)
 
     return read
 
 
-def _host_block(category: Category, start: Int64, end: Int64, owner: Int64, name_id: Int32) -> Block:
-    nowhere = np.full(len(start), -1, dtype=np.int32)
+def _host_block(category: Category, start: Int64, end: Int64, global_id: Int64, name_id: Int32) -> Block:
+    none = np.full(len(start), -1, dtype=np.int32)
     return Block(
         np.full(len(start), category, dtype=np.int8),
-        _process(owner),
+        _pid_of(global_id),
         name_id,
         start,
         end - start,
-        nowhere,
-        nowhere,
-        np.where(owner == NONE, -1, owner & _TID).astype(np.int32),
+        none,
+        none,
+        np.where(global_id == NONE, -1, global_id & _TID).astype(np.int32),
         np.full(len(start), -1, dtype=np.int64),
     )
 
 
 def _nvtx_block(db: Database, names: Names, warnings: list[str]) -> Block | None:
-    """Ranges of every domain; instants, names of threads and the like are none. A range still open has no end."""
+    """Read the ranges of all domains; other NVTX events are skipped, and so are ranges without an end."""
     if not _has_times(db, NVTX, warnings):
         return None
-    owner, kind, text_id = _present(db, NVTX, ["globalTid", "globalPid"], ["eventType"], ["textId"])
+    global_id, kind, text_id = _present(db, NVTX, ["globalTid", "globalPid"], ["eventType"], ["textId"])
     text = "text" if db.has(NVTX, "text") else None
-    columns, texts = db.integers_and_texts(NVTX, ["start", "end", kind, owner, text_id], text)
-    start, end, kinds, owners, ids = columns
+    columns, texts = db.integers_and_texts(NVTX, ["start", "end", kind, global_id, text_id], text)
+    start, end, kinds, global_ids, ids = columns
     is_range = np.isin(kinds, _range_types(db)) if kind is not None else np.ones(len(start), dtype=np.bool_)
     is_range &= start != NONE
     if num_open := int(np.count_nonzero(is_range & (end == NONE))):
-        left = "range that was" if num_open == 1 else "ranges that were"
-        warnings.append(f"left out {num_open} NVTX {left} still open when recording stopped")
+        noun = "range that was" if num_open == 1 else "ranges that were"
+        warnings.append(f"left out {num_open} NVTX {noun} still open when recording stopped")
     is_range &= end != NONE
     codes = TextCodes(names)
     if not is_range.all():
-        start, end, owners, ids = (column[is_range] for column in (start, end, owners, ids))
+        start, end, global_ids, ids = (column[is_range] for column in (start, end, global_ids, ids))
         texts = compress(texts, is_range.tolist())
     name_id = np.fromiter(map(codes.__getitem__, texts), np.int32, len(start))
     registered = np.flatnonzero(name_id < 0)
     name_id[registered] = string_codes(db, ids[registered], names)
-    block = _host_block(Category.ANNOTATION, start, end, owners, name_id)
+    block = _host_block(Category.ANNOTATION, start, end, global_ids, name_id)
     if names.torch_ops:
         block.category[np.isin(name_id, list(names.torch_ops))] = Category.CPU_OP
     return block
 
 
 def _range_types(db: Database) -> list[int]:
-    """The event types that are ranges, as the export numbers them, else as every known version does."""
-    named = dict(db.all_rows("ENUM_NSYS_EVENT_TYPE", ("name", "id")))
-    return [number for name, usual in _RANGE_TYPES.items() if type(number := named.get(name, usual)) is int]
+    """The event types of ranges: as the export numbers them, else as all known versions do."""
+    id_by_name = dict(db.all_rows("ENUM_NSYS_EVENT_TYPE", ("name", "id")))
+    return [number for name, default in _RANGE_TYPES.items() if type(number := id_by_name.get(name, default)) is int]
 
 
 def _present(db: Database, table: str, *choices: Sequence[str]) -> list[str | None]:
-    """Of each list of names the first that is a column of the table."""
+    """The first name of each list that is a column of the table, None if none is."""
     return [next((name for name in names if db.has(table, name)), None) for names in choices]
 
 
@@ -202,15 +202,15 @@ def _has_times(db: Database, table: str, warnings: list[str]) -> bool:
     return True
 
 
-def _whole(block: Block, table: str, whole: npt.NDArray[np.bool_], warnings: list[str]) -> Block:
-    """The rows that have a start and an end."""
-    if whole.all():
+def _complete_rows(block: Block, table: str, is_complete: npt.NDArray[np.bool_], warnings: list[str]) -> Block:
+    """Drop the rows without a start or an end, with a warning."""
+    if is_complete.all():
         return block
-    warnings.append(f"left out {np.count_nonzero(~whole)} rows of table {table} without a start or an end")
-    return chosen_rows(block, np.flatnonzero(whole))
+    warnings.append(f"left out {np.count_nonzero(~is_complete)} rows of table {table} without a start or an end")
+    return select_rows(block, np.flatnonzero(is_complete))
 
 
-def chosen_rows(block: Block, rows: npt.NDArray[np.intp]) -> Block:
+def select_rows(block: Block, rows: npt.NDArray[np.intp]) -> Block:
     return Block(*(getattr(block, field.name)[rows] for field in fields(Block)))
 
 
@@ -218,12 +218,12 @@ _TID = (1 << 24) - 1
 _NO_CORRELATION = 2**32 - 1
 
 
-def _process(owner: Int64) -> Int32:
-    return np.where(owner == NONE, -1, owner >> 24 & _TID).astype(np.int32)
+def _pid_of(global_id: Int64) -> Int32:
+    return np.where(global_id == NONE, -1, global_id >> 24 & _TID).astype(np.int32)
 
 
-def _small(values: Int64) -> Int32:
-    """Devices and streams: -1 where there is none, as for what synchronises a whole context."""
+def _int32_id(values: Int64) -> Int32:
+    """Convert ids of devices and streams; -1 where there is none, as for the synchronisation of a context."""
     return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
 
 

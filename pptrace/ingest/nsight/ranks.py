@@ -1,7 +1,7 @@
-"""Which rank each process of an Nsight Systems export is, when its session began, and who wrote it.
+"""Read ranks of processes, start of the session and producer from an Nsight Systems export.
 
-An export tells more than that: environments, the list of processes, home directories, host names. Of all that only the number
-of the rank leaves this file.
+An export also contains environments, the list of processes, home directories and host names. Only the ranks in these are
+returned from this module.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _VARIABLE = re.compile(rf'(?:^|[\0\n\s])({"|".join(_VARIABLES)})="?(\d{{1,9}})"?
 _VERSION = re.compile(r"\d+(?:\.\d+){1,4}")
 _NAMED_THREAD = (39, 72)  # event types NvtxThread and NvtxtMetaThread
 _TID_BITS = 24
-_ABSOLUTE_NS = 10**18  # no session lasts thirty years: such times are of the wall clock already
+_ABSOLUTE_NS = 10**18  # no session lasts thirty years: later times are wall-clock times
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """``start_ns`` is UTC, None where the export does not tell; ``monotonic_ns`` the host's own clock then, or None."""
+    """Start of a session. ``start_ns`` is UTC, ``monotonic_ns`` the host's monotonic clock at that time; None if unknown."""
 
     start_ns: int | None
     monotonic_ns: int | None
 
 
 def session_of(db: Database) -> Session:
-    """When the session began, to which all times of its export are relative."""
+    """Read the start of the session, to which all times of the export are relative."""
     table = "TARGET_INFO_SESSION_START_TIME"
     start = _first_int(db.all_rows(table, ("utcEpochNs",)))
     return Session(
@@ -44,48 +44,48 @@ def session_of(db: Database) -> Session:
 
 
 def base_ns(db: Database, session: Session, first_ns: int) -> tuple[int, list[str]]:
-    """What is to be added to the export's times, of which ``first_ns`` is one; and a line where that is not known."""
+    """(offset to add to the export's times, ns; a warning if it is unknown). ``first_ns`` is one of these times."""
     if _exported(db).get("EXPORT_PARAM_TIME_NORMALIZE") == "true" or first_ns > _ABSOLUTE_NS:
         return 0, []  # nsys export --ts-normalize
     if session.start_ns is None:
-        return 0, ["nothing in it says when the recording began: its times are relative to that"]
+        return 0, ["the start of the recording is not in it: times cannot be compared with those of other files"]
     return session.start_ns, []
 
 
 def producer_of(db: Database) -> str:
-    """Such as ``nsys 2026.2.1.210 (schema 3.25.0)``; versions only."""
+    """Name the producer, such as ``nsys 2026.2.1.210 (schema 3.25.0)``."""
     facts = _exported(db)
     version = _VERSION.fullmatch(facts.get("EXPORT_PRODUCT_VERSION", ""))
     schema = _VERSION.fullmatch(facts.get("EXPORT_SCHEMA_VERSION", ""))
     return f"nsys{f' {version[0]}' if version else ''}{f' (schema {schema[0]})' if schema else ''}"
 
 
-def own_facts(db: Database) -> Mapping[int, Mapping[str, Any]]:
-    """By pid the facts that ``pptrace run`` put into the export of a run of its own."""
-    found: dict[int, Mapping[str, Any]] = {}
+def recorded_facts(db: Database) -> Mapping[int, Mapping[str, Any]]:
+    """Facts by pid that ``pptrace run`` wrote into the export of its run."""
+    facts_by_pid: dict[int, Mapping[str, Any]] = {}
     for pid, text in db.all_rows(METADATA_TABLE, ("pid", "facts")):
         try:
             facts = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             continue
         if isinstance(facts, dict) and type(pid) is int:
-            found[pid] = facts
-    return found
+            facts_by_pid[pid] = facts
+    return facts_by_pid
 
 
 def ranks_of(db: Database, pids: Sequence[int]) -> Mapping[int, int]:
-    """Rank by pid, where the export tells: MPI's own word, names of threads and processes, or the environment.
+    """Rank by pid, where known: from MPI, names of threads and processes, or the environment.
 
-    A rank that two processes claim is nobody's.
+    A rank that two processes claim is assigned to neither.
     """
-    found = {pid: rank for pid in pids if (rank := _told_rank(db, pid)) is not None}
-    if len(pids) == 1 and not found and (rank := _environment_rank(db)) is not None:
-        found = {pids[0]: rank}
-    claims = list(found.values())
-    return {pid: rank for pid, rank in found.items() if claims.count(rank) == 1}
+    rank_by_pid = {pid: rank for pid in pids if (rank := _labelled_rank(db, pid)) is not None}
+    if len(pids) == 1 and not rank_by_pid and (rank := _environment_rank(db)) is not None:
+        rank_by_pid = {pids[0]: rank}
+    claimed_ranks = list(rank_by_pid.values())
+    return {pid: rank for pid, rank in rank_by_pid.items() if claimed_ranks.count(rank) == 1}
 
 
-def _told_rank(db: Database, pid: int) -> int | None:
+def _labelled_rank(db: Database, pid: int) -> int | None:
     ranks = {rank_of_value(rank) for tid, rank in db.all_rows("MPI_RANKS", ("globalTid", "rank")) if _pid(tid) == pid}
     if len(ranks) == 1 and (rank := ranks.pop()) is not None:
         return rank
@@ -93,11 +93,11 @@ def _told_rank(db: Database, pid: int) -> int | None:
 
 
 def _labels(db: Database, pid: int) -> Iterator[str]:
-    """What the threads and the process are called."""
+    """Yield the names of the process and its threads."""
     threads = [name for name, tid in db.all_rows("ThreadNames", ("nameId", "globalTid")) if _pid(tid) == pid]
     yield from db.strings(list({name for name in threads if type(name) is int})).values()
-    for owner, name in db.all_rows("PROCESSES", ("globalPid", "name")):
-        if _pid(owner) == pid and isinstance(name, str):
+    for global_id, name in db.all_rows("PROCESSES", ("globalPid", "name")):
+        if _pid(global_id) == pid and isinstance(name, str):
             yield name.rpartition("/")[2]
     if db.has("NVTX_EVENTS", "eventType"):
         where = f"WHERE eventType IN {_NAMED_THREAD}"
@@ -107,7 +107,7 @@ def _labels(db: Database, pid: int) -> Iterator[str]:
 
 
 def _environment_rank(db: Database) -> int | None:
-    """The rank in the environment of the program that was profiled; only where it is the one process of the export."""
+    """The rank in the environment of the profiled program; only valid if the export has one process."""
     texts = [
         value
         for name, value in db.all_rows("META_DATA_CAPTURE", ("name", "value"))
@@ -119,12 +119,12 @@ def _environment_rank(db: Database) -> int | None:
     for text in texts:
         for match in _VARIABLE.finditer(text):
             ranks.setdefault(match[1], set()).add(int(match[2]))
-    told = next((ranks[name] for name in _VARIABLES if name in ranks), set())
-    return told.pop() if len(told) == 1 else None
+    ranks_of_variable = next((ranks[name] for name in _VARIABLES if name in ranks), set())
+    return ranks_of_variable.pop() if len(ranks_of_variable) == 1 else None
 
 
 def _exported(db: Database) -> Mapping[str, str]:
-    """What the exporter wrote about itself, in the table of either generation."""
+    """Facts of the exporter, from the table of either schema generation."""
     rows = [row for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") for row in db.all_rows(table, ("name", "value"))]
     return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
 

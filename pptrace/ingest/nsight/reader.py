@@ -1,9 +1,9 @@
-"""Reader of Nsight Systems: the SQLite that nsys exports, of every schema, and reports through an nsys on the PATH.
+"""Read Nsight Systems files: SQLite exports of any schema version, and reports through an nsys on the PATH.
 
     report = session_start:utc { process { device work | CUDA call | NVTX range | … } }
 
-One report holds any number of processes, and each of them that did device work is a rank with a trace of its own. Times become
-UTC by the start of the session. What tells of the machine and its users stays in the report: see
+A report can hold several processes; each of them with device work is a rank with a separate trace. Times are converted to UTC by
+the start of the session. Facts about the machine and its users are not passed on: see
 :mod:`pptrace.ingest.nsight.ranks`.
 """
 
@@ -21,24 +21,24 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.common.sort_events import sorted_events
-from pptrace.ingest.nsight.event_names import WHOLE_GRAPH, Names
-from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPHS, NVTX, Block, chosen_rows, read_blocks
-from pptrace.ingest.nsight.ranks import Session, base_ns, own_facts, producer_of, ranks_of, session_of
+from pptrace.ingest.nsight.event_names import GRAPH_NAME, Names
+from pptrace.ingest.nsight.event_tables import CUDA_CALLS, GRAPHS, NVTX, Block, read_blocks, select_rows
+from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of, recorded_facts, session_of
 from pptrace.ingest.nsight.report_export import exported, is_recorded
-from pptrace.ingest.nsight.sqlite import WHAT_TO_GIVE, Database
+from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
 from pptrace.model.tables import COMM_ARGS, MEMORY, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace, empty_table
 
-_KNOWN_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
-_KNOWN_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
+_NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
+_NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
 _HEAD_BYTES = 64
 
 
 def read_nsight(path: Path) -> tuple[Trace, ...]:
-    """Read an export or a report: a trace for each rank in it, in order of rank where they are known, else of pid.
+    """Read an export or a report: a trace for each rank in it, in order of rank if known, else of pid.
 
-    ``Trace.rank`` is None where nothing tells. ``Trace.metadata`` is what ``pptrace run`` put there; for others' recordings it
-    has the session's clock, which its processes share.
+    ``Trace.rank`` is None if unknown. ``Trace.metadata`` is what ``pptrace run`` wrote; in other recordings it has the clock
+    of the session, which its processes share.
 
     Raises:
         TraceError: the file cannot be read, is no export, or holds no events.
@@ -57,18 +57,18 @@ def read_nsight(path: Path) -> tuple[Trace, ...]:
 
 
 _FIELDS = (("category",), ("name_id",), ("start_ns",), ("dur_ns",), ("device",), ("stream", "thread"), ("correlation",))
-"""Of blocks, by column; of stream and thread one is -1."""
+"""Fields of a block by column; of stream and thread one is -1."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of one process, still in blocks; a column at a time leaves them, so that none is held twice for long."""
+    """The rows of one process, in blocks; columns are moved out one at a time, so that none is in memory twice for long."""
 
     blocks: list[Block]
     _names: Sequence[str]
 
     def take(self, column: int) -> npt.NDArray[Any]:
-        """A whole column (:class:`pptrace.ingest.common.sort_events.Columns`); it is empty afterwards."""
+        """Move out a column (:class:`pptrace.ingest.common.sort_events.Columns`); it is empty afterwards."""
         fields = _FIELDS[column]
         values = np.concatenate([np.maximum.reduce([getattr(block, name) for name in fields]) for block in self.blocks])
         for block in self.blocks:
@@ -80,61 +80,68 @@ class _Rows:
         return self._names
 
 
-def _read_export(export: Path, shown: Path) -> tuple[Trace, ...]:
+def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
     with Database(export) as db:
-        if not any(table in _KNOWN_TABLES or table.startswith(_KNOWN_PREFIXES) for table in db.tables):
-            raise TraceError(f"{shown}: an SQLite database without any table of Nsight Systems; {WHAT_TO_GIVE}")
+        if not any(table in _NSYS_TABLES or table.startswith(_NSYS_PREFIXES) for table in db.tables):
+            raise TraceError(f"{shown_path}: an SQLite database without any table of Nsight Systems; {EXPECTED_INPUT}")
         names = Names()
         blocks, warnings = read_blocks(db, names)
-        facts = own_facts(db)
-        _require_content(shown, db, blocks, names, facts, warnings)
-        _settle_owners(blocks, warnings)
+        facts = recorded_facts(db)
+        _require_content(shown_path, db, blocks, names, facts, warnings)
+        _assign_pids(blocks, warnings)
         pids = _rank_pids(blocks, names, facts, warnings)
         session = session_of(db)
         base, base_warnings = base_ns(db, session, int(blocks[0].start_ns[0]))
-        told = {} if set(pids) <= set(facts) else ranks_of(db, pids)
-        if len(pids) == 1 and pids[0] not in told and (number := rank_of_file_name(shown.name)) is not None:
-            told = {pids[0]: number}
+        rank_by_pid = {} if set(pids) <= set(facts) else ranks_of(db, pids)
+        if (
+            len(pids) == 1
+            and pids[0] not in rank_by_pid
+            and (file_rank := rank_of_file_name(shown_path.name)) is not None
+        ):
+            rank_by_pid = {pids[0]: file_rank}
         producer = producer_of(db)
-        if WHOLE_GRAPH in names:
+        if GRAPH_NAME in names:
             warnings.append(
-                "CUDA graphs were recorded as wholes: communication inside them counts as compute; "
-                "record with --cuda-graph-trace=node to tell"
+                "each CUDA graph was recorded as one event: communication inside it counts as compute; "
+                "record with --cuda-graph-trace=node to separate them"
             )
         if {int(block.category[0]) for block in blocks} <= {*_RANGES, Category.OVERHEAD} and _has_gpu(db):
             warnings.append(
-                "the machine has GPUs of which nothing was recorded: times are the host's, of launches where ops ran on a GPU; "
-                "record with --trace=cuda,nvtx"
+                "the machine has GPUs, but no device event was recorded: times are those of the host, that is of "
+                "launches where ops ran on a GPU; record with --trace=cuda,nvtx"
             )
-        common = [*warnings, *db.damage, *base_warnings]
-    listed = list(names)
+        shared_warnings = [*warnings, *db.damage, *base_warnings]
+    names_in_order = list(names)
     traces = []
-    for place, pid in enumerate(pids):
-        rows = _Rows(_of_process(blocks, pid, last=place == len(pids) - 1), listed)
+    for index, pid in enumerate(pids):
+        rows = _Rows(_of_process(blocks, pid, last=index == len(pids) - 1), names_in_order)
         ordered = sorted_events(rows, base)
         metadata = facts.get(pid) or _session_facts(session)
         if len(pids) > 1:
-            metadata = {ONE_CLOCK: f"{SESSION}{shown if session.start_ns is None else session.start_ns}", **metadata}
+            metadata = {
+                ONE_CLOCK: f"{SESSION}{shown_path if session.start_ns is None else session.start_ns}",
+                **metadata,
+            }
         rank = rank_of_value(metadata.get("rank"))
         traces.append(
             Trace(
-                path=str(shown),
+                path=str(shown_path),
                 format=InputFormat.NSYS_SQLITE,
-                rank=told.get(pid) if rank is None else rank,
+                rank=rank_by_pid.get(pid) if rank is None else rank,
                 producer=producer,
                 events=ordered.events(empty_table(COMM_ARGS)),
                 memory=empty_table(MEMORY),
                 metadata=metadata,
-                warnings=(*(common if place == 0 else ()), *ordered.warnings),
+                warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),
             )
         )
     if not any(trace.num_events for trace in traces):
-        raise TraceError(f"{shown}: no event has a usable time; {WHAT_TO_GIVE}")
+        raise TraceError(f"{shown_path}: no event has a usable time; {EXPECTED_INPUT}")
     return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0)))
 
 
 def _session_facts(session: Session) -> Mapping[str, Any]:
-    """That the processes of a report share a clock: what :mod:`pptrace.clock` asks of ranks of one host."""
+    """Facts from which :mod:`pptrace.clock` knows that the processes of a report share a clock."""
     if session.start_ns is None:
         return {}
     reading = {"time_ns": session.start_ns, "monotonic_ns": session.monotonic_ns or 0}
@@ -142,41 +149,43 @@ def _session_facts(session: Session) -> Mapping[str, Any]:
 
 
 def _of_process(blocks: Sequence[Block], pid: int, *, last: bool) -> list[Block]:
-    """The rows of a process; the last one may take the blocks themselves."""
-    chosen = []
+    """The rows of a process, copied unless it is the last one."""
+    blocks_of_process = []
     for block in blocks:
-        mine = block.process == pid
-        if mine.any():
-            chosen.append(block if last and mine.all() else chosen_rows(block, np.flatnonzero(mine)))
-    return chosen
+        is_of_process = block.process == pid
+        if is_of_process.any():
+            blocks_of_process.append(
+                block if last and is_of_process.all() else select_rows(block, np.flatnonzero(is_of_process))
+            )
+    return blocks_of_process
 
 
 _DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _RANGES = (Category.ANNOTATION, Category.CPU_OP)
 _REMEDY = (
-    "an nsys that is older than the Python package nvtx 0.2.12 records no range of its later versions: use a newer nsys or "
+    "an nsys older than the Python package nvtx 0.2.12 records none of the ranges of later versions of nvtx: use a newer nsys or "
     "'nvtx<0.2.12' ('pptrace doctor' tries a range through nsys)"
 )
 
 
 def _require_content(
-    shown: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]
+    shown_path: Path, db: Database, blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]
 ) -> None:
-    """Refuse a recording that holds nothing to analyse, with what to do, and warn of one without the marks of its run.
+    """Refuse a recording with nothing to analyse, and warn of one of ``pptrace run`` without marks.
 
     Raises:
-        TraceError: nothing in it tells of any work, or the ranks of ``pptrace run`` left no mark and no kernel in it.
+        TraceError: it contains no work, or is of ``pptrace run`` and has neither marks nor kernels.
     """
-    present = {int(block.category[0]) for block in blocks}
-    lost = f" ({'; '.join(db.damage)})" if db.damage else ""
-    if not present - {Category.OVERHEAD}:
+    categories = {int(block.category[0]) for block in blocks}
+    damage = f" ({'; '.join(db.damage)})" if db.damage else ""
+    if not categories - {Category.OVERHEAD}:
         raise TraceError(
-            f"{shown}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{lost}; "
+            f"{shown_path}: an Nsight Systems export without device work, CUDA calls or NVTX ranges{damage}; "
             f"expected a recording of 'nsys profile --trace=cuda,nvtx'; {_REMEDY}"
         )
     if facts and not any(map(is_mark, names)):
-        if Category.KERNEL not in present:
-            raise TraceError(f"{shown}: a run of pptrace of which nsys recorded no range{lost}; {_REMEDY}")
+        if Category.KERNEL not in categories:
+            raise TraceError(f"{shown_path}: a run of pptrace of which nsys recorded no range{damage}; {_REMEDY}")
         warnings.append(f"a run of pptrace of which nsys recorded no range, only what its devices did; {_REMEDY}")
 
 
@@ -185,67 +194,73 @@ def _has_gpu(db: Database) -> bool:
 
 
 def _rank_pids(blocks: Sequence[Block], names: Names, facts: Mapping[int, Any], warnings: list[str]) -> list[int]:
-    """The processes that are ranks: those with kernels or marks of pptrace, else with other device work, else with ranges; if
-    there are none, all. A launcher has nothing of these.
+    """The pids of ranks: those with kernels or marks of pptrace, else with other device work, else with ranges; else all pids.
 
-    In the order of their devices where each has one of its own, as a launcher gives them out; else of their pids.
+    A launcher has none of these. In order of device if each has a different one, as launchers assign them; else of pid.
     """
     marks = np.array([is_mark(name) for name in names], dtype=np.bool_)
-    ranging: set[int] = set()
-    working: set[int] = set(facts)
-    copying: set[int] = set()
+    with_ranges: set[int] = set()
+    with_kernels: set[int] = set(facts)
+    with_device_work: set[int] = set()
     devices: dict[int, set[int]] = {}
     present: set[int] = set()
     for block in blocks:
         pids = set(np.unique(block.process).tolist())
         present |= pids
         if block.category[0] in _DEVICE_WORK:
-            (working if block.category[0] == Category.KERNEL else copying).update(pids)
+            (with_kernels if block.category[0] == Category.KERNEL else with_device_work).update(pids)
             for pid in pids:
                 devices.setdefault(pid, set()).update(np.unique(block.device[block.process == pid]).tolist())
         elif block.category[0] in _RANGES:
-            ranging |= pids
+            with_ranges |= pids
             if marks.any():
-                working |= set(np.unique(block.process[marks[block.name_id]]).tolist())
-    ranks = sorted(working & present or copying or ranging or present)
-    own = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
-    if len(set(own)) == len(ranks):
-        ranks = [pid for _, pid in sorted(zip(own, ranks, strict=True))]
+                with_kernels |= set(np.unique(block.process[marks[block.name_id]]).tolist())
+    ranks = sorted(with_kernels & present or with_device_work or with_ranges or present)
+    device_of_rank = [min(devices[pid]) for pid in ranks if len(devices.get(pid, ())) == 1]
+    if len(set(device_of_rank)) == len(ranks):
+        ranks = [pid for _, pid in sorted(zip(device_of_rank, ranks, strict=True))]
     if others := len(present) - len(ranks):
         processes = "1 process" if others == 1 else f"{others} processes"
-        lacking = "kernels" if copying - set(ranks) else "device work" if working or copying else "ranges"
-        warnings.append(f"left out {processes} without {lacking}")
+        missing = (
+            "kernels"
+            if with_device_work - set(ranks)
+            else "device work"
+            if with_kernels or with_device_work
+            else "ranges"
+        )
+        warnings.append(f"left out {processes} without {missing}")
     return ranks
 
 
-def _settle_owners(blocks: Sequence[Block], warnings: list[str]) -> None:
-    """A pid for device work whose table has none: that of the call that launched it, else the only or the first one."""
-    lost = [block for block in blocks if (block.process < 0).any()]
-    if not lost:
+def _assign_pids(blocks: Sequence[Block], warnings: list[str]) -> None:
+    """Assign pids to device work whose table lacks them: that of the launching call, else the only or the first pid."""
+    damage = [block for block in blocks if (block.process < 0).any()]
+    if not damage:
         return
-    known = sorted({pid for block in blocks for pid in np.unique(block.process).tolist() if pid >= 0}) or [0]
+    pids = sorted({pid for block in blocks for pid in np.unique(block.process).tolist() if pid >= 0}) or [0]
     calls = [block for block in blocks if block.category[0] == Category.RUNTIME]
-    num_guessed = 0
-    for block in lost:
+    num_unknown = 0
+    for block in damage:
         rows = np.flatnonzero(block.process < 0)
-        owners = np.full(len(rows), -1, dtype=np.int32)
-        if len(known) > 1 and calls:
-            owners = _launching_process(calls, block.correlation[rows])
-        num_guessed += int(np.count_nonzero(owners < 0)) if len(known) > 1 else 0
-        block.process[rows] = np.where(owners < 0, known[0], owners)
-    if num_guessed:
+        launching_pids = np.full(len(rows), -1, dtype=np.int32)
+        if len(pids) > 1 and calls:
+            launching_pids = _launching_process(calls, block.correlation[rows])
+        num_unknown += int(np.count_nonzero(launching_pids < 0)) if len(pids) > 1 else 0
+        block.process[rows] = np.where(launching_pids < 0, pids[0], launching_pids)
+    if num_unknown:
         warnings.append(
-            f"{num_guessed} events do not say which of {len(known)} processes they are of; taken as the first's"
+            f"{num_unknown} events lack their process, and {len(pids)} were recorded: they count for the "
+            "first, whose compute may be too high"
         )
 
 
-def _launching_process(calls: Sequence[Block], wanted: npt.NDArray[np.int64]) -> Int32:
-    """The process whose call has the correlation id; -1 where none has, or several processes have."""
+def _launching_process(calls: Sequence[Block], correlation_ids: npt.NDArray[np.int64]) -> Int32:
+    """The pid of the call with each correlation id; -1 if none has it, or several processes do."""
     correlation = np.concatenate([block.correlation for block in calls])
     process = np.concatenate([block.process for block in calls])
     order = np.lexsort((process, correlation))
     correlation, process = correlation[order], process[order]
-    low = np.minimum(np.searchsorted(correlation, wanted, side="left"), len(correlation) - 1)
-    high = np.maximum(np.searchsorted(correlation, wanted, side="right") - 1, 0)
-    found = (correlation[low] == wanted) & (wanted >= 0) & (process[low] == process[high])
-    return np.where(found, process[low], -1).astype(np.int32)
+    low = np.minimum(np.searchsorted(correlation, correlation_ids, side="left"), len(correlation) - 1)
+    high = np.maximum(np.searchsorted(correlation, correlation_ids, side="right") - 1, 0)
+    is_unique = (correlation[low] == correlation_ids) & (correlation_ids >= 0) & (process[low] == process[high])
+    return np.where(is_unique, process[low], -1).astype(np.int32)

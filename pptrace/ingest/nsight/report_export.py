@@ -1,4 +1,4 @@
-"""What Nsight Systems records (``.nsys-rep``, ``.qdrep``, ``.qdstrm``) → the SQLite that nsys itself exports it to."""
+"""Export recordings of Nsight Systems (``.nsys-rep``, ``.qdrep``, ``.qdstrm``) to SQLite with nsys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
 
 
 def is_recorded(path: Path, start: bytes) -> bool:
-    """Whether a file that begins so is a report, or the stream of one, that only nsys can read."""
+    """Whether a file that begins with these bytes is a report or its stream, which only nsys can read."""
     return start.startswith(RECORDED_MAGIC) or path.name.endswith(RECORDED_SUFFIXES)
 
 
@@ -31,7 +31,7 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def exported(report: Path) -> Iterator[Path]:
-    """The SQLite export of a report or a stream, for as long as it is needed.
+    """Context of the SQLite export of a report or a stream; it is deleted at the end.
 
     Raises:
         TraceError: there is no nsys, or it cannot import or export the file.

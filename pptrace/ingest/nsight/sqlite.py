@@ -1,9 +1,9 @@
-"""An Nsight Systems export as a set of tables: what is there, and its columns as numpy arrays.
+"""Read the tables of an Nsight Systems export as numpy arrays.
 
-    file = SQLite 3 database of which the tables, not the version, say what can be read
+    file = SQLite 3 database; which tables exist, not the version, decides what is read
 
-Opened read-only, without locks, and without trust: only ordinary tables are read, never views. What is damaged ends a table
-early; the rows before it are kept and counted in :attr:`Database.damage`.
+Opened read-only, without locks, and untrusted: only ordinary tables are read, never views. Damage ends a table early; the rows
+before it are kept and counted in :attr:`Database.damage`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pptrace.ingest.nsight.sqlite_pages import PageReader
 from pptrace.model.tables import Int64
 
 NONE = int(np.iinfo(np.int64).min)
-"""NULL, or whatever else is no integer, in a column of integers."""
-WHAT_TO_GIVE = "expected the SQLite file that 'nsys export --type sqlite' writes"
+"""Stands for NULL and all other non-integers in a column of integers."""
+EXPECTED_INPUT = "expected the SQLite file that 'nsys export --type sqlite' writes"
 
 _CHUNK_ROWS = 1 << 16
-_LARGE_ROWS = 100_000  # from here on reading pages is faster than stepping through rows, whatever it costs to begin
-_LEAST_ROW_BYTES = 4
+_LARGE_ROWS = 100_000  # least number of rows for which reading pages is faster than stepping through rows
+_MIN_ROW_BYTES = 4
 _MANY_STRINGS = 1000
 _HEAD_BYTES = 100  # https://www.sqlite.org/fileformat.html#the_database_header
 
 Rows = tuple[Sequence[Any], ...]
 
 DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What reading a damaged database raises; the second where sqlite3 puts a damaged name into its own message."""
+"""Raised by reading a damaged database; the second where sqlite3 puts a damaged name into its message."""
 
 
 class Database:
     """A read-only connection to an export.
 
-    ``tables`` has the columns of each table. ``damage`` collects a line for every table that could be read in part only.
+    ``tables`` has the columns of each table. ``damage`` has a warning for every table that could only be read in part.
 
     Raises:
         TraceError: the file is empty, no database, encrypted, or damaged beyond reading its list of tables.
@@ -54,10 +54,10 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: list[str] = []
-        size, whole = _checked_size(path)
-        self._most_rows = size // _LEAST_ROW_BYTES + 1
-        if size < whole:
-            self.damage.append(f"the file was cut: it has {size:,} of {whole:,} bytes")
+        size, declared_size = _checked_size(path)
+        self._max_rows = size // _MIN_ROW_BYTES + 1
+        if size < declared_size:
+            self.damage.append(f"the file is truncated: it has {size:,} of {declared_size:,} bytes")
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         if not path.with_name(f"{path.name}-wal").exists():
             uri += "&immutable=1"
@@ -65,12 +65,12 @@ class Database:
             self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
             self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             self._connection.execute("PRAGMA trusted_schema = OFF")
-            self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a file that was cut
+            self._connection.execute("PRAGMA writable_schema = ON")  # or SQLite refuses a truncated file
             self._roots = self._list_tables()
             self.tables = {name: self._list_columns(name) for name in self._roots}
         except DATABASE_ERRORS as err:
             raise TraceError(
-                f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {WHAT_TO_GIVE}"
+                f"{path}: a damaged or encrypted SQLite database ({_reason(err)}); {EXPECTED_INPUT}"
             ) from err
         self._pages = PageReader(path)
 
@@ -85,96 +85,96 @@ class Database:
         return table in self.tables and set(columns) <= set(self.tables[table])
 
     def integers(self, table: str, columns: Sequence[str | None]) -> tuple[Int64, ...]:
-        """The columns of a table, shape (rows,) each, in the order of its rows; NONE for NULL and for a column of None."""
-        given = list(dict.fromkeys(column for column in columns if column is not None))
-        read = self._pages.integers(self._roots[table], [self.tables[table].index(column) for column in given])
-        if read is None:
-            parts = [tuple(map(as_integers, chunk)) for chunk in self.rows(table, given)]
-            read = tuple(np.concatenate(part) for part in zip(*parts, strict=True)) if parts else ()
-        if not read:
+        """Read columns of a table, shape (rows,) each, in the order of its rows; NONE for NULL, and for a column that is None."""
+        present = list(dict.fromkeys(column for column in columns if column is not None))
+        arrays = self._pages.integers(self._roots[table], [self.tables[table].index(column) for column in present])
+        if arrays is None:
+            parts = [tuple(map(as_integers, chunk)) for chunk in self.rows(table, present)]
+            arrays = tuple(np.concatenate(part) for part in zip(*parts, strict=True)) if parts else ()
+        if not arrays:
             return tuple(np.zeros(0, dtype=np.int64) for _ in columns)
-        found = dict(zip(given, read, strict=True))
-        absent = np.full(len(read[0]), NONE, dtype=np.int64) if None in columns else read[0]
-        return tuple(absent if column is None else found[column] for column in columns)
+        by_column = dict(zip(present, arrays, strict=True))
+        missing = np.full(len(arrays[0]), NONE, dtype=np.int64) if None in columns else arrays[0]
+        return tuple(missing if column is None else by_column[column] for column in columns)
 
     def integers_and_texts(
         self, table: str, columns: Sequence[str | None], text: str | None
     ) -> tuple[tuple[Int64, ...], Iterator[bytes | None]]:
-        """As :meth:`integers`, with a column of texts, in UTF-8; None where a text is NULL."""
-        given = [column for column in columns if column is not None]
+        """Read columns as :meth:`integers` does, and a column of texts in UTF-8, None for NULL."""
+        present = [column for column in columns if column is not None]
         names = self.tables[table]
-        place = None if text is None else names.index(text)
-        read = self._pages.integers(self._roots[table], [names.index(column) for column in given], place)
+        text_index = None if text is None else names.index(text)
+        arrays = self._pages.integers(self._roots[table], [names.index(column) for column in present], text_index)
         texts: Iterator[bytes | None]
-        if read is not None:
-            numbers = read[: len(given)]
-            texts = self._texts(*read[len(given) :]) if text is not None else repeat(None)
+        if arrays is not None:
+            numbers = arrays[: len(present)]
+            texts = self._texts(*arrays[len(present) :]) if text is not None else repeat(None)
         else:
-            listed = [*given, *([text] if text is not None else [])]
-            chunks = list(self.rows(table, listed))
+            column_list = [*present, *([text] if text is not None else [])]
+            chunks = list(self.rows(table, column_list))
             numbers = tuple(
                 np.concatenate([np.zeros(0, dtype=np.int64), *(as_integers(chunk[number]) for chunk in chunks)])
-                for number in range(len(given))
+                for number in range(len(present))
             )
             texts = (_encoded(value) for chunk in chunks for value in chunk[-1]) if text is not None else repeat(None)
-        found = dict(zip(given, numbers, strict=True))
-        absent = np.full(len(numbers[0]), NONE, dtype=np.int64)
-        return tuple(absent if column is None else found[column] for column in columns), texts
+        by_column = dict(zip(present, numbers, strict=True))
+        missing = np.full(len(numbers[0]), NONE, dtype=np.int64)
+        return tuple(missing if column is None else by_column[column] for column in columns), texts
 
     def _texts(self, begins: Int64, ends: Int64) -> Iterator[bytes | None]:
-        """The texts of the file's own pages."""
+        """Yield texts from the pages of the file."""
         for first in range(0, len(begins), _CHUNK_ROWS):
             chunk = slice(first, first + _CHUNK_ROWS)
             for begin, end in zip(begins[chunk].tolist(), ends[chunk].tolist(), strict=True):
                 yield None if begin < 0 else self._pages.text(begin, end)
 
     def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[Rows]:
-        """The columns of a table, a chunk of rows at a time, as Python values; ends early where the table is damaged."""
-        listed = ", ".join(f'"{column}"' for column in columns)
-        query = f'SELECT {listed} FROM "{table}" {where}'
+        """Yield columns of a table in chunks of rows, as Python values; ends early where the table is damaged."""
+        column_list = ", ".join(f'"{column}"' for column in columns)
+        query = f'SELECT {column_list} FROM "{table}" {where}'
         num_rows = 0
         try:
             cursor = self._connection.execute(query)
             while chunk := cursor.fetchmany(_CHUNK_ROWS):
                 num_rows += len(chunk)
                 yield tuple(zip(*chunk, strict=True))
-                if num_rows > self._most_rows:  # its pages go in circles
+                if num_rows > self._max_rows:  # the pages form a circle
                     raise sqlite3.DatabaseError("more rows than the file has room for")
         except DATABASE_ERRORS as err:
-            if last := self._before_damage(query, num_rows):
+            if last := self._rows_before_damage(query, num_rows):
                 yield tuple(zip(*last, strict=True))
-            told = f"table {table} is damaged"
-            if not any(line.startswith(told) for line in self.damage):
-                self.damage.append(f"{told} ({_reason(err)}); kept the {num_rows + len(last)} rows before that")
+            message = f"table {table} is damaged"
+            if not any(line.startswith(message) for line in self.damage):
+                self.damage.append(f"{message} ({_reason(err)}); kept the {num_rows + len(last)} rows before that")
 
-    def _before_damage(self, query: str, num_rows: int) -> list[tuple[Any, ...]]:
-        """The rows that come after the first ``num_rows``, of a chunk that could not be fetched as a whole."""
-        found: list[tuple[Any, ...]] = []
+    def _rows_before_damage(self, query: str, num_rows: int) -> list[tuple[Any, ...]]:
+        """Fetch the rows after the first ``num_rows`` up to the damage, one by one."""
+        rows: list[tuple[Any, ...]] = []
         with suppress(*DATABASE_ERRORS):
-            found.extend(islice(self._connection.execute(query), num_rows, num_rows + _CHUNK_ROWS))
-        return found
+            rows.extend(islice(self._connection.execute(query), num_rows, num_rows + _CHUNK_ROWS))
+        return rows
 
     def all_rows(self, table: str, columns: Sequence[str], where: str = "") -> list[tuple[Any, ...]]:
-        """As :meth:`rows`, whole; for small tables. [] where the table or one of the columns is absent."""
+        """Read all rows of a small table; [] if it or one of the columns is absent."""
         if not self.has(table, *columns):
             return []
         return [row for chunk in self.rows(table, columns, where) for row in zip(*chunk, strict=True)]
 
     def strings(self, ids: Sequence[int]) -> Mapping[int, str]:
-        """The texts of ``StringIds`` with these ids, those that there are; no other text is kept."""
+        """Read the texts of ``StringIds`` with these ids, as far as they exist."""
         if not ids or not self.has("StringIds", "id", "value"):
             return {}
         if len(ids) <= _MANY_STRINGS:
-            found = self.all_rows("StringIds", ("id", "value"), f"WHERE id IN ({','.join(map(str, ids))})")
-            return {key: str(value) for key, value in found}
-        wanted = set(ids)
+            rows = self.all_rows("StringIds", ("id", "value"), f"WHERE id IN ({','.join(map(str, ids))})")
+            return {key: str(value) for key, value in rows}
+        wanted_ids = set(ids)
         chunks = self.rows("StringIds", ("id", "value"))
         return {
-            key: str(text) for keys, texts in chunks for key, text in zip(keys, texts, strict=True) if key in wanted
+            key: str(text) for keys, texts in chunks for key, text in zip(keys, texts, strict=True) if key in wanted_ids
         }
 
     def _list_tables(self) -> dict[str, int]:
-        """Root page by name; the names of ordinary tables can be quoted as they are."""
+        """Root page of each ordinary table, by name; names with quotes are skipped."""
         rows = self._connection.execute(
             "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
         ).fetchall()
@@ -192,14 +192,14 @@ def _encoded(value: object) -> bytes | None:
 
 
 def as_integers(values: Sequence[Any]) -> Int64:
-    """int64 of values as sqlite3 gives them; NONE for what is no integer. No value passes through a float."""
+    """Convert values from sqlite3 to int64, not through floats; NONE for non-integers."""
     if set(map(type, values)) == {int}:
         return np.array(values, dtype=np.int64)
     return np.array([value if type(value) is int else NONE for value in values], dtype=np.int64)
 
 
 def _checked_size(path: Path) -> tuple[int, int]:
-    """The size of a file that begins like a database, and the size that it says it has; 0 where it does not say."""
+    """(size of the file, size in its database header or 0 if there is none), bytes; checks the header's magic."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -208,10 +208,10 @@ def _checked_size(path: Path) -> tuple[int, int]:
     except (OSError, ValueError) as err:
         raise unreadable(path, err) from err
     if not start:
-        raise TraceError(f"{path}: an empty file; {WHAT_TO_GIVE}")
+        raise TraceError(f"{path}: an empty file; {EXPECTED_INPUT}")
     if start != SQLITE_MAGIC:
         shown = start.decode("latin-1")
-        raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {WHAT_TO_GIVE}")
+        raise TraceError(f"{path}: no SQLite database, or an encrypted one (begins with {shown!r}); {EXPECTED_INPUT}")
     page_bytes = int.from_bytes(head[16:18])
     page_bytes = 65536 if page_bytes == 1 else page_bytes
     return size, page_bytes * int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else 0

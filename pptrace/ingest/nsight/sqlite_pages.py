@@ -1,15 +1,15 @@
-"""Columns of integers straight from the pages of an SQLite file, many rows at a time.
+"""Decode columns of integers directly from the pages of an SQLite file, many rows at a time.
 
-Stepping through rows costs about a microsecond each in Python; here numpy decodes whole pages. Layout (the file format's own
-description, sqlite.org/fileformat2.html, sections 1.6 and 2.1):
+Stepping through rows costs about a microsecond each in Python; here numpy decodes many pages at once. Layout (description of the
+file format, sqlite.org/fileformat2.html, sections 1.6 and 2.1):
 
     interior page = 05 … num_cells:u16 … right_child:u32 { cell_offset:u16 }       cell = child:u32 rowid:varint
     leaf page     = 0d … num_cells:u16 …                 { cell_offset:u16 }       cell = size:varint rowid:varint record
     record        = header_size:varint { serial_type:varint } { value }
     serial type   = 0 NULL | 1 … 6 integers of 1, 2, 3, 4, 6, 8 bytes | 7 float | 8, 9 the integers 0 and 1 | ≥ 12 blob, text
 
-Whatever is unusual (a small table, rows that overflow their page, headers that need longer varints, pages that contradict
-each other) is left to SQLite itself: then the answer is None.
+Unusual tables (small ones, rows that overflow their page, headers with longer varints, inconsistent pages) are left to SQLite:
+the result is then None.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pptrace.model.tables import Int64
 
 _INTERIOR, _LEAF = 0x05, 0x0D
-_FEWEST_ROWS = 50_000
+_MIN_ROWS = 50_000
 _BLOCK_ROWS = 1 << 18
 _MAX_DEPTH = 20
 _LITTLE = sys.byteorder == "little"
@@ -38,10 +38,10 @@ _UNUSED_BITS = np.where(_VALUE_BYTES[:10] > 0, 64 - 8 * _VALUE_BYTES[:10], 0)
 
 
 class PageReader:
-    """Reads columns of the tables of one file; ``fewest_rows`` is the size from which on it takes a table."""
+    """Reader of columns of the tables of one file with at least ``min_rows`` rows."""
 
-    def __init__(self, path: Path, fewest_rows: int = _FEWEST_ROWS) -> None:
-        self._fewest_rows = fewest_rows
+    def __init__(self, path: Path, min_rows: int = _MIN_ROWS) -> None:
+        self._min_rows = min_rows
         self._map: mmap.mmap | None = None
         self._bytes: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         try:
@@ -49,13 +49,13 @@ class PageReader:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):
             return
-        if path.with_name(f"{path.name}-wal").exists():  # newer pages lie there
+        if path.with_name(f"{path.name}-wal").exists():  # it has newer pages
             self.close()
             return
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         head = self._bytes[:100].tolist()
-        given = head[16] << 8 | head[17] if len(head) == 100 else 0
-        self._page_bytes = 65536 if given == 1 else given
+        declared_bytes = head[16] << 8 | head[17] if len(head) == 100 else 0
+        self._page_bytes = 65536 if declared_bytes == 1 else declared_bytes
         self._usable_bytes = self._page_bytes - (head[20] if len(head) == 100 else 0)
         self._halves = _overlapping(self._bytes, np.dtype(">u2"))
         self._words = _overlapping(self._bytes, np.dtype("=i8"))
@@ -69,17 +69,22 @@ class PageReader:
             self._map = None
 
     def text(self, begin: int, end: int) -> bytes:
-        """The text that lies in [begin, end) of the file."""
+        """The text in bytes [begin, end) of the file."""
         assert self._map is not None
         return self._map[begin:end]
 
-    def integers(self, root: int, places: Sequence[int], text: int | None = None) -> tuple[Int64, ...] | None:
-        """Columns by their place in the table, shape (rows,) each, in the order of rowids; None where SQLite is to read them.
+    def integers(self, root: int, column_indices: Sequence[int], text: int | None = None) -> tuple[Int64, ...] | None:
+        """Decode columns by index, shape (rows,) each, in the order of rowids; None where SQLite has to read them.
 
-        NULL, floats, texts and blobs are the least int64. With the place of a column of texts two more follow: where each text
-        begins and ends in the file, for :meth:`text`; -1 where there is none.
+        NULL, floats, texts and blobs become the minimum of int64. With the index ``text`` of a column of texts, two more arrays
+        follow: begin and end of each text in the file, for :meth:`text`; -1 where there is none.
         """
-        if self._map is None or not places or self._page_bytes < 512 or (text is not None and not self._is_utf8):
+        if (
+            self._map is None
+            or not column_indices
+            or self._page_bytes < 512
+            or (text is not None and not self._is_utf8)
+        ):
             return None
         try:
             pages = self._leaf_offsets(root)
@@ -87,15 +92,17 @@ class PageReader:
                 return None
             counts = self._halves[pages + 3].astype(np.int64)
             total = int(counts.sum())
-            if total < self._fewest_rows:
+            if total < self._min_rows:
                 return None
-            columns = tuple(np.empty(total, dtype=np.int64) for _ in range(len(places) + 2 * (text is not None)))
-            return columns if self._fill(columns, places, text, pages, counts) else None
-        except IndexError:  # an offset that leads out of the file
+            columns = tuple(
+                np.empty(total, dtype=np.int64) for _ in range(len(column_indices) + 2 * (text is not None))
+            )
+            return columns if self._fill(columns, column_indices, text, pages, counts) else None
+        except IndexError:  # an offset beyond the end of the file
             return None
 
     def _leaf_offsets(self, root: int) -> Int64 | None:
-        """Where each leaf page of the tree begins in the file, in order."""
+        """Offsets of the leaf pages of the tree in the file, in order."""
         num_pages = len(self._bytes) // self._page_bytes
         level = np.array([root], dtype=np.int64)
         for _ in range(_MAX_DEPTH):
@@ -113,14 +120,14 @@ class PageReader:
     def _children(self, offset: int) -> Int64:
         num_cells = int(self._halves[offset + 3])
         cells = offset + self._halves[offset + 12 + 2 * np.arange(num_cells)].astype(np.int64)
-        places = np.append(cells, offset + 8)
-        children: Int64 = self._halves[places].astype(np.int64) << 16 | self._halves[places + 2]
+        column_indices = np.append(cells, offset + 8)
+        children: Int64 = self._halves[column_indices].astype(np.int64) << 16 | self._halves[column_indices + 2]
         return children
 
     def _fill(
-        self, columns: Sequence[Int64], places: Sequence[int], text: int | None, pages: Int64, counts: Int64
+        self, columns: Sequence[Int64], column_indices: Sequence[int], text: int | None, pages: Int64, counts: Int64
     ) -> bool:
-        """Decode all leaf pages into the columns; False where a row is not of the plain kind."""
+        """Decode all leaf pages into the columns; False if a row is unusual."""
         ends = np.cumsum(counts)
         begin, done = 0, 0
         while begin < len(pages):
@@ -129,60 +136,60 @@ class PageReader:
             first = np.repeat(pages[begin:end], block)
             number = np.arange(len(first)) - np.repeat(np.cumsum(block) - block, block)
             cells = first + self._halves[first + 8 + 2 * number]
-            if not self._decode([column[done : done + len(cells)] for column in columns], places, text, cells):
+            if not self._decode([column[done : done + len(cells)] for column in columns], column_indices, text, cells):
                 return False
             begin, done = end, done + len(cells)
         return True
 
-    def _decode(self, columns: Sequence[Int64], places: Sequence[int], text: int | None, cells: Int64) -> bool:
-        """The values of the cells' records into the columns."""
+    def _decode(self, columns: Sequence[Int64], column_indices: Sequence[int], text: int | None, cells: Int64) -> bool:
+        """Decode the records of cells into the columns; False if one is unusual."""
         size, at = self._varint2(cells)
         if size is None or (size > self._usable_bytes - 35).any():
             return False
         at = self._after_varint(at)
         header = self._bytes[at]
-        last = max(*places, -1 if text is None else text)
+        last_column = max(*column_indices, -1 if text is None else text)
         if len(header) and header.max() > 127:
             return False
         value = at + header
         first_value, at = value, at + 1
-        for place in range(last + 1):
+        for column_index in range(last_column + 1):
             serial, at = self._serial(at)
             if serial is None:
                 return False
             uniform = len(serial) > 0 and serial.min() == serial.max()
-            value = value + _VALUE_BYTES[serial[0] if uniform else serial]  # where it ends
-            for column, wanted in zip(columns, places, strict=False):
-                if wanted == place:
+            value = value + _VALUE_BYTES[serial[0] if uniform else serial]  # its end
+            for column, requested in zip(columns, column_indices, strict=False):
+                if requested == column_index:
                     column[:] = self._values(serial, value)
-            if place == text:
+            if column_index == text:
                 is_text = (serial >= _TEXT) & (serial % 2 == 1)
                 columns[-2][:] = np.where(is_text, value - _VALUE_BYTES[serial], -1)
                 columns[-1][:] = np.where(is_text, value, -1)
-        return not (at > first_value).any()  # no header is shorter than the columns wanted
+        return not (at > first_value).any()  # no header ends before the last requested column
 
     def _serial(self, at: Int64) -> tuple[npt.NDArray[Any] | None, Int64]:
-        """A serial type of at most two bytes, and the place after it; None where one is longer."""
+        """(serial types of at most two bytes or None if one is longer, position after them)."""
         first = self._bytes[at]
         return self._varint2(at) if len(first) and first.max() > 127 else (first, at + 1)
 
     def _values(self, serial: npt.NDArray[Any], ends: Int64) -> Int64:
-        """Integers by their serial types, from the eight bytes before their ends."""
+        """Decode integers by serial type, from the eight bytes before their ends."""
         kind = np.minimum(serial, 7)
         words = self._words[ends - 8]
         if _LITTLE:
             words.byteswap(inplace=True)
         bits = _UNUSED_BITS[kind]
-        found: Int64 = words << bits >> bits
-        odd = (serial < 1) | (serial > 6)
-        if odd.any():
-            found[odd] = _NONE
-            found[serial == 8] = 0
-            found[serial == 9] = 1
-        return found
+        values: Int64 = words << bits >> bits
+        is_no_integer = (serial < 1) | (serial > 6)
+        if is_no_integer.any():
+            values[is_no_integer] = _NONE
+            values[serial == 8] = 0
+            values[serial == 9] = 1
+        return values
 
     def _varint2(self, at: Int64) -> tuple[Int64 | None, Int64]:
-        """A varint of at most two bytes, and the place after it; None where one is longer."""
+        """(varints of at most two bytes or None if one is longer, position after them)."""
         following = np.minimum(at + 1, len(self._bytes) - 1)  # a record of one NULL may end with the file
         first, second = self._bytes[at].astype(np.int64), self._bytes[following].astype(np.int64)
         long = first > 127
@@ -191,17 +198,17 @@ class PageReader:
         return np.where(long, (first & 127) << 7 | second, first), at + 1 + long
 
     def _after_varint(self, at: Int64) -> Int64:
-        """The place after a varint of at most nine bytes."""
-        going = np.ones(len(at), dtype=np.int64)
+        """Position after a varint of at most nine bytes."""
+        is_continued = np.ones(len(at), dtype=np.int64)
         for _ in range(8):
-            going = going & (self._bytes[at] > 127)
-            if not going.any():
+            is_continued = is_continued & (self._bytes[at] > 127)
+            if not is_continued.any():
                 break
-            at = at + going
+            at = at + is_continued
         return at + 1
 
 
 def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """All numbers of a type that begin at any byte: element i is the one at byte i."""
+    """View numbers of a type at every byte: element i is the one that begins at byte i."""
     length = max(0, len(data) - dtype.itemsize + 1)
     return np.ndarray((length,), dtype, data, 0, (1,)) if length else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""Files of tables as frames whose texts and numbers are as in the file: CSV, Parquet, or JSON.
+"""Read tables in CSV, Parquet or JSON as frames, with texts and numbers as in the file.
 
 json = "[" row ("," row)* "]" | row (newline row)*      row = { column: cell, … }, the first with "kind" and a start
 """
@@ -33,13 +33,13 @@ _TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
 
 
 def header_of(start: bytes) -> tuple[str, ...]:
-    """The column names of a CSV file that begins with these bytes; () where the first line is no header of ops."""
+    """The column names of a CSV file that begins with these bytes; () if its first line is no header of an op table."""
     first = start[:_HEADER_BYTES].removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
     line = first.decode("utf-8", "replace").strip("\r")
     for delimiter in _DELIMITERS:
         try:
             names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter), []))
-        except csv.Error:  # no text of lines
+        except csv.Error:  # not text
             return ()
         if _KIND & set(names) and (_TIME & set(names) or "rank" in names):
             return names
@@ -48,10 +48,10 @@ def header_of(start: bytes) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The rows of a file; of CSV every cell is text, "" where empty.
+    """The rows of a file; in CSV every cell is text, "" if empty.
 
-    ``cut`` is the text of a last line that ends before its last cell, of which there is no row, as a killed job leaves it.
-    ``is_open``: the last row that is there has all of its cells and no end of its line: the last of them may be cut.
+    ``cut`` is the text of a truncated last line, as a killed job leaves it; it is not among the rows. ``is_open``: the last row
+    has all cells but no line end, so that its last cell may be truncated.
     """
 
     rows: pd.DataFrame
@@ -60,14 +60,14 @@ class Frame:
 
 
 def sniff_rows(start: bytes) -> bool:
-    """Whether a file that begins with these bytes holds a table's rows as JSON, one list or one row a line."""
+    """Whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
     text = text.removeprefix("[").lstrip()
     if not text.startswith("{"):
         return False
     try:
         row, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):  # longer than a row, or none
+    except (ValueError, RecursionError):  # longer than one row, or no JSON
         return False
     return bool(_KIND & set(row) and _TIME & set(row)) and not any(
         isinstance(cell, list | dict) for cell in row.values()
@@ -75,7 +75,7 @@ def sniff_rows(start: bytes) -> bool:
 
 
 def read_frame(path: Path) -> Frame:
-    """The table in a file.
+    """Read the table in a file.
 
     Raises:
         TraceError: the file cannot be read, is damaged or holds no rows.
@@ -88,7 +88,7 @@ def read_frame(path: Path) -> Frame:
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as err:
-            raise TraceError(f"{path}: damaged gzip ({err}); expected a whole table; copy it again") from err
+            raise TraceError(f"{path}: damaged gzip ({err}); expected a complete table; copy it again") from err
     if content.startswith(PARQUET_MAGIC):
         frame = Frame(_parquet(path, content))
     else:
@@ -112,50 +112,52 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
         panicked = isinstance(err, polars.exceptions.PanicException)  # its message is about polars, not the file
         reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
-    return pd.DataFrame({column.name: _cells(column) for column in table})
+    return pd.DataFrame({column.name: _series(column) for column in table})
 
 
 def _json(path: Path, content: bytes) -> Frame:
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-    whole, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
-    cut = last if whole and not last.rstrip().endswith("}") else ""
+    complete_lines, _, last = ("", "", "") if text.lstrip().startswith("[") else text.rpartition("\n")
+    cut = last if complete_lines and not last.rstrip().endswith("}") else ""
     try:
         rows = (
-            [json.loads(line) for line in (whole if cut else text).splitlines() if line.strip()]
-            if whole
+            [json.loads(line) for line in (complete_lines if cut else text).splitlines() if line.strip()]
+            if complete_lines
             else json.loads(text)
         )
     except (ValueError, RecursionError) as err:
-        raise TraceError(f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row a line") from err
-    rows = rows if isinstance(rows, list) else [rows]
-    bad = next((place for place, row in enumerate(rows) if not isinstance(row, dict)), None)
-    if bad is not None:
         raise TraceError(
-            f"{path}: row {bad + 1}: {str(rows[bad])[:40]!r}; expected an object with a cell for each column"
+            f"{path}: a table in damaged JSON ({err}); expected a list of rows, or a row per line"
+        ) from err
+    rows = rows if isinstance(rows, list) else [rows]
+    bad_row = next((row_index for row_index, row in enumerate(rows) if not isinstance(row, dict)), None)
+    if bad_row is not None:
+        raise TraceError(
+            f"{path}: row {bad_row + 1}: {str(rows[bad_row])[:40]!r}; expected an object with a cell for each column"
         )
     return Frame(pd.DataFrame(rows, dtype=object), cut.strip())
 
 
 @contextmanager
 def _silent_threads() -> Iterator[None]:
-    """Nothing reaches stderr: where polars' threads meet damage they write a backtrace there, besides the exception."""
+    """Silence stderr: polars' threads print a backtrace there on damaged files, besides raising."""
     try:
-        kept = os.dup(2)
+        saved_fd = os.dup(2)
     except OSError:  # it is closed
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+    null_fd = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_fd, 2)
+    os.close(null_fd)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_fd, 2)
+        os.close(saved_fd)
 
 
-def _cells(column: polars.Series) -> pd.Series[Any]:
-    """Numbers as an array; texts, and whole numbers with gaps, as objects: as floats they would not be exact."""
+def _series(column: polars.Series) -> pd.Series[Any]:
+    """Convert a column: numbers to an array; texts, and integers with gaps, to objects, since floats would be inexact."""
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)
@@ -171,10 +173,10 @@ def _csv(path: Path, content: bytes) -> Frame:
             f"{path}: its first line is {first.strip()[:60]!r}; expected the columns of a table of ops, such as "
             "rank,step,kind,stage,microbatch,start_ns,end_ns"
         )
-    whole, _, last = text.rpartition("\n")
-    num_cells = [_num_cells(line, delimiter) for line in (whole.rpartition("\n")[2], last)]
-    cut = last if whole and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
-    rows = io.StringIO(whole if cut else text)
+    complete_lines, _, last = text.rpartition("\n")
+    num_cells = [_num_cells(line, delimiter) for line in (complete_lines.rpartition("\n")[2], last)]
+    cut = last if complete_lines and 0 < num_cells[1] < min(num_cells[0], len(names)) else ""
+    rows = io.StringIO(complete_lines if cut else text)
     try:
         frame = pd.read_csv(
             rows,

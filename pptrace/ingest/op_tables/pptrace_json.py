@@ -1,4 +1,4 @@
-"""Ops in pptrace's own JSON: ``pptrace simulate … --json FILE --ops`` and ``pptrace analyze … --json FILE --ops``.
+"""Read ops in pptrace's JSON: ``pptrace simulate … --json FILE --ops`` and ``pptrace analyze … --json FILE --ops``.
 
 simulation = { "schema": "pptrace.simulation/1", "ranks": [{ "rank", "ops": [op, …] }, …], … }
 report     = { "schema": "pptrace.report/1", "steps": [{ "step", "ranks": [{ "rank", "ops": [op, …] }, …] }, …], … }
@@ -23,12 +23,12 @@ from pptrace.ingest.common.byte_source import unreadable
 _SCHEMA = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"pptrace\.(?:simulation|report)/1"')
 
 
-def sniff_own_json(start: bytes) -> bool:
+def sniff_pptrace_json(start: bytes) -> bool:
     return _SCHEMA.match(start) is not None
 
 
-def read_own_json(path: Path) -> pd.DataFrame:
-    """Its ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`.
+def read_pptrace_json(path: Path) -> pd.DataFrame:
+    """Read the ops as a table with the columns of :mod:`pptrace.ingest.op_tables.rows`.
 
     Raises:
         TraceError: the file is damaged or was written without ops.
@@ -38,7 +38,7 @@ def read_own_json(path: Path) -> pd.DataFrame:
     except OSError as err:
         raise unreadable(path, err) from err
     except (ValueError, RecursionError) as err:
-        raise TraceError(f"{path}: damaged JSON ({err}); expected a whole file of pptrace; write it again") from err
+        raise TraceError(f"{path}: damaged JSON ({err}); expected a complete file of pptrace; write it again") from err
     rows = list(_rows(document))
     if not rows:
         raise TraceError(
@@ -58,7 +58,7 @@ def _rows(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def _pair(op: dict[str, Any]) -> str:
-    """An overlapped pair as text, from its halves; "" for a simple op."""
+    """The text of an overlapped pair, from its halves; "" for other ops."""
     halves = [f"{half.get('stage')}{half.get('kind')}{half.get('microbatch')}" for half in _objects(op.get("parts"))]
     return f"({';'.join(halves)})OVERLAP_F_B" if halves else ""
 

@@ -21,11 +21,11 @@ from pptrace.ingest.common.time_units import to_ns
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
 from pptrace.ingest.op_tables.bytedance import bytedance_tables
 from pptrace.ingest.op_tables.files import PARQUET_MAGIC, Frame, header_of, read_frame, sniff_rows
-from pptrace.ingest.op_tables.pptrace_json import read_own_json
+from pptrace.ingest.op_tables.pptrace_json import read_pptrace_json
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
-from pptrace.ingest.ops.stages import placed_stages
+from pptrace.ingest.ops.stages import assign_stages
 from pptrace.ingest.ops.steps import COMPUTE
 from pptrace.model.tables import MEMORY, OP_TABLE, Trace, empty_table, make_table
 
@@ -44,7 +44,7 @@ def read_simulation(path: Path) -> tuple[Trace, ...]:
     Raises:
         TraceError: the file is damaged or was written without ops.
     """
-    return traces_of(path, _own(path, [(path, Frame(read_own_json(path)))], "pptrace"))
+    return traces_of(path, _own(path, [(path, Frame(read_pptrace_json(path)))], "pptrace"))
 
 
 def read_table(path: Path) -> tuple[Trace, ...]:
@@ -110,7 +110,7 @@ def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tab
             raise TraceError(
                 f"{path}: chunks of one rank and no column 'stage'; expected it where each rank has a file of its own; add it"
             )
-        ops["stage"] = np.where(compute, placed_stages(ops, pp_ranks(given)), -1)
+        ops["stage"] = np.where(compute, assign_stages(ops, pp_ranks(given)), -1)
     if "chunk" not in given:
         ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
     facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)

@@ -40,7 +40,7 @@ from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
-from pptrace.ingest.ops.steps import COMPUTE, told_steps
+from pptrace.ingest.ops.steps import COMPUTE, assign_steps
 from pptrace.model.tables import COMMS, OPS, Int64
 from pptrace.schedule.actions import parse_action
 
@@ -113,7 +113,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     rows = pd.DataFrame(columns)
     is_comm = rows["kind"].isin(_COMMS).to_numpy()
     is_gap = pd.Series(reader.texts("step") == "" if "step" in has else np.ones(len(rows), dtype=np.bool_))
-    ops, notes = told_steps(rows[~is_comm], is_gap, "microbatch" in has)
+    ops, notes = assign_steps(rows[~is_comm], is_gap, "microbatch" in has)
     ops = with_microbatches(ops, "microbatch" in has)
     _refuse_doubles(path, ops)
     _check_pairs(path, ops)

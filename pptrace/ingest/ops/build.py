@@ -1,4 +1,4 @@
-"""Ops and comms of a run → a trace for each rank in them."""
+"""Build OPS and COMMS tables, and from them a trace per rank."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _COMM_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What an op-level format holds of a run: schemas OPS, COMMS and MEMORY, all ranks together, -1 where no rank is named.
+    """The content of an op-level format: tables of schemas OPS, COMMS and MEMORY with all ranks, -1 where the rank is unknown.
 
-    ``facts`` are those of every rank, in the words of pptrace's own metadata (``mesh``, ``pp_ranks``, ``world_size``).
+    ``facts`` apply to all ranks, ``facts_of`` to one, with the keys of pptrace's metadata (``mesh``, ``pp_ranks``, …).
     """
 
     framework: str
@@ -64,16 +64,16 @@ class Tables:
     facts: Mapping[str, Any] = field(default_factory=dict)
     facts_of: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    only_rank: int | None = None  # the rank of a file that holds one, even where it has no row
+    only_rank: int | None = None  # the rank of a single-rank file, which may have no rows
 
 
 def ops_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    """A table of schema OPS from what is known; the rest is unknown."""
+    """Make a table of schema OPS; missing columns get the values of unknown ones."""
     return _completed(OPS, columns, _OP_DEFAULTS, num_rows)
 
 
 def comms_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
-    """A table of schema COMMS from what is known; without other times a side waits from its start to its end."""
+    """Make a table of schema COMMS; missing columns get those of unknown ones, missing times the start or the end."""
     start, end = columns["start_ns"], columns["end_ns"]
     times = {"posted_ns": start, "asked_ns": start, "transfer_start_ns": start, "transfer_end_ns": end}
     return _completed(COMMS, {**times, **columns}, _COMM_DEFAULTS, num_rows)
@@ -89,9 +89,9 @@ def _completed(schema: Schema, columns: Mapping[str, Any], defaults: Mapping[str
 
 
 def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple[Trace, ...]:
-    """One trace per rank, in order. Ranks of one file stand on one clock, unless the facts say otherwise."""
-    given = set() if tables.only_rank is None else {tables.only_rank}
-    ranks = sorted({*tables.ops["rank"].unique().tolist(), *tables.comms["rank"].unique().tolist(), *given})
+    """Make one trace per rank, in order. Ranks of one file share a clock unless the facts say otherwise."""
+    declared_ranks = set() if tables.only_rank is None else {tables.only_rank}
+    ranks = sorted({*tables.ops["rank"].unique().tolist(), *tables.comms["rank"].unique().tolist(), *declared_ranks})
     clock = {ONE_CLOCK: str(path)} if len(ranks) > 1 else {}
     return tuple(
         Trace(

@@ -1,8 +1,8 @@
-"""What an op table tells about its mesh: from columns of coordinates, else from the members of its collectives."""
+"""Derive the mesh of an op table: from columns of coordinates, else from the members of its collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,62 +14,64 @@ _AXES = tuple(map(str, MESH_ORDER))
 _COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 
 Facts = tuple[dict[str, Any], dict[int, dict[str, Any]]]
-"""Facts of all ranks and of each rank, in the words of pptrace's metadata."""
+"""(facts of all ranks, facts by rank), with the keys of pptrace's metadata."""
 
 
 def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
-    """The mesh of a run; ({}, {}) where the table does not tell more than the stages do."""
-    places = _coordinates(pd.concat([ops, comms], ignore_index=True))
-    return _from_coordinates(places, ops) if len(places.columns) else _from_groups(ops, comms)
+    """Facts of the mesh; ({}, {}) where the table has no coordinates and no matched collectives."""
+    coordinates = _coordinates(pd.concat([ops, comms], ignore_index=True))
+    return _from_coordinates(coordinates, ops) if len(coordinates.columns) else _from_groups(ops, comms)
 
 
 def pp_ranks(table: pd.DataFrame) -> dict[int, int]:
-    """Each rank's place in its pipeline: its coordinate, else its place among the ranks with the same other coordinates."""
-    places = _coordinates(table)
-    if "pp" in places:
-        return dict(zip(places.index.tolist(), places["pp"].tolist(), strict=True))
-    others = [axis for axis in places.columns if axis != "pp"]
+    """Pipeline rank by rank: the coordinate, else the index among the ranks with equal other coordinates."""
+    coordinates = _coordinates(table)
+    if "pp" in coordinates:
+        return dict(zip(coordinates.index.tolist(), coordinates["pp"].tolist(), strict=True))
+    other_axes = [axis for axis in coordinates.columns if axis != "pp"]
     ranks = sorted(table["rank"].unique().tolist())
-    if not others:
-        return {rank: place for place, rank in enumerate(ranks)}
-    nth = places.sort_index().groupby(others).cumcount()
+    if not other_axes:
+        return {rank: index for index, rank in enumerate(ranks)}
+    nth = coordinates.sort_index().groupby(other_axes).cumcount()
     return dict(zip(nth.index.tolist(), nth.tolist(), strict=True))
 
 
 def _coordinates(table: pd.DataFrame) -> pd.DataFrame:
-    """Index rank; a column for each axis that the table names."""
+    """Coordinates: index rank, a column per axis in the table."""
     names = [name for name in (f"{axis}_rank" for axis in _AXES) if name in table]
-    known = table[(table[names] >= 0).all(axis=1)] if names else table
-    places = known.groupby("rank")[names].first().astype("int64") if names else pd.DataFrame(index=[])
-    return places.rename(columns=lambda name: name.removesuffix("_rank"))
+    complete = table[(table[names] >= 0).all(axis=1)] if names else table
+    coordinates = complete.groupby("rank")[names].first().astype("int64") if names else pd.DataFrame(index=[])
+    return coordinates.rename(columns=lambda name: name.removesuffix("_rank"))
 
 
-def _from_coordinates(places: pd.DataFrame, ops: pd.DataFrame) -> Facts:
-    sizes = {axis: int(places[axis].max()) + 1 for axis in places.columns}
+def _from_coordinates(coordinates: pd.DataFrame, ops: pd.DataFrame) -> Facts:
+    sizes = {axis: int(coordinates[axis].max()) + 1 for axis in coordinates.columns}
     if "pp" not in sizes:
-        own = pp_ranks(ops)
-        places = places.assign(pp=[own.get(int(rank), 0) for rank in places.index])
-        sizes["pp"] = int(places["pp"].max()) + 1
-    others = [axis for axis in _AXES if axis != "pp" and axis in sizes]
-    groups = places.sort_values("pp").groupby(others) if others else [((), places.sort_values("pp"))]
+        pp_rank_by_rank = pp_ranks(ops)
+        coordinates = coordinates.assign(pp=[pp_rank_by_rank.get(int(rank), 0) for rank in coordinates.index])
+        sizes["pp"] = int(coordinates["pp"].max()) + 1
+    other_axes = [axis for axis in _AXES if axis != "pp" and axis in sizes]
+    groups = coordinates.sort_values("pp").groupby(other_axes) if other_axes else [((), coordinates.sort_values("pp"))]
     facts_of = {
         int(rank): {"pp_ranks": [int(member) for member in part.index]} for _, part in groups for rank in part.index
     }
-    strides = {axis: _stride(places, axis) for axis in sizes}
-    return {"mesh": _mesh(sizes, strides, ops), "world_size": len(places)}, facts_of
+    strides = {axis: _stride(coordinates, axis) for axis in sizes}
+    return {"mesh": _mesh(sizes, strides, ops), "world_size": len(coordinates)}, facts_of
 
 
-def _stride(places: pd.DataFrame, axis: str) -> int:
-    """How far apart two neighbours on an axis are; 0 where it has one member."""
-    others = [name for name in places.columns if name != axis]
-    for _, part in places.sort_values(axis).groupby(others) if others else [((), places.sort_values(axis))]:
+def _stride(coordinates: pd.DataFrame, axis: str) -> int:
+    """Distance in ranks of two neighbours on an axis; 0 where it has one member."""
+    other_axes = [name for name in coordinates.columns if name != axis]
+    for _, part in (
+        coordinates.sort_values(axis).groupby(other_axes) if other_axes else [((), coordinates.sort_values(axis))]
+    ):
         if len(part) > 1:
             return int(part.index[1]) - int(part.index[0])
     return 0
 
 
 def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
-    """Sizes of the axes from collectives whose members the table has matched."""
+    """Derive the sizes of the axes from collectives with matched members."""
     matched = comms[(comms["match"] >= 0) & ~comms["kind"].isin(("send", "recv")) & comms["axis"].isin(_AXES)]
     sizes: dict[str, int] = {}
     strides: dict[str, int] = {}
@@ -77,13 +79,13 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
         members = rows.groupby("match")["rank"].unique().iloc[0]
         sizes[str(axis)] = len(members)
         strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0
-    if not sizes or ops["rank"].nunique() == 1:  # a file of one rank shows nobody else's part
+    if not sizes or ops["rank"].nunique() == 1:  # a file of one rank does not contain the other members
         return {}, {}
     compute = ops[ops["kind"].isin(_COMPUTE)]
-    holders: dict[tuple[int, ...], int] = {}
-    for rank, own in sorted(compute.groupby("rank")["stage"].unique().to_dict().items()):
-        holders.setdefault(tuple(sorted(own.tolist())), int(str(rank)))
-    first = sorted(holders.values())
+    rank_by_stages: dict[tuple[int, ...], int] = {}
+    for rank, stages_of_rank in sorted(compute.groupby("rank")["stage"].unique().to_dict().items()):
+        rank_by_stages.setdefault(tuple(sorted(stages_of_rank.tolist())), int(str(rank)))
+    first = sorted(rank_by_stages.values())
     sizes["pp"] = len(first)
     strides["pp"] = int(first[1] - first[0]) if len(first) > 1 else 0
     num_ranks = ops["rank"].nunique()
@@ -94,14 +96,10 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
 
 def _mesh(sizes: Mapping[str, int], strides: Mapping[str, int], ops: pd.DataFrame) -> dict[str, Any]:
     chunks = ops[ops["kind"].isin(_COMPUTE)].groupby("rank")["stage"].nunique()
+    by_stride = sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))
     return {
         **{axis: sizes.get(axis) for axis in _AXES},
         "vpp": int(chunks.max()) if len(chunks) else None,
         "ep": None,
-        "order": "-".join(_ordered(strides)),
+        "order": "-".join(by_stride),
     }
-
-
-def _ordered(strides: Mapping[str, int]) -> Sequence[str]:
-    """All axes, the one with the smallest stride first."""
-    return sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))

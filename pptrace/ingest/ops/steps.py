@@ -1,7 +1,7 @@
-"""Which training step each op of a table belongs to, where its column says so for some ops or is not there.
+"""Assign training steps to the ops of a table whose step column is incomplete or missing.
 
-column with gaps                the step of the ops around it on its rank, if that lacks this op
-no column, but microbatches     an op that comes again on its rank begins the next step
+column with gaps                the step of the neighbouring ops on its rank, if this op is missing there
+no column, but microbatches     an op that repeats on its rank begins the next step
 neither                         a step ends where the whole pipeline has drained
 """
 
@@ -16,23 +16,23 @@ COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 _FORWARD = ("F", "OVERLAP_F_B")
 _BACKWARD = ("B", "I", "OVERLAP_F_B")
 
-Told = tuple[pd.DataFrame, tuple[str, ...]]
-"""Ops with steps, and lines about what order had to tell."""
+StepsAndNotes = tuple[pd.DataFrame, tuple[str, ...]]
+"""(ops with steps, notes on steps that were inferred from the order of ops)."""
 
 
-def told_steps(ops: pd.DataFrame, is_gap: pd.Series[bool], has_microbatches: bool) -> Told:
-    """The ops of one file with all the steps that can be told, 0 where all may be of one; without those of no step.
+def assign_steps(ops: pd.DataFrame, is_gap: pd.Series[bool], has_microbatches: bool) -> StepsAndNotes:
+    """Assign a step to every op of a file where possible (0 if they may all be of one step); drop compute ops without a step.
 
-    ``is_gap`` are the rows whose cell is empty; one that says -1 belongs to no step.
+    ``is_gap`` marks the rows with an empty cell; a row with -1 belongs to no step.
     """
     if "step" in ops and (ops["step"] >= 0).any():
-        filled, lines = _without_gaps(ops, is_gap)
-        return filled[(filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE)], lines
-    return (with_steps(ops, has_steps=False), ()) if has_microbatches else _by_drains(ops)
+        filled, notes = _fill_gaps(ops, is_gap)
+        return filled[(filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE)], notes
+    return (number_by_repetition(ops, has_steps=False), ()) if has_microbatches else _split_where_drained(ops)
 
 
-def with_steps(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
-    """Ops with steps: where nothing numbers them, an op that comes again on its rank begins the next one."""
+def number_by_repetition(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
+    """Number steps by repetition, unless they have numbers: an op that repeats on its rank begins the next step."""
     if has_steps:
         return ops
     key = _key(ops)
@@ -40,67 +40,72 @@ def with_steps(ops: pd.DataFrame, has_steps: bool) -> pd.DataFrame:
 
 
 def _key(ops: pd.DataFrame) -> list[str]:
-    """The columns that name an op within its step."""
+    """Columns that identify an op within its step."""
     return [name for name in ("rank", "kind", "stage", "chunk", "microbatch") if name in ops]
 
 
-def _without_gaps(ops: pd.DataFrame, is_gap: pd.Series[bool]) -> Told:
+def _fill_gaps(ops: pd.DataFrame, is_gap: pd.Series[bool]) -> StepsAndNotes:
     ordered = ops.sort_values("start_ns", kind="stable")
-    known = ordered["step"].where(ordered["step"] >= 0).groupby(ordered["rank"])
-    around = pd.DataFrame({"before": known.ffill(), "after": known.bfill()}).fillna(-1).astype("int64")
+    known_steps = ordered["step"].where(ordered["step"] >= 0).groupby(ordered["rank"])
+    around = pd.DataFrame({"before": known_steps.ffill(), "after": known_steps.bfill()}).fillna(-1).astype("int64")
     compute = ordered[ordered["kind"].isin(COMPUTE)]
-    lacking = compute.index[is_gap[compute.index]]
-    if not len(lacking):
+    unnumbered = compute.index[is_gap[compute.index]]
+    if not len(unnumbered):
         return ops, ()
     keys = pd.Series(list(compute[_key(ops)].itertuples(index=False, name=None)), index=compute.index)
-    taken: set[tuple[Hashable, int]] = set()
-    if "microbatch" in ops:  # without it many ops of a step have the same name
-        taken = set(zip(keys.tolist(), compute["step"].tolist(), strict=True))
-    found: dict[int, int] = {}
-    for row in lacking.tolist():
-        fitting = {step for step in around.loc[row].tolist() if step >= 0 and (keys[row], step) not in taken}
-        if len(fitting) == 1:
-            found[row] = fitting.pop()
-            taken |= {(keys[row], found[row])} if "microbatch" in ops else set()
-    told = pd.Series(found, dtype="int64").reindex(ops.index)
-    steps = told.fillna(ops["step"]).astype("int64")
-    line = f"{len(lacking)} of {len(compute)} ops have no step: {len(found)} are told by the ops around them"
-    return ops.assign(step=steps), (line + (", the others are left out" if len(found) < len(lacking) else ""),)
+    used_ops: set[tuple[Hashable, int]] = set()
+    if "microbatch" in ops:  # without it many ops of a step have the same key
+        used_ops = set(zip(keys.tolist(), compute["step"].tolist(), strict=True))
+    step_by_row: dict[int, int] = {}
+    for row in unnumbered.tolist():
+        candidates = {step for step in around.loc[row].tolist() if step >= 0 and (keys[row], step) not in used_ops}
+        if len(candidates) == 1:
+            step_by_row[row] = candidates.pop()
+            used_ops |= {(keys[row], step_by_row[row])} if "microbatch" in ops else set()
+    assigned = pd.Series(step_by_row, dtype="int64").reindex(ops.index)
+    steps = assigned.fillna(ops["step"]).astype("int64")
+    note = f"{len(unnumbered)} of {len(compute)} ops have no step: {len(step_by_row)} got that of the ops before and after them"
+    if len(step_by_row) < len(unnumbered):
+        note += "; the others are left out, so that their steps lack ops"
+    return ops.assign(step=steps), (note,)
 
 
-def _by_drains(ops: pd.DataFrame) -> Told:
-    """Steps end where each rank has as many backwards as forwards behind it, and all ranks the same number of them.
+def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
+    """Split steps where every rank has run as many backwards as forwards, and all ranks the same number.
 
-    Before the end of a step that is so at no time but on the last stage: the others hold microbatches in flight.
+    Within a step only the last stage is ever in that state: the others have microbatches in flight.
     """
     compute = ops[ops["kind"].isin(COMPUTE)].sort_values("start_ns", kind="stable")
-    own = dict(iter(compute.groupby("rank")))
+    rows_of_rank = dict(iter(compute.groupby("rank")))
     one_step = ops.assign(step=0)
-    untold = "no columns step and microbatch: where steps begin could not be told, and all ops are taken for one step"
-    held = {frozenset(rows["stage"].tolist()) if "stage" in rows else rank for rank, rows in own.items()}
-    if len(held) < 2:
-        return one_step, (untold,) if len(compute) else ()
-    begins = {rank: _drained(rows) for rank, rows in own.items()}
-    common = sorted(set.intersection(*(set(begin) for begin in begins.values())))
+    unknown_note = (
+        "no columns step and microbatch, and the order of ops shows no end of a step: all ops are read as one step; "
+        "add a column step"
+    )
+    stage_sets = {frozenset(rows["stage"].tolist()) if "stage" in rows else rank for rank, rows in rows_of_rank.items()}
+    if len(stage_sets) < 2:
+        return one_step, (unknown_note,) if len(compute) else ()
+    starts = {rank: _drained_starts(rows) for rank, rows in rows_of_rank.items()}
+    common = sorted(set.intersection(*(set(starts_of_rank) for starts_of_rank in starts.values())))
     if not common:
-        totals = {(_count(rows, _FORWARD), _count(rows, _BACKWARD)) for rows in own.values()}
-        is_one = len(totals) == 1 and len(set(*totals)) == 1
-        return one_step, () if is_one else (untold,)
+        totals = {(_count(rows, _FORWARD), _count(rows, _BACKWARD)) for rows in rows_of_rank.values()}
+        is_one_step = len(totals) == 1 and len(set(*totals)) == 1
+        return one_step, () if is_one_step else (unknown_note,)
     steps = pd.Series(0, index=ops.index, dtype="int64")
-    for rank, begin in begins.items():
-        mine = ops["rank"] == rank
-        cuts = [begin[count] for count in common]
-        steps[mine] = np.searchsorted(cuts, ops.loc[mine, "start_ns"].to_numpy(), side="right")
-    line = f"no columns step and microbatch: {len(common) + 1} steps are told by where the pipeline has drained"
-    return ops.assign(step=steps), (line,)
+    for rank, starts_of_rank in starts.items():
+        is_of_rank = ops["rank"] == rank
+        cuts = [starts_of_rank[count] for count in common]
+        steps[is_of_rank] = np.searchsorted(cuts, ops.loc[is_of_rank, "start_ns"].to_numpy(), side="right")
+    note = f"no columns step and microbatch: split into {len(common) + 1} steps where the pipeline has drained"
+    return ops.assign(step=steps), (note,)
 
 
 def _count(rows: pd.DataFrame, kinds: tuple[str, ...]) -> int:
     return int(rows["kind"].isin(kinds).sum())
 
 
-def _drained(rows: pd.DataFrame) -> dict[int, int]:
-    """Where a rank begins a forward with none in flight: how many it has behind it → the start, ns. Rows by start."""
+def _drained_starts(rows: pd.DataFrame) -> dict[int, int]:
+    """Starts, ns, of forwards with no microbatch in flight, by the number of microbatches done. Rows in order of start."""
     forwards, backwards = rows["kind"].isin(_FORWARD).cumsum(), rows["kind"].isin(_BACKWARD).cumsum()
-    begins = (rows["kind"] == "F") & (forwards - 1 == backwards) & (backwards > 0)
-    return dict(zip(backwards[begins].tolist(), rows.loc[begins, "start_ns"].tolist(), strict=True))
+    starts = (rows["kind"] == "F") & (forwards - 1 == backwards) & (backwards > 0)
+    return dict(zip(backwards[starts].tolist(), rows.loc[starts, "start_ns"].tolist(), strict=True))

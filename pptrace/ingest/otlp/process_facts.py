@@ -1,4 +1,4 @@
-"""What the resource of OpenTelemetry spans says of its process: the rank, the sizes of the mesh, the host, whether it has a GPU.
+"""Read facts of a process from the resource of its OpenTelemetry spans: rank, sizes of the mesh, host, GPU.
 
 Megatron-LM's are ``dl.rank``, ``dl.world_size``, ``dl.{pipeline,tensor,data}_parallel.size``, ``host.name``, ``process.pid``,
 ``nemo.run.id`` (``megatron/training/global_vars.py``; NVIDIA-NeMo/Lens, ``providers.py``, ``semconv.py``). The context-parallel
@@ -17,10 +17,10 @@ from pptrace.ingest.otlp.spans import Attributes
 from pptrace.model.tables import HOST, ONE_CLOCK
 
 PARALLEL = "parallel"
-"""The fact of sizes whose ranks are not laid out yet: {"pp", "tp", "dp", "cp"} and ``pp_rank`` where the process says it."""
+"""Fact: sizes of the axes, {"pp", "tp", "dp", "cp"}, and ``pp_rank`` if known; the ranks' coordinates are not known."""
 
 DEVICE = "device"
-"""The fact of a process with a GPU: its name, or the attribute that tells it. None of its work is in the spans."""
+"""Fact of a process with a GPU: the GPU's name, or the attribute that shows it. Device work is not in the spans."""
 
 _RANK = ("dl.rank", "global_rank", "rank", "process.rank", "torch.distributed.rank")
 _INSTANCE = re.compile(r"-rank(\d{1,9})$")
@@ -30,14 +30,14 @@ _SIZES = {
     "dp": "dl.data_parallel.size",
     "cp": "dl.context_parallel.size",
 }
-_MOST_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 _RUN = ("nemo.run.id", "nemo.lens.run_uuid")
 _PROCESS = ("service.name", "service.instance.id", "host.name", "process.pid")
 _GPU = ("dl.gpu.name", "dl.gpu.uuid")
 
 
 def rank_of(resource: Attributes) -> int | None:
-    """The global rank, None where no attribute tells it."""
+    """The global rank, None if no attribute has it."""
     for name in _RANK:
         if (rank := rank_of_value(resource.get(name))) is not None:
             return rank
@@ -46,46 +46,46 @@ def rank_of(resource: Attributes) -> int | None:
 
 
 def process_of(resource: Attributes) -> tuple[str, ...]:
-    """The same for all spans of a process that says no rank."""
+    """Identifies a process without a rank."""
     return tuple(str(resource.get(name, "")) for name in _PROCESS)
 
 
-def run_of(resource: Attributes) -> str:
+def run_id_of(resource: Attributes) -> str:
     return next((str(resource[name]) for name in _RUN if name in resource), "")
 
 
 def one_clock_of(resources: Sequence[Attributes]) -> Mapping[str, str]:
-    """What processes of one host share, whose spans are all timed by its clock; {} where they do not name one host."""
+    """The ``one_clock`` fact of processes on one host, whose clock times all their spans; {} if the host is not known."""
     hosts = {str(resource.get("host.name", "")) for resource in resources}
     host = hosts.pop() if len(hosts) == 1 else ""
     return {ONE_CLOCK: f"{HOST}{host}"} if host and host != "localhost" else {}
 
 
 def distributed_of(resource: Attributes, rank: int | None) -> Mapping[str, Any]:
-    """The job in the words of Kineto's ``distributedInfo``. With a GPU the host's spans show launching alone."""
-    told: dict[str, Any] = {}
+    """Facts of the job, with the keys of Kineto's ``distributedInfo``; with a GPU, its name, as host spans only show launches."""
+    facts: dict[str, Any] = {}
     world = rank_of_value(resource.get("dl.world_size"))
-    if rank is not None and world and rank < world <= _MOST_RANKS:
-        told |= {"rank": rank, "world_size": world}
+    if rank is not None and world and rank < world <= _MAX_RANKS:
+        facts |= {"rank": rank, "world_size": world}
     gpus = rank_of_value(resource.get("host.gpu.count"))
     names = [str(resource[name]) for name in _GPU if name in resource]
     if names or gpus:
-        told |= {"backend": "nccl", DEVICE: names[0] if names else "host.gpu.count"}
-    return told
+        facts |= {"backend": "nccl", DEVICE: names[0] if names else "host.gpu.count"}
+    return facts
 
 
 def parallel_of(resource: Attributes) -> Mapping[str, Any]:
-    """Facts of the mesh's sizes; {} where the pipeline's is not told or they do not multiply up to the ranks."""
+    """Facts of the sizes of the axes; {} if that of pp is missing or the product is not the number of ranks."""
     world = rank_of_value(resource.get("dl.world_size"))
     sizes = {axis: rank_of_value(resource.get(name)) for axis, name in _SIZES.items()}
-    known = [size for size in sizes.values() if size]
-    product = math.prod(known)
-    if not sizes["pp"] or not world or world > _MOST_RANKS or world % product:
+    known_sizes = [size for size in sizes.values() if size]
+    product = math.prod(known_sizes)
+    if not sizes["pp"] or not world or world > _MAX_RANKS or world % product:
         return {}
-    lacking = [axis for axis, size in sizes.items() if not size]
-    if lacking == ["cp"]:
+    unknown_axes = [axis for axis, size in sizes.items() if not size]
+    if unknown_axes == ["cp"]:
         sizes["cp"] = world // product
-    elif lacking or product != world:
+    elif unknown_axes or product != world:
         return {}
-    place = rank_of_value(resource.get("dl.pipeline_parallel.rank"))
-    return {PARALLEL: {**sizes, "pp_rank": place}, "world_size": world}
+    pp_rank = rank_of_value(resource.get("dl.pipeline_parallel.rank"))
+    return {PARALLEL: {**sizes, "pp_rank": pp_rank}, "world_size": world}

@@ -1,12 +1,12 @@
-"""OpenTelemetry spans as JSON → columns.
+"""Decode OpenTelemetry spans in JSON into columns.
 
     document  = {"resourceSpans": [{"resource": {"attributes": …}, "scopeSpans": [{"spans": [span, …]}]}]}
     span      = {"name", "startTimeUnixNano", "endTimeUnixNano", "attributes": [{"key", "value": {"intValue": …}}], …}
     printed   = {"name", "context", "start_time", "end_time", "attributes": {…}, "resource": {"attributes": {…}}}
 
-A file of the collector's exporter holds a document per line; the SDK's ConsoleSpanExporter prints spans between a program's other
-lines (OTLP 1.x, ``opentelemetry/proto/trace/v1/trace.proto``; opentelemetry-python, ``sdk/trace/export``). 64-bit numbers are
-text or numbers. ``batches`` and ``instrumentationLibrarySpans`` are older names of the same.
+A file of the collector's exporter holds a document per line; the SDK's ConsoleSpanExporter prints spans between other lines of
+the program (OTLP 1.x, ``opentelemetry/proto/trace/v1/trace.proto``; opentelemetry-python, ``sdk/trace/export``). 64-bit numbers
+are text or numbers. ``batches`` and ``instrumentationLibrarySpans`` are older names of the same.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
-from pptrace.ingest.common.json_texts import Text, closed
+from pptrace.ingest.common.json_texts import JsonText, close_brackets
 from pptrace.model.tables import Int32, Int64
 
 Attributes = Mapping[str, str | int | float | bool]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_Made = TypeVar("_Made")
+_Decoded = TypeVar("_Decoded")
 
 
 class _Span(msgspec.Struct, gc=False, rename="camel"):
@@ -50,7 +50,7 @@ class _Resources(msgspec.Struct, gc=False, rename="camel"):
 
 
 class _Document(msgspec.Struct, gc=False, rename={"resource_spans": "resourceSpans"}):
-    """A document of OTLP, or one printed span: which, its members tell."""
+    """A document of OTLP, or one printed span, according to the members present."""
 
     resource_spans: list[_Resources] = []
     batches: list[_Resources] = []
@@ -71,29 +71,29 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 @dataclass(slots=True)
 class SpanColumns:
-    """The spans of a file as they are read. ``resources`` are the sets of attributes that a span's ``resource`` counts in.
+    """The spans of a file. A span's ``resource`` is an index into ``resources``, the distinct sets of resource attributes.
 
-    ``told`` are a span's own attributes, by the number of the span, where ``chosen`` picks its name; ``num_lost`` spans could not
-    be read, and ``num_damaged`` values are cut off or broken.
+    ``attributes_of_span`` has the attributes of the spans whose name ``keeps_attributes`` accepts, by index of the span;
+    ``num_lost`` spans could not be read, and ``num_damaged`` values were truncated or damaged.
     """
 
-    chosen: Callable[[str], bool]
+    keeps_attributes: Callable[[str], bool]
     names: dict[str, int] = field(default_factory=dict)
     name: list[int] = field(default_factory=list)
     start_ns: list[int] = field(default_factory=list)
     end_ns: list[int] = field(default_factory=list)
     resource: list[int] = field(default_factory=list)
     resources: dict[bytes, int] = field(default_factory=dict)
-    told: dict[int, Attributes] = field(default_factory=dict)
+    attributes_of_span: dict[int, Attributes] = field(default_factory=dict)
     num_lost: int = 0
     num_damaged: int = 0
 
-    def add(self, text: Text) -> None:
-        """The spans of one value of JSON; those of a damaged one as far as they are whole."""
-        if text.is_whole and self._add_value(text.data):
+    def add(self, text: JsonText) -> None:
+        """Add the spans of one JSON value; of a damaged one those that are complete."""
+        if text.is_complete and self._add_value(text.data):
             return
         self.num_damaged += 1
-        if (rescued := closed(text.data)) is not None:
+        if (rescued := close_brackets(text.data)) is not None:
             self._add_value(rescued)
 
     def _add_value(self, data: bytes) -> bool:
@@ -106,9 +106,9 @@ class SpanColumns:
         if document is None:
             return False
         for resources in (*document.resource_spans, *document.batches):
-            own = self._number_of(resources.resource)
+            resource_index = self._number_of(resources.resource)
             for scope in (*resources.scope_spans, *resources.instrumentation_library_spans):
-                self._add_spans(scope.spans, own)
+                self._add_spans(scope.spans, resource_index)
         if document.start_time is not None and document.end_time is not None:
             times = nanoseconds_of(document.start_time), nanoseconds_of(document.end_time)
             self._add_span(document.name, *times, self._number_of(document.resource), document.attributes)
@@ -134,8 +134,8 @@ class SpanColumns:
         if not 0 < start_ns <= end_ns <= LIMIT_NS:
             self.num_lost += 1
             return
-        if len(attributes) > 2 and self.chosen(name) and (told := attributes_of(attributes)):
-            self.told[len(self.name)] = told
+        if len(attributes) > 2 and self.keeps_attributes(name) and (attributes_of_span := attributes_of(attributes)):
+            self.attributes_of_span[len(self.name)] = attributes_of_span
         self.name.append(self.names.setdefault(name, len(self.names)))
         self.start_ns.append(start_ns)
         self.end_ns.append(end_ns)
@@ -151,7 +151,7 @@ class SpanColumns:
         )
 
 
-def _decoded(decode: Callable[[bytes | msgspec.Raw], _Made], data: bytes | msgspec.Raw) -> _Made | None:
+def _decoded(decode: Callable[[bytes | msgspec.Raw], _Decoded], data: bytes | msgspec.Raw) -> _Decoded | None:
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -159,7 +159,7 @@ def _decoded(decode: Callable[[bytes | msgspec.Raw], _Made], data: bytes | msgsp
 
 
 def _number(value: int | str) -> int:
-    """A 64-bit number, as text or not; -1 where it is none."""
+    """Parse a 64-bit number or text; -1 if it is none."""
     try:
         return int(value)
     except ValueError:
@@ -167,7 +167,7 @@ def _number(value: int | str) -> int:
 
 
 def nanoseconds_of(text: str) -> int:
-    """ns since 1970 of an ISO 8601 time; -1 where it is none."""
+    """Convert an ISO 8601 time to ns since 1970; -1 if it is none."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -177,7 +177,7 @@ def nanoseconds_of(text: str) -> int:
 
 
 def attributes_of(text: msgspec.Raw | bytes) -> Attributes:
-    """Attributes as plain values; those that are lists or maps are left out."""
+    """Decode attributes to scalars; lists and maps are dropped."""
     value = _decoded(_ANY.decode, text) if len(text) else None
     if isinstance(value, dict):
         pairs: Sequence[tuple[Any, Any]] = list(value.items())
@@ -186,15 +186,15 @@ def attributes_of(text: msgspec.Raw | bytes) -> Attributes:
         pairs = [(entry.get("key"), _plain(entry.get("value"))) for entry in entries]
     else:
         return {}
-    return {key: own for key, own in pairs if isinstance(key, str) and isinstance(own, str | int | float | bool)}
+    return {key: value for key, value in pairs if isinstance(key, str) and isinstance(value, str | int | float | bool)}
 
 
 def _plain(value: object) -> object:
-    """What an attribute's ``{"intValue": "3"}`` holds."""
+    """The value in an attribute's ``{"intValue": "3"}``; None if it is no scalar."""
     if not isinstance(value, dict) or len(value) != 1:
         return None
-    ((kind, own),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "intValue":
-        number = _number(own) if isinstance(own, int | str) else -1
-        return number if not isinstance(own, bool) else None
-    return own if kind in ("stringValue", "boolValue", "doubleValue") else None
+        number = _number(content) if isinstance(content, int | str) else -1
+        return number if not isinstance(content, bool) else None
+    return content if kind in ("stringValue", "boolValue", "doubleValue") else None

@@ -122,7 +122,7 @@ def _told(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
         "description": row["description"] or group.description,
         "group_ranks": row["group_ranks"] or (json.dumps(ranks) if ranks else ""),
         "group_size": row["group_size"] if row["group_size"] > 0 else size,
-        "local_peer": row["local_peer"] if row["local_peer"] >= 0 else call.place,
+        "local_peer": row["local_peer"] if row["local_peer"] >= 0 else call.local_peer,
         "bytes": row["bytes"] if row["bytes"] >= 0 else call.bytes,
     }
 

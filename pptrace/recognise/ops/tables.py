@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Schema, make_table, stacked
+from pptrace.model.tables import Schema, concat_tables, make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class RankTables:
         extra = others.ops[~others.ops["kind"].isin(set(self.ops["kind"]))]
         return RankTables(
             self.framework or others.framework,
-            stacked([self.ops, extra]),
-            stacked([self.comms, others.comms]),
+            concat_tables([self.ops, extra]),
+            concat_tables([self.comms, others.comms]),
             (*self.warnings, *others.warnings),
             others.by_gaps,
         )

@@ -190,7 +190,9 @@ def _mesh(shown: Sequence[Shown], found: Sequence[Reading], known: Known, mesh: 
         dp=sizes["dp"],
         ep=sizes["ep"],
         pipelines=pipelines,
-        places=() if complete else tuple((rank, -1 if place is None else place) for rank, place in places.items()),
+        known_pp_ranks=()
+        if complete
+        else tuple((rank, -1 if place is None else place) for rank, place in places.items()),
         in_order=False,
     )
 
