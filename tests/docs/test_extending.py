@@ -100,6 +100,10 @@ def test_the_format_gives_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     report = load([path]).report
     (step,) = report.steps
     assert (report.framework, report.inputs[0].format, report.mesh.pp) == ("acme", InputFormat.OPLOG, 2)
+    assert [[(op.kind, op.start_ns, op.end_ns) for op in rank.ops] for rank in step.ranks] == [
+        [("F", 0, 1500), ("B", 5000, 7000)],
+        [("F", 1500, 3000), ("B", 3000, 5000)],
+    ]
     assert [(rank.window_ns, rank.compute_ns) for rank in step.ranks] == [(7000, 3500), (7000, 3500)]
 
 
