@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.programs import ROOT, SAMPLES
 
 import pptrace.analysis.result as results
 from pptrace.errors import TraceError
@@ -23,6 +22,7 @@ from pptrace.schedule.shape import Shape
 from pptrace.schedule.validate import validate
 from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.load import load
+from tests.support.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 _BLOCK = r"^ *```\{code-block\} python\n +:caption: ([^\n]*)\n\n(.*?)^ *```$"

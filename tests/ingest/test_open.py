@@ -73,7 +73,7 @@ def test_an_archive_is_to_be_unpacked(write: Write, op: Op, tmp_path: Path, suff
     formats = {"zip": "zip", "tar": "tar", "tar.gz": "gztar", "tar.bz2": "bztar"}
     write([op()], "job/rank0.json")
     packed = Path(shutil.make_archive(str(tmp_path / "traces"), formats[suffix], tmp_path / "job"))
-    with pytest.raises(TraceError, match=f"a {kind} archive; expected a trace; unpack it and give its contents"):
+    with pytest.raises(TraceError, match=f"a {kind} archive; expected a trace; unpack it and give what it holds"):
         read_traces(open_inputs([packed]), 1)
     beside = packed.rename(tmp_path / "job" / packed.name)
     assert opened(tmp_path / "job")[1] == (f"{tmp_path / 'job'}: skipped {beside.name} (a {kind} archive; unpack it)",)
@@ -107,16 +107,13 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     write(b"", "logs/events.out.tfevents")
     files, warnings = opened(tmp_path / "logs")
     assert files == ["worker0.1700.pt.trace.json.gz", "worker1.1700.pt.trace.json.gz"]
-    other = (
-        "run/other.json (not named *.pt.trace.json as the other traces in its directory are; give its path to read it)"
-    )
-    deeper = "run/deeper/worker2.1700.pt.trace.json.gz (in a subdirectory; give its path to read it)"
+    other = "run/other.json (not named *.pt.trace.json as the traces beside it are; give it to read it)"
+    deeper = "run/deeper/worker2.1700.pt.trace.json.gz (in a subdirectory; give it to read it)"
     skipped = f"{tmp_path / 'logs'}: skipped {other}, {deeper}"
     assert warnings == (skipped,)
     write([op()], "logs/run2/worker0.1800.pt.trace.json")
     assert opened(tmp_path / "logs")[1] == (
-        f"{tmp_path / 'logs'}: traces in more than one subdirectory; read as those of one job; "
-        "if they are of several, give one directory",
+        f"{tmp_path / 'logs'}: traces in more than one subdirectory; all taken as one job",
         skipped,
     )
 
@@ -126,7 +123,7 @@ def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> 
     write([op()], "job/below/worker1.1.pt.trace.json")
     assert opened(tmp_path / "job") == (
         ["rank0.json"],
-        (f"{tmp_path / 'job'}: skipped below/worker1.1.pt.trace.json (in a subdirectory; give its path to read it)",),
+        (f"{tmp_path / 'job'}: skipped below/worker1.1.pt.trace.json (in a subdirectory; give it to read it)",),
     )
 
 
@@ -137,10 +134,7 @@ def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Wri
     write([op(ts=4)], "nodes/a/b/c/too_deep/rank4.json")
     files, warnings = opened(tmp_path / "nodes")
     assert sorted(files) == ["rank0.json", "rank1.json", "rank2.json"]
-    assert warnings == (
-        f"{tmp_path / 'nodes'}: traces in more than one subdirectory; read as those of one job; "
-        "if they are of several, give one directory",
-    )
+    assert warnings == (f"{tmp_path / 'nodes'}: traces in more than one subdirectory; all taken as one job",)
 
 
 def test_traces_that_are_not_read_are_named_in_one_line(write: Write, op: Op, tmp_path: Path) -> None:
@@ -211,7 +205,7 @@ def test_ranks_without_a_trace_are_named_with_the_reason(write: Write, op: Op, t
     assert warnings == (
         f"{tmp_path / 'run'}: 2 of 5 ranks have no trace: "
         "rank 1 (failed: RuntimeError: out of memory), rank 2 (no trace written)",
-        "rank 3 failed (killed); its trace may end early, so that its last steps lack ops",
+        "rank 3 ended badly (killed); its trace may be incomplete",
         f"{tmp_path / 'run' / 'run.json'}: rank 'x' is no number; skipped its trace",
     )
 
@@ -255,9 +249,7 @@ def test_the_traces_of_the_scripts_own_profiler_are_read_where_there_are_no_othe
     write_run(tmp_path / "run", ranks)
     inputs = open_inputs([tmp_path / "run"])
     assert [(file.path.name, file.rank) for file in inputs.files] == [("rank0.json", 0), ("rank1.json", 1)]
-    assert [line.split(":")[0] for line in inputs.warnings] == [
-        "pptrace recorded no trace, since the script's torch.profiler was active"
-    ]
+    assert [line.split(":")[0] for line in inputs.warnings] == ["pptrace recorded none"]
     write([op()], "run/rank0.json")
     write_run(tmp_path / "run", [{**ranks[0], "trace": "rank0.json"}, ranks[1]])
     inputs = open_inputs([tmp_path / "run"])

@@ -117,7 +117,7 @@ def test_without_steps_and_microbatches_a_step_ends_where_the_pipeline_has_drain
     whole.drop(columns=["step", "microbatch"]).to_csv(tmp_path / "bare.csv", index=False)
     bare = load([tmp_path / "bare.csv"]).report
     assert numbers(bare) == numbers(load([tmp_path / "whole.csv"]).report)
-    assert "no columns step and microbatch: 3 steps are told by where the pipeline has drained" in bare.warnings
+    assert "no columns step and microbatch: split into 3 steps where the pipeline has drained" in bare.warnings
     table.drop(columns="microbatch").to_csv(tmp_path / "one.csv", index=False)
     one = load([tmp_path / "one.csv"]).report
     assert len(one.steps) == 1
@@ -128,7 +128,7 @@ def test_on_one_stage_nothing_tells_where_steps_begin(tmp_path: Path) -> None:
     columns = {"rank": [0] * 4, "kind": ["F", "B"] * 2, "start_ns": [0, 10, 20, 30], "end_ns": [10, 20, 30, 40]}
     report = load([write_csv(tmp_path / "mine.csv", columns)]).report
     assert (len(report.steps), report.schedule.num_microbatches) == (1, 2)
-    assert [line for line in report.warnings if "where steps begin could not be told" in line]
+    assert [line for line in report.warnings if "all ops are read as one step" in line]
 
 
 def test_an_op_without_a_step_has_that_of_the_ops_around_it_if_that_lacks_it(tmp_path: Path) -> None:
@@ -141,7 +141,10 @@ def test_an_op_without_a_step_has_that_of_the_ops_around_it_if_that_lacks_it(tmp
         )
         report = load([tmp_path / "gaps.csv"]).report
         assert numbers(report) == numbers(load([tmp_path / "whole.csv"]).report)
-        assert f"{len(gaps)} of 32 ops have no step: {len(gaps)} are told by the ops around them" in report.warnings
+        assert (
+            f"{len(gaps)} of 32 ops have no step: {len(gaps)} got that of the ops before and after them"
+            in report.warnings
+        )
     outside = table.assign(step=table["step"].where(table["step"] == 5, -1))
     assert [step.step for step in load([write_csv(tmp_path / "outside.csv", outside)]).report.steps] == [5]
 
