@@ -56,7 +56,7 @@ class ContextShape:
         return self.size * (2 if self.ring > 1 and self.layout is Layout.BALANCED else 1)
 
     def ring_rank(self, rank: int) -> int:
-        """The place of a context rank in its ring."""
+        """The index of a context rank in its ring."""
         return rank // self.ulysses
 
     def ring_groups(self) -> list[list[int]]:
@@ -107,14 +107,14 @@ def positions(shape: ContextShape, sequence: int, rank: int, device: torch.devic
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in shape.spans(sequence, rank)])
 
 
-def cut(whole: Tensor, shape: ContextShape, rank: int, dim: int = 1) -> Tensor:
+def shard_sequence(whole: Tensor, shape: ContextShape, rank: int, dim: int = 1) -> Tensor:
     """A context rank's shard of ``whole`` (tokens, targets, position ids, activations), whose sequence is ``dim``."""
     spans = shape.spans(whole.shape[dim], rank)
     return torch.cat([whole.narrow(dim, span.start, len(span)) for span in spans], dim)
 
 
 def join(shards: Sequence[Tensor], shape: ContextShape, dim: int = 1) -> Tensor:
-    """The whole of which ``shards`` are the shards of all context ranks in order; the inverse of :func:`cut`."""
+    """The whole of which ``shards`` are the shards of all context ranks in order; the inverse of :func:`shard_sequence`."""
     if len(shards) != shape.size:
         raise UsageError(f"found {len(shards)} shards of a sequence that is cut over cp={shape.size} ranks")
     sequence = sum(shard.shape[dim] for shard in shards)

@@ -1,4 +1,4 @@
-"""How tensors travel between two pipeline ranks: posting modes, and the way through host memory."""
+"""Transport of tensors between two pipeline ranks: posting modes, direct or through host memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Wire:
         self._coalesces = dist.get_backend(self._group) == "nccl"
 
     def post(self, parcels: Sequence[Parcel]) -> list[_Posted]:
-        """Start all transfers; the answers stand in the order of the parcels."""
+        """Start all transfers; returns them in the order of the parcels."""
         if self._mode is Mode.BATCHED and self._coalesces:
             return self._post_coalesced(parcels)
         if self._mode is not Mode.EVEN_ODD:

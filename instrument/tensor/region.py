@@ -17,7 +17,7 @@ class Region:
     """How layers work together along tp.
 
     With ``sequence``, activations between the layers are sequence shards (Megatron SP). With ``overlap``, communication
-    runs beside the GEMMs (:mod:`instrument.sequence.overlap`); the results are the same, see there for the last bits.
+    overlaps with the GEMMs (:mod:`instrument.sequence.overlap`); the results are the same, see there for the last bits.
     """
 
     group: AxisGroup

@@ -1,4 +1,4 @@
-"""Which parameters the ranks of tp share out, and which each of them holds whole.
+"""Which parameters are sharded over tp, and which every rank of it holds whole.
 
 What is summed over the whole model, such as the norm of the gradient, must count every entry once: of a shared-out
 parameter each rank counts its part, of any other the first rank alone counts it. Source: Megatron-LM
@@ -33,7 +33,7 @@ class HasShares(ABC):
 
     @abstractmethod
     def shares(self) -> Iterable[Share]:
-        """Its own parameters only, not those of its children."""
+        """Shares of this module's direct parameters, not of its children's."""
 
 
 def counted_shares(stages: Sequence[nn.Module], tp_rank: int) -> list[Share]:

@@ -10,12 +10,12 @@ from pptrace.errors import UsageError
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import build
-from tests.sleeping import Measured, Nap, forwards_in_flight
+from tests.sleeping import Measured, SleepingRun, forwards_in_flight
 from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
 
 
 def row() -> Measured:
-    nap = Nap("zbv", 4, 8, None, 0.1, 2, 2)
+    nap = SleepingRun("zbv", 4, 8, None, 0.1, 2, 2)
     return Measured(nap, nap.plan, 0.0625, 0.08, 0.0808, (0.0011,), 8, 7)
 
 

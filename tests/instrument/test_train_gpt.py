@@ -45,7 +45,7 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
     assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
-    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
+    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   deferred W 0 \(planned 0\)   activations", printed)
     predicted = re.search(
         r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed
     )
@@ -60,7 +60,7 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
 def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert main([*SMALL, "--steps", "1", "--memory"]) == 0
-    told = "predicted nothing, because the attention keeps its scores (scaled_dot_product_attention, math kernel)"
+    told = "predicted nothing, because the attention stores its scores (scaled_dot_product_attention, math kernel)"
     assert told in capsys.readouterr().out
 
 
