@@ -13,7 +13,8 @@ from __future__ import annotations
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.counting import Row
-from pptrace.schedule.dualpipe_steps import fill
+from pptrace.schedule.dualpipe_steps import append_steps
+from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks
 
@@ -28,10 +29,10 @@ def build(shape: Shape) -> Plan:
 
 def _rank_actions(shape: Shape, rank: int) -> list[Action]:
     p, half = shape.pp, shape.num_microbatches // 2
-    first, second = rank, 2 * p - 1 - rank
+    first, second = (zigzag(chunk, rank, p) for chunk in (0, 1))
     near, far = (first, second) if rank < p // 2 else (second, first)
     row = Row({first: 0, second: 1}, {second: half})
-    fill(row, near, far, min(rank, p - 1 - rank), p // 2, half)
+    append_steps(row, near, far, min(rank, p - 1 - rank), p // 2, half)
     return row.actions
 
 

@@ -99,7 +99,8 @@ def test_a_plan_that_needs_its_groups_is_refused_one_call_at_a_time() -> None:
     )
     plan = make_plan("crossed", [[parse_action(cell) for cell in row.split()] for row in rows])
     with pytest.raises(
-        ScheduleError, match=re.escape("crossed: deadlock with one blocking call at a time: rank 0 stays in 0SEND_F1")
+        ScheduleError,
+        match=re.escape("crossed: deadlock with one blocking call at a time: rank 0 is stuck in 0SEND_F1"),
     ):
         arrange(plan, 0, Posting(blocking=True))
 
