@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -63,17 +64,13 @@ def make_gpt_runtime(
     """Make this rank's runtime.
 
     Args:
-        mesh: of this rank.
         plan: lowered.
         config: the whole model; messages have (microbatch_size, config.sequence, config.hidden), the sequence
             sharded over cp and with SP over tp, unless negotiated.
-        cut: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
-        microbatch_size: sequences in a microbatch.
-        wiring: device and transport.
-        recorder: writes the ranges.
+        layer_partition: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
         wrap: wraps each stage's module, to extend it.
-        num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others recompute
-            fully (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all by ``config.recompute``.
+        num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
+            (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all by ``config.recompute``.
         parallel: this rank's share of the layers; None: made from ``wiring.parallel``, by every rank of the world.
 
     Raises:
@@ -81,11 +78,8 @@ def make_gpt_runtime(
             with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
     """
     _check(mesh, plan, config, wiring)
-    held = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
-    # In the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
-    made = make_stages(config, layer_partition, sorted(held), parallel)
-    stages = {held[model_stage]: module.to(wiring.device) for model_stage, module in made.items()}
+    stages = _make_stages(mesh, plan, config, layer_partition, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
     message = (microbatch_size, parallel.activation_length(config.sequence), config.hidden)
@@ -93,20 +87,30 @@ def make_gpt_runtime(
     communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: wrap(module) for stage, module in stages.items()}
-    recomputed = (
-        frozenset[Cell]() if num_unrecomputed is None else recomputed_cells(plan, mesh.pp_rank, num_unrecomputed)
-    )
-    program = RankProgram(
-        plan,
-        mesh.pp_rank,
-        modules,
-        lambda logits, targets: cross_entropy(logits, targets, parallel.region.group),
-        communicator,
-        recorder,
-        recomputed,
-        pass_microbatch_key=config.dropout > 0,
-    )
+    recomputed = frozenset[Cell]()
+    if num_unrecomputed is not None:
+        recomputed = recomputed_cells(plan, mesh.pp_rank, num_unrecomputed)
+    loss = partial(cross_entropy, group=parallel.region.group)
+    pass_key = config.dropout > 0
+    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
     return PipelineRuntime(program, gradients, posting)
+
+
+def _make_stages(
+    mesh: Mesh,
+    plan: Plan,
+    config: GptConfig,
+    layer_partition: Sequence[Sequence[int]],
+    parallel: Parallel,
+    device: torch.device,
+) -> dict[int, GptStage]:
+    """The modules of this rank's stages, by the plan's stage, on the device.
+
+    They are in the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
+    """
+    plan_stage = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
+    made = make_stages(config, layer_partition, sorted(plan_stage), parallel)
+    return {plan_stage[model_stage]: module.to(device) for model_stage, module in made.items()}
 
 
 def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:

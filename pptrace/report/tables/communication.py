@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean
 
-from pptrace.analysis.result import CommSummary, Report, StepReport
+from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
@@ -99,26 +99,7 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
         if is_brief
         else [[row] for row in entries]
     )
-    rows = []
-    for group in groups:
-        axis, kind, rank, _ = group[0]
-        comms = [comm for *_, comm in group]
-        sizes = {comm.group_size for comm in comms}
-        ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
-        rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
-        rows.append(
-            (
-                axis,
-                kind,
-                str(len(group) if is_brief else rank),
-                str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
-                str(mean(comm.count for comm in comms)),
-                units.num_bytes(mean(comm.bytes for comm in comms)),
-                units.milliseconds(mean(comm.total_ns for comm in comms)),
-                units.percent(fmean(ratios) if ratios else None),
-                units.bandwidth(fmean(rates) if rates else None),
-            )
-        )
+    rows = [_totals_row(group, str(len(group) if is_brief else group[0][2])) for group in groups]
     columns = (
         "axis",
         "kind",
@@ -133,6 +114,26 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
     title = "Communication, whole trace (times with waiting)"
     notes = ("means over the ranks; --all lists them",) if is_brief else ()
     return ReportTable("comm-totals", title, columns, tuple(rows), notes, num_labels=2)
+
+
+def _totals_row(group: Sequence[tuple[str, str, int, CommTotal]], ranks: str) -> tuple[str, ...]:
+    """One row for the (axis, kind, rank, total) of one rank, or of several: means."""
+    axis, kind, _, _ = group[0]
+    comms = [comm for *_, comm in group]
+    sizes = {comm.group_size for comm in comms}
+    ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
+    rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
+    return (
+        axis,
+        kind,
+        ranks,
+        str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
+        str(mean(comm.count for comm in comms)),
+        units.num_bytes(mean(comm.bytes for comm in comms)),
+        units.milliseconds(mean(comm.total_ns for comm in comms)),
+        units.percent(fmean(ratios) if ratios else None),
+        units.bandwidth(fmean(rates) if rates else None),
+    )
 
 
 def device_table(report: Report, amount: Amount) -> ReportTable:
