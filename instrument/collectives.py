@@ -65,7 +65,7 @@ class Pending(Generic[T]):
         self._range = waiting
 
     def wait(self) -> T:
-        """Return the result. On NCCL it may be read by work put on the current stream after this, and the host goes on at once.
+        """Return the result. On NCCL it may be read by work put on the current stream after this, and the host continues at once.
 
         Raises:
             PptraceError: it has been waited for already.
@@ -268,7 +268,7 @@ class AxisGroup:
             receive = dist.P2POp(dist.irecv, incoming, group=self._group, group_peer=source)
             return dist.batch_isend_irecv([send, receive])
         # gloo posts sends and receives in the caller's thread, while a loop thread spins on the same locks; an
-        # all-to-all, of which all parts but one are empty, leaves that to threads of its own.
+        # all-to-all, of which all parts but one are empty, uses separate threads.
         sent, received = [0] * self.size, [0] * self.size
         sent[target], received[source] = outgoing.numel(), incoming.numel()
         options = dist.AllToAllOptions()

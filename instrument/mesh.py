@@ -49,7 +49,7 @@ class MeshShape:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """In the order of :data:`AXES`."""
+        """Sizes in the order of :data:`AXES`."""
         return (self.pp, self.dp, self.cp, self.tp)
 
     @property

@@ -19,7 +19,7 @@ INJECTED = "NVTX_INJECTION64_PATH"
 
 
 class Domain(Protocol):
-    """Where ranges are pushed. The attributes of an event are opaque: what the domain makes of its message."""
+    """A domain to push ranges to. The attributes of an event are opaque: what the domain makes of its message."""
 
     def get_event_attributes(self, message: str) -> Any: ...
 

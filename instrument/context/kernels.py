@@ -45,7 +45,7 @@ def kernel_for(q: Tensor) -> Kernel:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What blocks are summed in: at least float32."""
+    """The dtype in which blocks are summed: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 

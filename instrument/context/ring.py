@@ -53,7 +53,7 @@ class RingAttention:
         return attended
 
     def plan(self, length: int) -> RingPlan:
-        """What this rank computes when each rank holds ``length`` positions.
+        """The squares that this rank computes when each rank holds ``length`` positions.
 
         Raises:
             UsageError: they cannot be halved, as the balanced layout needs.
@@ -80,7 +80,7 @@ class RingAttention:
         return out.to(q.dtype), lse
 
     def gradients(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        """Of this rank's q, k and v, from ``grad`` of its output; in their dtypes."""
+        """Gradients of this rank's q, k and v, from ``grad`` of its output; in their dtypes."""
         plan, rows = self.plan(q.shape[2]), _RowGradients(grad, q, out, lse)
         local_keys = keys = torch.stack((k, v)).contiguous()
         following = self.group.start_rotation(keys)
@@ -123,7 +123,7 @@ class _RowGradients:
         return rest[0], rest[1]
 
     def add(self, square: Square, keys: Tensor, grad_sum: Tensor) -> None:
-        """As :meth:`part`, with the parts of keys and values added to ``grad_sum``."""
+        """Add a square's part to ``grad_q``, and its parts of keys and values to ``grad_sum``."""
         _add(grad_sum, square.keys, self.part(square, keys))
 
 

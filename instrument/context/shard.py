@@ -1,4 +1,4 @@
-"""Which positions of a sequence a context rank holds, and how sequences are cut and put back together.
+"""Sharding of sequences over context ranks, and the inverse.
 
 A context-parallel group of cp = ring · ulysses ranks: Ulysses inside, the ring outside, so that the ranks of an
 all-to-all are neighbours (USP, arXiv 2405.07719, section 4.1). Context rank = ulysses rank + ulysses · ring rank.
@@ -22,7 +22,7 @@ from pptrace.errors import UsageError
 
 
 class Layout(StrEnum):
-    """How the ring cuts a sequence."""
+    """The layout of a sequence over the ring."""
 
     BALANCED = "balanced"  # two chunks for each ring rank, one from either end
     CONTIGUOUS = "contiguous"  # one chunk for each ring rank, in order
@@ -52,7 +52,7 @@ class ContextShape:
 
     @property
     def divisor(self) -> int:
-        """What the length of a sequence must be a multiple of: 2 · cp if the ring is balanced, else cp."""
+        """The number that must divide a sequence's length: 2 · cp if the ring is balanced, else cp."""
         return self.size * (2 if self.ring > 1 and self.layout is Layout.BALANCED else 1)
 
     def ring_rank(self, rank: int) -> int:

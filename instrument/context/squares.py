@@ -1,4 +1,4 @@
-"""What a ring rank computes at each step: which of its queries meet which of the keys that it holds then.
+"""Squares of the score matrix that a ring rank computes at each step: its queries against the keys that it holds then.
 
 The work is cut into squares that no mask touches and triangles on the diagonal, so that nothing is computed and then
 thrown away. The first step has the rank's local keys, step j those of ring rank (rank − j) mod ring.
@@ -33,7 +33,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """Which squares one ring rank computes. ``length`` is the positions that it holds."""
+    """The squares that one ring rank computes. ``length`` is the number of positions that it holds."""
 
     ring: int
     rank: int

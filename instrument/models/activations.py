@@ -185,7 +185,7 @@ def _norm_tensors(form: RankForm, name: str) -> tuple[SavedTensor, ...]:
 
 
 def _attention_tensors(form: RankForm, recompute: Recompute) -> tuple[SavedTensor, ...]:
-    """From the projection's output on. Ulysses saves what its all-to-alls exchanged: q, k and v, and the output twice."""
+    """Tensors that the attention saves; of Ulysses what its all-to-alls exchanged: q, k and v, and the output twice."""
     config, dtype = form.config, form.config.dtype
     share = share_heads(config.heads, config.num_kv_heads, 0, form.tp)
     query, kv = len(share.query), len(share.kv)

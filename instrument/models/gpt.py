@@ -1,7 +1,7 @@
 """A byte-level GPT that can be partitioned into stages between any two layers.
 
 Pre-norm transformer blocks with causal scaled-dot-product attention and a GELU MLP, learned positions, a final norm and
-a head, whose weight may be the embedding's (tied). Every part draws its initial values from a generator of its own,
+a head, whose weight may be the embedding's (tied). Every part draws its initial values from a separate generator,
 seeded by its index in the model, so that any partition over stages and ranks has the same parameters.
 """
 
@@ -31,7 +31,7 @@ VOCABULARY = 256  # bytes
 
 
 class Recompute(StrEnum):
-    """What a block's forward saves for its backward (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
+    """The activations that a block's forward saves (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
 
     NONE = "none"  # every activation
     SELECTIVE = "selective"  # all but the attention's between qkv and its output, which run again
@@ -183,7 +183,7 @@ class GptStage(nn.Module):
         self._initialise(config)
 
     def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
-        """With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
+        """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
         if self.embedding is not None:
             x = self.embedding(x, microbatch_key)
         for block in self.blocks.values():

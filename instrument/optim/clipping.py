@@ -100,7 +100,7 @@ class Synchronous(_Clipping):
         return False
 
     def finish(self, step: int) -> None:
-        """Nothing is pending."""
+        """Do nothing: no update is pending."""
 
 
 class PostValidation(_Clipping):
@@ -186,7 +186,7 @@ def require_norm(max_norm: float) -> None:
 
 
 def clip_factor(sum_of_squares: float, max_norm: float) -> float | None:
-    """What gradients are multiplied by, at most 1; None where a gradient is not finite and the step is skipped.
+    """The factor that scales gradients, at most 1; None where a gradient is not finite and the step is skipped.
 
     Source: ``torch.nn.utils.clip_grad_norm_``, which adds 1e-6 to the norm. A gradient that is not finite makes every
     sum that it is part of non-finite, so that the sum of squares carries the overflow with it.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Zero(IntEnum):
-    """What is sharded over the replicas (ZeRO's stages)."""
+    """ZeRO's stages: the tensors that are sharded over the replicas."""
 
     NONE = 0
     OPTIMIZER = 1  # moments and main parameters
@@ -120,10 +120,10 @@ class Shards:
         bucket.drop_gradients()
 
     def take_gradients(self) -> None:
-        """Nothing to do: averaging put them into the parts."""
+        """Do nothing: averaging put them into the parts."""
 
     def drop_gradients(self) -> None:
-        """Nothing to do: averaging freed them."""
+        """Do nothing: averaging freed them."""
 
     def publish(self) -> None:
         for bucket in self._buckets:

@@ -75,9 +75,9 @@ def _move_layers(times: LayerTimes, plan: Plan, split: tuple[int, ...]) -> tuple
     while True:
         others = [
             tuple(count - (stage == source) + (stage == target) for stage, count in enumerate(split))
-            for source, layers_given in enumerate(split)
+            for source, num_layers_of in enumerate(split)
             for target in range(len(split))
-            if layers_given > 1 and target != source
+            if num_layers_of > 1 and target != source
         ]
         best = min(others, key=loads, default=split)
         if loads(best) >= loads(split):

@@ -20,7 +20,7 @@ Instruction = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """When transfers are posted and awaited.
+    """Times at which transfers are posted and awaited, relative to the plan.
 
     ``prefetch_depth`` is the prefetch depth: a receive is posted this many compute actions before its position in the plan and
     awaited by the action that reads it, and a send is awaited when so many more groups with sends have been posted

@@ -10,7 +10,7 @@ from pptrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How layers are distributed over stages, by Megatron-LM's options.
+    """Distribution of layers over stages, by Megatron-LM's options.
 
     ``split`` says it all: the layers of each stage. Or ``first`` and ``last`` fix those of the two end stages
     (``--decoder-first-pipeline-num-layers``), or ``counts_embedding`` and ``counts_loss`` count the embedding and the

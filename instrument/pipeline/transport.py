@@ -17,7 +17,7 @@ from pptrace.marks import Axis
 
 
 class Mode(StrEnum):
-    """How the transfers of one call are posted."""
+    """The way in which the transfers of one call are posted."""
 
     BATCHED = "batched"  # one batch_isend_irecv
     EVEN_ODD = "even-odd"  # one isend or irecv each; even ranks serve the next rank first, odd ranks the previous
@@ -113,7 +113,7 @@ class Wire:
         return [_Posted(work, parcel.tensor) for work, parcel in zip(works, parcels, strict=True)]
 
     def _post_one(self, parcel: Parcel, group: dist.ProcessGroup | None = None) -> _Posted:
-        """One isend or irecv, by the group's own methods.
+        """One isend or irecv, by the group's methods.
 
         On a backend that does not coalesce, batch_isend_irecv is no more than a loop of these, and its checks cost half
         as much again as the calls.

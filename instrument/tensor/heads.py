@@ -1,4 +1,4 @@
-"""Which attention heads a tensor-parallel rank computes."""
+"""Distribution of attention heads over tensor-parallel ranks."""
 
 from __future__ import annotations
 

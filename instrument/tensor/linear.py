@@ -123,7 +123,7 @@ class QkvParallelLinear(HasPartial, ColumnParallelLinear):
                 yield Partial(parameter, first, total_rows, self.share.num_kv * self.head_dim)
 
     def shares(self) -> Iterable[Share]:
-        """Of the copies of a KV head the first rank's counts; the others count their queries."""
+        """Shares of weight and bias: of the copies of a KV head the first rank counts its copy, the others only queries."""
         is_first = self.region.group.rank % self.share.copies == 0
         rows = None if is_first else len(self.rows[0])
         return [Share(parameter, rows) for parameter in self.parameters(recurse=False)]

@@ -132,7 +132,7 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
         result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
-    # A node sees the end of its own ranks alone; the run is analysed when all have written their traces.
+    # A node sees only the end of its ranks; the run is analysed when all have written their traces.
     _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none")
     if options.nnodes > 1:
         click.echo(f"when all nodes have ended: {_program()} analyze {shlex.quote(str(result.run_dir))}")

@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Why a run is stuck. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
+    """A verdict on a stuck run. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
 
     verdict: Verdict
     ranks: tuple[int, ...]

@@ -124,5 +124,5 @@ def _exposed(step: StepReport) -> Tile:
         "Exposed communication",
         percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
         f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
-        "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
+        "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
     )

@@ -84,7 +84,7 @@ def _sizes(schedule: ScheduleSummary) -> str:
 
 
 def _lacking(report: Report) -> str:
-    """What restricts the figures; "" where nothing does."""
+    """One line on what restricts the figures; "" where nothing does."""
     if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
         return "parts of the run are missing or damaged"
     if any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):

@@ -12,7 +12,7 @@ from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
 
 @dataclass(frozen=True)
 class Plan:
-    """What every pipeline rank does in one step.
+    """The actions of every pipeline rank in one step.
 
     ``ranks[r]`` are the actions of pipeline rank r. ``placement[s]`` is the rank that owns stage s. Adjacent sends and
     receives of a rank form one *group*: they are posted together and waited for together, as Megatron's fused

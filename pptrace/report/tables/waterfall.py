@@ -15,7 +15,7 @@ WATERFALL = {
     "imbalance": "stages that cost more than others",
     "jitter": "ops that cost more than their stage's mean",
     "communication": "transfers that nothing hides",
-    "host": "launching, where the trace tells",
+    "host": "launching, where the trace shows it",
     "unexplained": "the rest",
 }
 
