@@ -15,8 +15,8 @@ from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_mar
 
 
 def row() -> Measured:
-    nap = SleepingRun("zbv", 4, 8, None, 0.1, 2, 2)
-    return Measured(nap, nap.plan, 0.0625, 0.08, 0.0808, (0.0011,), 8, 7)
+    run = SleepingRun("zbv", 4, 8, None, 0.1, 2, 2)
+    return Measured(run, run.plan, 0.0625, 0.08, 0.0808, (0.0011,), 8, 7)
 
 
 def test_the_table_has_a_line_for_each_run_with_the_error_of_its_bubble() -> None:
