@@ -70,7 +70,7 @@ class Pending(Generic[T]):
         Raises:
             PptraceError: it has been waited for already.
         """
-        posted, self._posted = self._posted, None  # lets go of the tensors
+        posted, self._posted = self._posted, None  # releases the tensors
         if posted is None:
             raise PptraceError("an operation was waited for twice; keep what the first wait returned")
         if self._range is None:

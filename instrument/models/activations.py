@@ -209,7 +209,7 @@ def _local_indices(form: RankForm, name: str) -> tuple[SavedTensor, ...]:
     """Indices into this rank's part of the vocabulary, and which tokens are outside of it."""
     if form.tp == 1:
         return ()
-    return (SavedTensor(f"{name}.own", form.held, torch.int64), SavedTensor(f"{name}.foreign", form.held, torch.bool))
+    return (SavedTensor(f"{name}.local", form.held, torch.int64), SavedTensor(f"{name}.foreign", form.held, torch.bool))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class RankProgram:
     def queues(self) -> Mapping[int, WeightQueue]:
         """Stage → queue of its deferred weight gradients; empty where the plan never splits the backward.
 
-        Layers without a queue are torch's own, so that the other plans keep the fused backward.
+        Layers without a queue are those of torch, so that the other plans keep the fused backward.
         """
         return {stage: attach(module) for stage, module in self.stages.items()} if self.plan.splits_backward else {}
 

@@ -40,7 +40,7 @@ class Pending(Protocol):
     def wait(self) -> Tensor:
         """Return the tensor once it has arrived, or once a sent one may be changed.
 
-        On NCCL that holds for work put on the current stream after this call, and the host goes on at once.
+        On NCCL that holds for work put on the current stream after this call, and the host continues at once.
         """
         ...
 
