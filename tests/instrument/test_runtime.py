@@ -57,7 +57,7 @@ def test_a_plan_that_was_not_lowered_is_refused() -> None:
 
 
 def test_stages_that_are_not_the_plans_are_refused() -> None:
-    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and was given \(1,\)"):
+    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and its program has \(1,\)"):
         runtime(plan_of("0F0 0B0"), {1: nn.Identity()})
 
 
