@@ -1,4 +1,4 @@
-"""The Dash app: a header that stays, and below it one page."""
+"""The Dash app: a fixed header, and below it one page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOCKS = {
 
 
 def create_app(paths: Sequence[Path]) -> Dash:
-    """The dashboard of some traces or of a run directory. Nothing is read before the first page is asked for."""
+    """The dashboard of some traces or of a run directory. Nothing is read before the first request."""
     app = Dash(
         __name__,
         title="pptrace",
@@ -87,11 +87,11 @@ def _register(app: Dash, store: Store) -> None:
     )
     def show(path: str) -> Any:
         loaded = store.get()
-        here = path if path in dict(_PAGES) else "/"
-        marks = tuple("here" if path == here else "" for path, _ in _PAGES)
+        current = path if path in dict(_PAGES) else "/"
+        marks = tuple("here" if path == current else "" for path, _ in _PAGES)
         if loaded.analysis is None:
             return problem.layout(loaded), *marks
-        return timeline.layout(loaded) if here == "/timeline" else overview.layout(), *marks
+        return timeline.layout(loaded) if current == "/timeline" else overview.layout(), *marks
 
 
 def _first_step(loaded: Loaded) -> int | None:
@@ -118,26 +118,26 @@ def _facts(loaded: Loaded) -> list[Node]:
 
 
 def _schedule(report: Report) -> tuple[str, str]:
-    """The schedule with its p, m and v, and where they come from."""
+    """The schedule with its p, m and v, and their source."""
     schedule = report.schedule
     sizes = (("p", report.mesh.pp), ("m", schedule.num_microbatches), ("v", schedule.num_chunks))
-    known = " ".join(f"{name}={size}" for name, size in sizes if size is not None)
+    text = " ".join(f"{name}={size}" for name, size in sizes if size is not None)
     hint = f"p ranks, m microbatches, v chunks a rank; source: {schedule.source}"
-    return (f"{schedule.name} · {known}" if known else schedule.name, hint)
+    return (f"{schedule.name} · {text}" if text else schedule.name, hint)
 
 
 def _clock(report: Report) -> tuple[str, str]:
     method = _CLOCKS.get(report.clock.method, report.clock.method)
     uncertainty = report.clock.uncertainty_ns
-    known = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
-    return f"{method}{known}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
+    text = f" ±{uncertainty / 1e3:,.1f} µs" if uncertainty else ""
+    return f"{method}{text}", f"method: {report.clock.method}; how far the ranks' clocks may differ after alignment"
 
 
 def _run_facts(loaded: Loaded) -> list[Node]:
     run = loaded.run
-    found = [fact("script", str(run["script"]))] if run.get("script") else []
+    facts = [fact("script", str(run["script"]))] if run.get("script") else []
     if run.get("started_at"):
-        found.append(fact("started", str(run["started_at"])[:16].replace("T", " ")))
+        facts.append(fact("started", str(run["started_at"])[:16].replace("T", " ")))
     if run.get("status") not in (None, "ok"):
-        found.append(fact("run", str(run["status"]), "run.json says how the run ended"))
-    return found
+        facts.append(fact("run", str(run["status"]), "run.json says how the run ended"))
+    return facts

@@ -1,4 +1,4 @@
-"""The pieces that pages are made of."""
+"""Components of pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def panel(title: str, *children: Node, note: str = "", id: str = "") -> Node:
 
 
 def tile(label: str, value: str, detail: str, hint: str, id: str, tone: str = "") -> Node:
-    """One number with what it is to be measured against; ``hint`` explains it to the pointer."""
+    """One number with its reference value; ``hint`` is its tooltip."""
     return html.Div(
         [
             html.Div(label, className="tile-label"),
@@ -44,12 +44,12 @@ def fact(name: str, value: str, hint: str = "") -> Node:
 def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], *, text_columns: int = 1, id: str = "") -> Node:
     """A table; after the first ``text_columns`` the cells are numbers."""
 
-    def cell(tag: Any, place: int, content: Node) -> Node:
-        return tag(content, className="" if place < text_columns else "number")
+    def cell(tag: Any, index: int, content: Node) -> Node:
+        return tag(content, className="" if index < text_columns else "number")
 
     options: dict[str, Any] = {"id": id} if id else {}
-    head = html.Thead(html.Tr([cell(html.Th, place, name) for place, name in enumerate(columns)]))
-    body = html.Tbody([html.Tr([cell(html.Td, place, item) for place, item in enumerate(row)]) for row in rows])
+    head = html.Thead(html.Tr([cell(html.Th, index, name) for index, name in enumerate(columns)]))
+    body = html.Tbody([html.Tr([cell(html.Td, index, item) for index, item in enumerate(row)]) for row in rows])
     return html.Div(html.Table([head, body], **options), className="table-box")
 
 
@@ -67,13 +67,13 @@ def report_table(content: ReportTable, note: str = "") -> Node:
 
 
 def still_picture(figure: Any, id: str) -> Node:
-    """A picture without buttons, which leaves the wheel to the page."""
+    """A figure without buttons, which leaves scrolling to the page."""
     config: Any = {"displayModeBar": False, "responsive": True}
     return dcc.Graph(id=id, figure=figure, config=config, style=height_of(figure), className="graph")
 
 
 def height_of(figure: Any) -> dict[str, str]:
-    """The figure's own height as a style: a picture that follows its box would else have none."""
+    """The figure's height as a style: a responsive figure would else have none."""
     return {"height": f"{figure.layout.height}px"}
 
 
@@ -83,12 +83,12 @@ def hang_panel(hang: Mapping[str, Any]) -> Node:
     columns = [name.capitalize() for name in EDGE_COLUMNS]
     content = [table(columns, rows, text_columns=len(columns), id="hang-edges")] if rows else []
     content += [still_picture(graph, "hang-graph")] if graph is not None else []
-    blamed = [html.P(f"To blame: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
+    guilty = [html.P(f"To blame: {rank_text(hang['ranks'])}", className="note")] if hang["ranks"] else []
     return html.Section(
         [
             html.H2("The run hung"),
             html.P(html.Strong(str(hang["detail"])), id="hang-detail"),
-            *blamed,
+            *guilty,
             html.Div(content, className="columns wide-left"),
         ],
         className="panel problem hang",

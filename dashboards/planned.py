@@ -1,4 +1,4 @@
-"""A measured step as its plan would have it: every op at the mean cost of its kind, and messages for nothing."""
+"""A measured step simulated by its plan: every op at the mean cost of its kind, and free messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class PlannedStep:
 
 
 def plan_step(analysis: Analysis, step: int) -> PlannedStep | None:
-    """The plan of a step on paper; None where the run has no plan or no such step."""
+    """Simulate the plan of a step; None where the run has no plan or no such step."""
     measured = [window for window in analysis.windows if window.step == step]
-    own = analysis.schedule.plan_of(step)
-    if own is None or not measured:
+    step_plan = analysis.schedule.plan_of(step)
+    if step_plan is None or not measured:
         return None
-    plan = own.compute_only()
+    plan = step_plan.compute_only()
     tables, windows = [], []
     for window in measured:
         simulation = simulate(plan, _mean_costs(analysis.data.ops, window))
@@ -49,10 +49,14 @@ def plan_step(analysis: Analysis, step: int) -> PlannedStep | None:
 
 
 def _mean_costs(ops: pd.DataFrame, window: StepWindow) -> Costs:
-    """Each kind's mean in the window; a kind that was not measured keeps its usual proportion to the others."""
-    mine = ops[ops["rank"].isin(window.ranks) & (ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
-    lengths = (mine["end_ns"] - mine["start_ns"]).groupby(mine["kind"]).mean()
+    """Each kind's mean cost in the window; one that was not measured has its ideal proportion to the others."""
+    window_ops = ops[ops["rank"].isin(window.ranks) & (ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
+    lengths = (window_ops["end_ns"] - window_ops["start_ns"]).groupby(window_ops["kind"]).mean()
     measured = {Kind(str(kind)): round(float(mean)) for kind, mean in lengths.items()}
-    known = [kind for kind in measured if kind in IDEAL.kinds]
-    scale = sum(measured[kind] for kind in known) / sum(IDEAL.kinds[kind] for kind in known) if known else 1.0
+    ideal_kinds = [kind for kind in measured if kind in IDEAL.kinds]
+    scale = (
+        sum(measured[kind] for kind in ideal_kinds) / sum(IDEAL.kinds[kind] for kind in ideal_kinds)
+        if ideal_kinds
+        else 1.0
+    )
     return Costs(kinds={kind: round(cost * scale) for kind, cost in IDEAL.kinds.items()} | measured)

@@ -1,4 +1,4 @@
-"""Serves the dashboard to this machine's browser."""
+"""The web server of the dashboard, and opening a browser."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HIGHEST_PORT = 65_535
 
 
 class _Quiet(WSGIRequestHandler):
-    """Says nothing about requests that went well."""
+    """A request handler that logs errors alone."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
+    """Open a listening socket; port 0 takes a free one.
 
     Raises:
         UsageError: the port is no port.
@@ -72,7 +72,7 @@ def serve(app: Any, listener: socket.socket) -> None:
 
 
 def open_browser(url: str, opener: Callable[[str], bool] = webbrowser.open) -> threading.Thread | None:
-    """Show the page where there is a screen, in a thread of its own; elsewhere the printed address has to do."""
+    """Show the page where there is a screen, in a separate thread; None where there is no screen."""
     has_screen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )

@@ -1,4 +1,4 @@
-"""What the dashboard shows: an analysis that is made when it is first asked for, or the reasons why there is none."""
+"""The analysis that the dashboard shows, made on first use, or the reasons why there is none."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file below the given paths. ``problem`` is why it gives nothing, "" where it was not looked into."""
+class InputFile:
+    """A file below the given paths. ``problem`` is why it cannot be analysed, "" where it was not read."""
 
     name: str
     num_bytes: int
@@ -40,7 +40,7 @@ class Loaded:
     analysis: Analysis | None = None
     error: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[FoundFile, ...] = ()
+    files: tuple[InputFile, ...] = ()
 
     @property
     def title(self) -> str:
@@ -62,14 +62,14 @@ class Store:
         self._paths = tuple(Path(path) for path in paths)
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
-        self._seen: Fingerprint = ()
+        self._fingerprint: Fingerprint = ()
 
     def get(self) -> Loaded:
-        """What there is now."""
+        """The analysis of the files as they are now."""
         with self._lock:
-            seen = _fingerprint(self._paths)
-            if self._loaded is None or seen != self._seen:
-                self._loaded, self._seen = _load(self._paths), seen
+            fingerprint = _fingerprint(self._paths)
+            if self._loaded is None or fingerprint != self._fingerprint:
+                self._loaded, self._fingerprint = _load(self._paths), fingerprint
             return self._loaded
 
 
@@ -78,15 +78,15 @@ def _load(paths: tuple[Path, ...]) -> Loaded:
     try:
         return Loaded(paths, analysis=load(paths), run=run)
     except PptraceError as err:
-        return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_look_into(paths))
+        return Loaded(paths, error=" ".join(str(err).split()), run=run, files=_describe_files(paths))
     except Exception as err:  # a page that says so serves its reader better than an empty one
         _log.exception("analysing %s failed", ", ".join(map(str, paths)))
         problem = f"{type(err).__name__}: {err} (a mistake in pptrace; the terminal has the details)"
-        return Loaded(paths, error=problem, run=run, files=_look_into(paths))
+        return Loaded(paths, error=problem, run=run, files=_describe_files(paths))
 
 
 def read_run(paths: Sequence[Path]) -> Mapping[str, Any]:
-    """The first run.json among the paths; {} where there is none that can be read."""
+    """Read the first run.json among the paths; {} where none can be read."""
     for path in paths:
         file = path if path.name == "run.json" else path / "run.json"
         try:
@@ -98,18 +98,18 @@ def read_run(paths: Sequence[Path]) -> Mapping[str, Any]:
     return {}
 
 
-def _look_into(paths: Sequence[Path]) -> tuple[FoundFile, ...]:
-    """Every file there is, with the reason why it gives no trace."""
+def _describe_files(paths: Sequence[Path]) -> tuple[InputFile, ...]:
+    """List every file, with the reason why it has no trace."""
     try:
         formats = {file.path.resolve(): file.format for file in open_inputs(paths).files}
     except PptraceError:
         formats = {}
-    found = []
+    files = []
     for path in _files(paths)[:_MOST_FILES]:
-        known = path.resolve()
-        problem = _problem(path, formats[known]) if known in formats else ""
-        found.append(FoundFile(path.name, _num_bytes(path), problem))
-    return tuple(found)
+        resolved = path.resolve()
+        problem = _problem(path, formats[resolved]) if resolved in formats else ""
+        files.append(InputFile(path.name, _num_bytes(path), problem))
+    return tuple(files)
 
 
 def _problem(path: Path, name: InputFormat | None) -> str:
@@ -121,13 +121,13 @@ def _problem(path: Path, name: InputFormat | None) -> str:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         try:
-            found += sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
+            files += sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
         except OSError:
             continue
-    return [path for path in found if path.exists()]
+    return [path for path in files if path.exists()]
 
 
 def _num_bytes(path: Path) -> int:
@@ -138,7 +138,7 @@ def _num_bytes(path: Path) -> int:
 
 
 def _fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Names, times and sizes of the files, so that a new or mended one is noticed."""
+    """Names, times and sizes of the files, to notice new and changed ones."""
     entries = []
     for path in _files(paths):
         try:

@@ -1,7 +1,7 @@
-"""One axis of the mesh as one rank sees it: its neighbours there, and marked operations among them.
+"""Marked collectives and ring exchanges among the ranks of one mesh axis.
 
 Every operation lies inside exactly one range. A blocking one ends inside it; one that is only started has a handle, and the
-wait for it has a range of its own (:mod:`pptrace.marks`). ``bytes`` is counted as nccl-tests does: the whole tensor, gathered
+wait for it has a separate range (:mod:`pptrace.marks`). ``bytes`` is counted as nccl-tests does: the whole tensor, gathered
 or before it is scattered. On an axis of one rank nothing is communicated and nothing marked.
 
 Dimensions other than the first are gathered and scattered through a copy that puts the ranks' parts side by side.
@@ -42,10 +42,7 @@ class Reduction(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Posted(Generic[T]):
-    """An operation on its way; ``finish`` gives its answer once the works are done.
-
-    ``sent`` is held on to until then.
-    """
+    """A posted operation; ``finish`` returns its result once the works are done. ``sent`` is kept alive until then."""
 
     works: Sequence[dist.Work | None]
     finish: Callable[[], T]
@@ -68,12 +65,12 @@ class Pending(Generic[T]):
         self._range = waiting
 
     def wait(self) -> T:
-        """The answer. On NCCL it may be read by work put on the current stream after this, and the host goes on at once.
+        """Return the result. On NCCL it may be read by work put on the current stream after this, and the host continues at once.
 
         Raises:
-            PptraceError: somebody has waited already.
+            PptraceError: it has been waited for already.
         """
-        posted, self._posted = self._posted, None  # lets go of the tensors
+        posted, self._posted = self._posted, None  # releases the tensors
         if posted is None:
             raise PptraceError("an operation was waited for twice; keep what the first wait returned")
         if self._range is None:
@@ -82,8 +79,8 @@ class Pending(Generic[T]):
             return posted.wait()
 
 
-def arrived(answer: T) -> Pending[T]:
-    """What there is nothing to wait for."""
+def completed(answer: T) -> Pending[T]:
+    """A pending operation that is complete already."""
     return Pending(_Posted((), lambda: answer), None)
 
 
@@ -126,7 +123,7 @@ class AxisGroup:
         return (self.rank - 1) % self.size
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = Reduction.SUM) -> Tensor:
-        """Reduce in place over all ranks; gives ``tensor`` back."""
+        """Reduce in place over all ranks; returns ``tensor``."""
         return self._run(
             Collective.ALL_REDUCE, tensor.nbytes, tensor, lambda: self._all_reduce(tensor, reduction, False)
         )
@@ -138,7 +135,7 @@ class AxisGroup:
         )
 
     def all_gather(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The parts of all ranks side by side along ``dim``."""
+        """Concatenate the tensors of all ranks along ``dim``."""
         num_bytes = tensor.nbytes * self.size
         return self._run(Collective.ALL_GATHER, num_bytes, tensor, lambda: self._all_gather(tensor, dim, False))
 
@@ -148,18 +145,18 @@ class AxisGroup:
         return self._start(Collective.ALL_GATHER, num_bytes, tensor, lambda: self._all_gather(tensor, dim, True))
 
     def all_gather_into(self, gathered: Tensor, tensor: Tensor) -> None:
-        """The flat parts (n,) of all ranks in ``gathered`` (n · ranks,)."""
+        """Gather the flat parts (n,) of all ranks into ``gathered`` (n · ranks,)."""
         self._run(Collective.ALL_GATHER, gathered.nbytes, tensor, lambda: self._all_gather_into(gathered, tensor))
 
     def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The sum over all ranks, of which each keeps its part along ``dim``, whose size the ranks divide."""
+        """Sum over all ranks; each keeps its part along ``dim``, whose size the number of ranks divides."""
         self._require_divisible(tensor, dim)
         return self._run(
             Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter(tensor, dim, False)
         )
 
     def reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> None:
-        """This rank's part (n,) of the sum of a flat ``tensor`` (n · ranks,) over all ranks."""
+        """Sum a flat ``tensor`` (n · ranks,) over all ranks and put this rank's part (n,) into ``part``."""
         self._run(Collective.REDUCE_SCATTER, tensor.nbytes, tensor, lambda: self._reduce_scatter_into(part, tensor))
 
     def start_reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Pending[Tensor]:
@@ -170,7 +167,7 @@ class AxisGroup:
         )
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        """Part i along the first dimension goes to rank i; part i of the answer came from rank i."""
+        """Send part i along the first dimension to rank i; part i of the result came from rank i."""
         self._require_divisible(tensor, 0)
         return self._run(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, False))
 
@@ -180,23 +177,23 @@ class AxisGroup:
         return self._start(Collective.ALL_TO_ALL, tensor.nbytes, tensor, lambda: self._all_to_all(tensor, True))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """What rank ``source`` of the axis has, in place; gives ``tensor`` back."""
+        """Broadcast from rank ``source`` of the axis, in place; returns ``tensor``."""
         return self._run(Collective.BROADCAST, tensor.nbytes, tensor, lambda: self._broadcast(tensor, source, False))
 
-    def start_rotation(self, tensor: Tensor, places: int = 1) -> Pending[Tensor]:
-        """Every rank sends to the rank ``places`` after it in the ring, and receives from the one as many before it.
+    def start_rotation(self, tensor: Tensor, offset: int = 1) -> Pending[Tensor]:
+        """Start a ring exchange: send to the rank ``offset`` after this one, receive from the rank ``offset`` before it.
 
-        All ranks call it with the same shape, dtype and ``places``; ``tensor`` must not be written to until the wait.
+        All ranks call it with the same shape, dtype and ``offset``; ``tensor`` must not be written to until the wait.
 
         Returns:
-            What comes: the tensor of the rank before, contiguous.
+            The received tensor, contiguous.
         """
-        to, source = (self.rank + places) % self.size, (self.rank - places) % self.size
-        if to == self.rank:
-            return arrived(tensor)
+        target, source = (self.rank + offset) % self.size, (self.rank - offset) % self.size
+        if target == self.rank:
+            return completed(tensor)
         handle, step = self.recorder.new_handle(), self.recorder.step
-        with self.recorder.exchange(self._links(to, source, tensor.nbytes), self.axis, step, handle):
-            posted = self._rotate(tensor, to, source)
+        with self.recorder.exchange(self._links(target, source, tensor.nbytes), self.axis, step, handle):
+            posted = self._rotate(tensor, target, source)
         return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
 
     def _run(self, kind: Collective, num_bytes: int, tensor: Tensor, post: Callable[[], _Posted[Tensor]]) -> Tensor:
@@ -209,95 +206,99 @@ class AxisGroup:
         self, kind: Collective, num_bytes: int, tensor: Tensor, post: Callable[[], _Posted[Tensor]]
     ) -> Pending[Tensor]:
         if self.size == 1:
-            return arrived(tensor)
+            return completed(tensor)
         handle, step = self.recorder.new_handle(), self.recorder.step
         with self.recorder.collective(kind, self.axis, self.size, num_bytes, step, handle):
             posted = post()
         return Pending(posted, lambda: self.recorder.awaiting(self.axis, step, handle))
 
-    def _all_reduce(self, tensor: Tensor, reduction: Reduction, later: bool) -> _Posted[Tensor]:
-        there = self._depart(tensor)
-        work = dist.all_reduce(there, reduction.op, self._group, async_op=later)
-        return _Posted((work,), lambda: self._arrive_in(tensor, there))
+    def _all_reduce(self, tensor: Tensor, reduction: Reduction, async_op: bool) -> _Posted[Tensor]:
+        buffer = self._to_backend(tensor)
+        work = dist.all_reduce(buffer, reduction.op, self._group, async_op=async_op)
+        return _Posted((work,), lambda: self._copy_back(tensor, buffer))
 
-    def _broadcast(self, tensor: Tensor, source: int, later: bool) -> _Posted[Tensor]:
-        there = self._depart(tensor)
-        work = dist.broadcast(there, group=self._group, group_src=source, async_op=later)
-        return _Posted((work,), lambda: self._arrive_in(tensor, there))
+    def _broadcast(self, tensor: Tensor, source: int, async_op: bool) -> _Posted[Tensor]:
+        buffer = self._to_backend(tensor)
+        work = dist.broadcast(buffer, group=self._group, group_src=source, async_op=async_op)
+        return _Posted((work,), lambda: self._copy_back(tensor, buffer))
 
-    def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
-        there = self._depart(tensor.contiguous())
-        parts = self._room((self.size, *tensor.shape), there)
-        work = getattr(dist, _ALL_GATHER)(parts.view(self.size * tensor.numel()), there.view(-1), self._group, later)
-        return _Posted((work,), lambda: _side_by_side(self._arrive(parts, tensor.device), dim), there)
+    def _all_gather(self, tensor: Tensor, dim: int, async_op: bool) -> _Posted[Tensor]:
+        buffer = self._to_backend(tensor.contiguous())
+        parts = self._receive_buffer((self.size, *tensor.shape), buffer)
+        work = getattr(dist, _ALL_GATHER)(
+            parts.view(self.size * tensor.numel()), buffer.view(-1), self._group, async_op
+        )
+        return _Posted((work,), lambda: _side_by_side(self._from_backend(parts, tensor.device), dim), buffer)
 
     def _all_gather_into(self, gathered: Tensor, tensor: Tensor) -> _Posted[Tensor]:
-        there = self._depart(tensor)
-        parts = self._room(gathered.shape, there) if self._staged else gathered
-        work = getattr(dist, _ALL_GATHER)(parts, there, self._group)
-        return _Posted((work,), lambda: self._arrive_in(gathered, parts))
+        buffer = self._to_backend(tensor)
+        parts = self._receive_buffer(gathered.shape, buffer) if self._staged else gathered
+        work = getattr(dist, _ALL_GATHER)(parts, buffer, self._group)
+        return _Posted((work,), lambda: self._copy_back(gathered, parts))
 
     def _reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> _Posted[Tensor]:
-        there = self._depart(tensor)
-        mine = self._room(part.shape, there) if self._staged else part
-        work = getattr(dist, _REDUCE_SCATTER)(mine, there, group=self._group)
-        return _Posted((work,), lambda: self._arrive_in(part, mine))
+        buffer = self._to_backend(tensor)
+        received = self._receive_buffer(part.shape, buffer) if self._staged else part
+        work = getattr(dist, _REDUCE_SCATTER)(received, buffer, group=self._group)
+        return _Posted((work,), lambda: self._copy_back(part, received))
 
-    def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> _Posted[Tensor]:
-        there = self._depart(_stacked(tensor, dim, self.size))
-        mine = self._room(there.shape[1:], there)
-        work = getattr(dist, _REDUCE_SCATTER)(mine.view(-1), there.view(-1), group=self._group, async_op=later)
-        return _Posted((work,), lambda: self._arrive(mine, tensor.device), there)
+    def _reduce_scatter(self, tensor: Tensor, dim: int, async_op: bool) -> _Posted[Tensor]:
+        buffer = self._to_backend(_stacked(tensor, dim, self.size))
+        received = self._receive_buffer(buffer.shape[1:], buffer)
+        work = getattr(dist, _REDUCE_SCATTER)(received.view(-1), buffer.view(-1), group=self._group, async_op=async_op)
+        return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
-    def _all_to_all(self, tensor: Tensor, later: bool) -> _Posted[Tensor]:
-        there = self._depart(tensor.contiguous())
-        received = self._room(there.shape, there)
-        work = dist.all_to_all_single(received, there, group=self._group, async_op=later)
-        return _Posted((work,), lambda: self._arrive(received, tensor.device), there)
+    def _all_to_all(self, tensor: Tensor, async_op: bool) -> _Posted[Tensor]:
+        buffer = self._to_backend(tensor.contiguous())
+        received = self._receive_buffer(buffer.shape, buffer)
+        work = dist.all_to_all_single(received, buffer, group=self._group, async_op=async_op)
+        return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
-    def _rotate(self, tensor: Tensor, to: int, source: int) -> _Posted[Tensor]:
-        there = self._depart(tensor.contiguous())
-        coming = self._room(there.shape, there)
-        return _Posted(self._post(there, to, coming, source), lambda: self._arrive(coming, tensor.device), there)
+    def _rotate(self, tensor: Tensor, target: int, source: int) -> _Posted[Tensor]:
+        buffer = self._to_backend(tensor.contiguous())
+        incoming = self._receive_buffer(buffer.shape, buffer)
+        return _Posted(
+            self._post(buffer, target, incoming, source), lambda: self._from_backend(incoming, tensor.device), buffer
+        )
 
-    def _post(self, leaving: Tensor, to: int, coming: Tensor, source: int) -> Sequence[dist.Work | None]:
+    def _post(self, outgoing: Tensor, target: int, incoming: Tensor, source: int) -> Sequence[dist.Work | None]:
         assert self._group is not None, "a rank that is alone has nobody to exchange with"
         if self._coalesces:
-            send = dist.P2POp(dist.isend, leaving, group=self._group, group_peer=to)
-            receive = dist.P2POp(dist.irecv, coming, group=self._group, group_peer=source)
+            send = dist.P2POp(dist.isend, outgoing, group=self._group, group_peer=target)
+            receive = dist.P2POp(dist.irecv, incoming, group=self._group, group_peer=source)
             return dist.batch_isend_irecv([send, receive])
-        # gloo posts sends and receives in the caller's thread, beside a loop thread that spins on the same locks; an
-        # all-to-all, of which all parts but one are empty, leaves that to threads of its own.
+        # gloo posts sends and receives in the caller's thread, while a loop thread spins on the same locks; an
+        # all-to-all, of which all parts but one are empty, uses separate threads.
         sent, received = [0] * self.size, [0] * self.size
-        sent[to], received[source] = leaving.numel(), coming.numel()
+        sent[target], received[source] = outgoing.numel(), incoming.numel()
         options = dist.AllToAllOptions()
-        return (self._group.alltoall_base(coming.view(-1), leaving.view(-1), received, sent, options),)
+        return (self._group.alltoall_base(incoming.view(-1), outgoing.view(-1), received, sent, options),)
 
-    def _links(self, to: int, source: int, num_bytes: int) -> Sequence[Link]:
+    def _links(self, target: int, source: int, num_bytes: int) -> Sequence[Link]:
         if not self.recorder.listening:
             return ()
-        return Link(True, self.ranks[to], num_bytes), Link(False, self.ranks[source], num_bytes)
+        return Link(True, self.ranks[target], num_bytes), Link(False, self.ranks[source], num_bytes)
 
-    def _depart(self, tensor: Tensor) -> Tensor:
-        """The memory that is handed to the backend: the tensor's own, or a copy of it on the host."""
+    def _to_backend(self, tensor: Tensor) -> Tensor:
+        """The memory that is handed to the backend: the tensor's, or a copy of it on the host."""
         if not self._staged:
             return tensor
         host = host_copy(tensor)
         wait_for_copies(tensor.device)
         return host
 
-    def _room(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Where the backend puts what comes: on the device, or on the host, pinned as what leaves is."""
+    def _receive_buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """An empty tensor for what is received: on the device, or on the host, pinned as the sent one is."""
         if not self._staged:
             return like.new_empty(shape)
         return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.is_pinned())
 
-    def _arrive(self, tensor: Tensor, device: torch.device) -> Tensor:
+    def _from_backend(self, tensor: Tensor, device: torch.device) -> Tensor:
         # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.
         return tensor.to(device, non_blocking=True) if self._staged else tensor
 
-    def _arrive_in(self, tensor: Tensor, there: Tensor) -> Tensor:
-        return tensor.copy_(there, non_blocking=True) if self._staged else tensor
+    def _copy_back(self, tensor: Tensor, buffer: Tensor) -> Tensor:
+        return tensor.copy_(buffer, non_blocking=True) if self._staged else tensor
 
     def _require_divisible(self, tensor: Tensor, dim: int) -> None:
         if tensor.shape[dim] % self.size:
@@ -308,7 +309,7 @@ class AxisGroup:
 
 
 def axis_group(mesh: Mesh, axis: Axis, recorder: Recorder, route: Route = Route.DIRECT) -> AxisGroup:
-    """An axis of the mesh at this rank's place."""
+    """The group of this rank along an axis of the mesh."""
     return AxisGroup(mesh.groups[axis], axis, recorder, route)
 
 

@@ -1,4 +1,4 @@
-"""Where this process stands among all ranks: the axes pp × dp × cp × tp and their process groups.
+"""The mesh of ranks: the axes pp × dp × cp × tp, a rank's coordinates on them, and their process groups.
 
 Ranks are ordered as in Megatron-LM, tp fastest, then cp, dp and pp:
 rank = tp + size_tp · (cp + size_cp · (dp + size_dp · pp)); any other order of the axes can be asked for.
@@ -47,7 +47,7 @@ class MeshShape:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """In the order of :data:`AXES`."""
+        """Sizes in the order of :data:`AXES`."""
         return (self.pp, self.dp, self.cp, self.tp)
 
     @property
@@ -82,7 +82,7 @@ def read_order(text: str) -> tuple[Axis, ...]:
     """The order of axes as Megatron-LM writes it, fastest first: ``tp-cp-dp-pp``; axes left out vary slowest.
 
     Raises:
-        UsageError: a word that is no axis, or one that stands twice.
+        UsageError: a word that is no axis, or one that is repeated.
     """
     names = {str(axis): axis for axis in AXES}
     words = text.split("-")
@@ -90,8 +90,8 @@ def read_order(text: str) -> tuple[Axis, ...]:
         raise UsageError(
             f"the order of axes is {text!r}; expected tp, cp, dp and pp, fastest first, such as tp-cp-dp-pp"
         )
-    given = tuple(names[word] for word in words)
-    return given + tuple(axis for axis in MESH_ORDER if axis not in given)
+    named_axes = tuple(names[word] for word in words)
+    return named_axes + tuple(axis for axis in MESH_ORDER if axis not in named_axes)
 
 
 def fit_shape(
@@ -104,7 +104,7 @@ def fit_shape(
 ) -> MeshShape:
     """The shape that fills ``world`` ranks. A ``pp`` or ``dp`` left out takes what the others leave (pp first).
 
-    Needs no process group, so that a mistake is told before any rank waits for another.
+    Needs no process group, so that a mistake is reported before any rank waits for another.
 
     Raises:
         UsageError: a size below 1, or sizes whose product is not the world.
@@ -114,13 +114,13 @@ def fit_shape(
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name} is {size}; every axis of the mesh needs at least 1 rank")
-    given = prod(sizes.values())
+    product_of_sizes = prod(sizes.values())
     text = " · ".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "a mesh of 1 rank"
-    if world % given:
+    if world % product_of_sizes:
         raise UsageError(f"{text} does not divide the world of {world} ranks; choose sizes whose product is {world}")
-    if len(sizes) == len(named) and given != world:
-        raise UsageError(f"{text} fills {given} of {world} ranks; choose sizes whose product is {world}")
-    rest = world // given
+    if len(sizes) == len(named) and product_of_sizes != world:
+        raise UsageError(f"{text} fills {product_of_sizes} of {world} ranks; choose sizes whose product is {world}")
+    rest = world // product_of_sizes
     pp, rest = (rest, 1) if pp is None else (pp, rest)
     dp = rest if dp is None else dp
     return MeshShape(pp, dp, cp, tp, order)
@@ -128,7 +128,7 @@ def fit_shape(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
-    """This rank's place, and the groups it belongs to.
+    """This rank's coordinates and the process groups it belongs to.
 
     ``groups`` has one of each axis, and of dp × cp where both are larger than 1. ``embedding`` joins the first and the last
     rank of each pipeline, which both hold a tied embedding; None on the ranks between, and where the pipeline has one rank.
@@ -179,7 +179,7 @@ class Mesh:
         return tuple(self.global_rank(pp_rank) for pp_rank in range(self.shape.pp))
 
     def global_rank(self, pp_rank: int) -> int:
-        """The global rank of a pipeline rank of this rank's own pipeline."""
+        """The global rank of a pipeline rank in this rank's pipeline."""
         _, dp, cp, tp = self.coordinates
         return self.shape.rank_of(pp_rank, dp, cp, tp)
 
@@ -201,7 +201,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
         raise UsageError(f"a mesh of {shape.world} ranks {shape} does not fill the world of {world} ranks")
     slowest_first = tuple(reversed(shape.order))
     names = tuple(str(axis) for axis in slowest_first)
-    # Naming a backend makes DeviceMesh open a group of its own for an axis that spans the world, instead of taking
+    # Naming a backend makes DeviceMesh open a separate group for an axis that spans the world, instead of taking
     # the default group, whose description names no axis. Torch before 2.8 cannot.
     can_override = "backend_override" in inspect.signature(init_device_mesh).parameters
     overrides: dict[str, Any] = {"backend_override": dict.fromkeys(names, backend)} if can_override else {}
@@ -209,7 +209,7 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
         device_type, tuple(shape.size_of(axis) for axis in slowest_first), mesh_dim_names=names, **overrides
     )
     groups = {axis: device_mesh.get_group(str(axis)) for axis in AXES}
-    both = own_group(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
+    both = make_groups(shape.groups_of(Axis.DP_CP), backend, "mesh_dp-cp") if min(shape.dp, shape.cp) > 1 else None
     if both is not None:
         groups[Axis.DP_CP] = both
     return Mesh(
@@ -226,13 +226,13 @@ def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool =
 def _end_to_end_group(shape: MeshShape, backend: str, description: str) -> dist.ProcessGroup | None:
     """The group of the first and last rank of this rank's pipeline, or None for the ranks between them."""
     ends = [(pipeline[0], pipeline[-1]) for pipeline in _pipelines(shape)]
-    return own_group(ends, backend, description)
+    return make_groups(ends, backend, description)
 
 
 def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
     """The group of this rank and the rank as far from the pipeline's other end; None for the one in the middle."""
-    pairs = [(line[place], line[-1 - place]) for line in _pipelines(shape) for place in range(shape.pp // 2)]
-    return own_group(pairs, backend, "mesh_mirror")
+    pairs = [(line[rank], line[-1 - rank]) for line in _pipelines(shape) for rank in range(shape.pp // 2)]
+    return make_groups(pairs, backend, "mesh_mirror")
 
 
 def _pipelines(shape: MeshShape) -> list[list[int]]:
@@ -241,11 +241,11 @@ def _pipelines(shape: MeshShape) -> list[list[int]]:
     return [[shape.rank_of(pp, dp, cp, tp) for pp in range(shape.pp)] for dp, cp, tp in others]
 
 
-def own_group(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
-    """Make every one of some groups, together with all ranks of the world; this rank's own, or None where it is in none."""
-    mine = None
+def make_groups(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:
+    """Make all of these process groups, as every rank of the world must; return the one that has this rank, or None."""
+    group_of_rank = None
     for members in groups:
         group = dist.new_group(list(members), backend=backend, group_desc=description)
         if dist.get_rank() in members:
-            mine = group
-    return mine
+            group_of_rank = group
+    return group_of_rank

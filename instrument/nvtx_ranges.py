@@ -1,11 +1,10 @@
-"""Opens an NVTX domain that a tool listens to, whatever version of nvtx is installed. Imports no torch.
+"""NVTX domains for tools that record them, with any version of nvtx. Imports no torch.
 
-    nvtx ≥ 0.2.12   a domain with ranges of its own; a dummy unless the tool says that the domain is enabled
-    nvtx ≥ 0.2.8    functions alone, which reach any tool
+    nvtx ≥ 0.2.12   a domain with ranges; a dummy unless the tool reports the domain as enabled
+    nvtx ≥ 0.2.8    module-level functions, which reach any tool
 
-Whether a domain is enabled is asked of an extension of NVTX that tools before 2025 lack (Nsight Systems 2022.4 does): they
-record ranges, but nvtx finds them absent and gives a dummy. Where a tool is injected all the same, the domain is made past that
-question.
+nvtx asks an extension of NVTX whether a domain is enabled. Tools before 2025 lack it (Nsight Systems 2022.4 does): they record
+ranges, but nvtx returns a dummy. If a tool is injected nevertheless, the domain is made without that check.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ INJECTED = "NVTX_INJECTION64_PATH"
 
 
 class Domain(Protocol):
-    """What a range is pushed to. The attributes of an event are whatever the domain makes of its message."""
+    """A domain to push ranges to. The attributes of an event are opaque: what the domain makes of its message."""
 
     def get_event_attributes(self, message: str) -> Any: ...
 
@@ -30,22 +29,22 @@ class Domain(Protocol):
 
 
 def open_domain(name: str) -> Domain | None:
-    """The domain; None while no tool has been injected into this process."""
+    """Open the domain; None while no tool has been injected into this process."""
     if hasattr(nvtx, "get_domain") and hasattr(getattr(nvtx, "Domain", None), "push_range"):
         domain: Domain = nvtx.get_domain(name)
         if type(domain).__name__ != "DummyDomain":
             return domain
-        return _unasked_domain(name) or _torch_ranges() if is_injected() else None
+        return _unchecked_domain(name) or _torch_ranges() if is_injected() else None
     return _Functions(name) if is_injected() else None
 
 
 def is_injected() -> bool:
-    """Whether a tool that records NVTX ranges came with this process, and nobody turned them off."""
+    """Whether a tool that records NVTX ranges is injected into this process, and NVTX is not disabled."""
     return bool(os.environ.get(INJECTED)) and not os.environ.get("NVTX_DISABLE")
 
 
-def _unasked_domain(name: str) -> Domain | None:
-    """A domain of nvtx that was not asked whether it is enabled; None where this nvtx makes domains in another way."""
+def _unchecked_domain(name: str) -> Domain | None:
+    """Make a domain without asking whether it is enabled; None where this nvtx makes domains in another way."""
     try:
         from nvtx._lib import lib
 

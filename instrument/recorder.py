@@ -1,7 +1,7 @@
-"""Writes ranges for whoever listens: NVTX (Nsight Systems) and record_function (PyTorch's profiler).
+"""Ranges for profilers: NVTX (Nsight Systems) and record_function (PyTorch's profiler).
 
-A range costs next to nothing while nobody listens: no mark is built, no name formatted, and one shared null range is
-returned. So the methods take the raw facts of a mark, and build it only for a listener. Nothing here waits for a
+Without a profiler a range costs next to nothing: no mark is built, no name formatted, and one shared null range is
+returned. So the methods take the fields of a mark, and build it only for a profiler. Nothing here waits for a
 device.
 """
 
@@ -48,13 +48,13 @@ _exit_record: Any = torch.autograd._record_function_with_args_exit  # type: igno
 
 
 class Carried(Protocol):
-    """Something that can say which transfer it is: asked only when somebody listens."""
+    """An object with a :class:`Transfer`, which is computed only while a profiler records."""
 
     def transfer(self) -> Transfer: ...
 
 
 class Range(Protocol):
-    """What every method of a recorder returns: a context manager that opens and closes one range."""
+    """A context manager that opens and closes one range."""
 
     def __enter__(self) -> None: ...
 
@@ -77,7 +77,7 @@ _NULL = _NullRange()
 
 
 def null_range() -> Range:
-    """A range that nobody sees."""
+    """A range that is not recorded."""
     return _NULL
 
 
@@ -134,8 +134,8 @@ class Recorder:
     """Opens ranges; usable from any thread.
 
     A profiler that watches some threads only (torch's default) does not record ranges opened in others; NVTX has them.
-    ``step`` is the step that runs now: the runtime sets it, for layers that communicate and do not count steps.
-    ``listens`` says whether PyTorch's profiler is to get ranges: by default whenever one runs in this process.
+    ``step`` is the running step, set by the runtime for layers that communicate and do not count steps.
+    ``listens`` returns whether PyTorch's profiler gets ranges: by default whenever one runs in this process.
     """
 
     __slots__ = ("_domain", "_handles", "_listens", "step")
@@ -148,12 +148,12 @@ class Recorder:
 
     @property
     def listening(self) -> bool:
-        """Whether a range opened now, in this thread, would be seen by anybody."""
+        """Whether a range opened now, in this thread, would be recorded."""
         return self._domain is not None or self._listens()
 
     @property
     def communicating(self) -> bool:
-        """Whether a range of a call or of a wait is open in this thread: what lies inside is part of it."""
+        """Whether a range of a communication call or wait is open in this thread; calls inside are part of it."""
         return _communicating.depth > 0
 
     def op(self, action: Action, step: int) -> Range:
@@ -175,7 +175,7 @@ class Recorder:
         return self.mark(WaitMark(carried.transfer(), step))
 
     def new_handle(self) -> int:
-        """A number that this rank has not used, for a call that is awaited later."""
+        """A handle that is unique on this rank, for a call that is awaited later."""
         return next(self._handles)
 
     def collective(
@@ -202,7 +202,7 @@ class Recorder:
         return self.mark(AwaitMark(axis, step, handle))
 
     def span(self, kind: SpanKind, step: int) -> Range:
-        """The range of a step, an optimizer step, a gradient synchronisation or the making of a batch."""
+        """The range of a step, an optimizer step, a gradient synchronisation or the loading of a batch."""
         if self._domain is None and not self._listens():
             return _NULL
         return self.mark(SpanMark(kind, step))

@@ -1,4 +1,4 @@
-"""Seeds of random generators, made of what they belong to."""
+"""Seeds of random generators, mixed from several numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MASK = 2**64 - 1
 
 
 def mix(*numbers: int) -> int:
-    """One 63-bit number from the lowest 64 bits of several; neighbours give unlike ones.
+    """Mix the lowest 64 bits of several numbers into one of 63 bits, unlike for neighbouring inputs.
 
     SplitMix64's finaliser, once per number.
     """

@@ -1,4 +1,4 @@
-"""What a training script sees of the profiler.
+"""The profiler's interface for training scripts.
 
     run = session.current()
     run.describe({"pp": 4}, plan, pp_ranks=[0, 1, 2, 3])
@@ -21,7 +21,7 @@ from pptrace.schedule.plan import Plan
 class Session:
     """A session that observes nothing; ``pptrace run`` installs one that profiles (instrument/launch/traced.py).
 
-    Steps are numbered from 0 over the whole process, however many loops the script makes of them.
+    Steps are numbered from 0 over the whole process, over all loops of the script.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -46,25 +46,25 @@ class Session:
         pp_ranks: Sequence[int],
         model: Mapping[str, object] | None = None,
     ) -> None:
-        """Say what this rank runs; kept in its trace and in ``run.json``.
+        """Record mesh, plan and model of this rank in its trace and in ``run.json``.
 
         ``mesh`` is axis → size, ``pp_ranks`` the global ranks of this rank's pipeline by pipeline rank, ``model``
-        anything that JSON can hold. May be called again: the last description counts.
+        any JSON values. May be called again: the last description counts.
         """
 
     def describe_watched(
         self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
     ) -> None:
-        """Say which runtime pptrace watches, and the plan that it follows and its mesh, where it has them."""
+        """Record the framework whose calls pptrace wraps, with its plan and mesh where known."""
 
     def begin_optimizer(self, optimizer: object) -> None:
-        """The step of a watched wrapper of optimizers begins: what steps inside is part of it."""
+        """Begin the step of a watched wrapper of optimizers: optimizer steps inside are part of it."""
 
     def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
-        """It is over; not ``stepped``: it raised."""
+        """End the step of a watched wrapper; not ``stepped``: it raised."""
 
     def begin_pass(self) -> None:
-        """A pass of a watched pipeline with backwards begins; a second one in the same step begins another step."""
+        """Begin a pass of a watched pipeline with backwards; a second one in the same step begins another step."""
 
     def steps(self, n: int) -> Iterator[int]:
         """Yield 0 … n − 1, each inside its STEP range; the profiler starts and stops at the chosen steps."""
@@ -77,15 +77,15 @@ class Session:
                 self.end_step()
 
     def expect_steps(self, n: int) -> None:
-        """Called once per loop, before its first step."""
+        """Announce ``n`` steps; called once per loop, before its first step."""
 
     def begin_step(self) -> None:
-        """The next step begins here."""
+        """Begin the next step."""
         self._step_range = self._recorder.span(SpanKind.STEP, self._num_steps)
         self._step_range.__enter__()
 
     def end_step(self) -> None:
-        """The step that began last is complete."""
+        """End the step that began last."""
         self._close_step_range()
         self._num_steps += 1
 

@@ -1,4 +1,4 @@
-"""The overview: one step in numbers, what each rank did with it, and why it took as long as it did."""
+"""The overview page: key figures of one step, each rank's window, the waterfall, findings and warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(app: Dash, store: Store) -> None:
 
 
 def body(loaded: Loaded, number: int | None) -> list[Node]:
-    """Everything below the header; without steps what the trace tells nevertheless."""
+    """The page below the header; without steps, the tables of whole traces."""
     assert loaded.analysis is not None
     report = loaded.analysis.report
     step = loaded.step(number) if number is not None else None
@@ -40,7 +40,7 @@ def body(loaded: Loaded, number: int | None) -> list[Node]:
             *_hang(report),
             *_run_problem(loaded),
             html.Div(
-                [html.H2("No pipeline steps in these traces"), html.P("What they tell all the same is shown below.")],
+                [html.H2("No pipeline steps in these traces"), html.P("Tables of the whole traces are shown below.")],
                 className="panel problem",
                 id="no-steps",
             ),
@@ -64,7 +64,7 @@ def _hang(report: Report) -> list[Node]:
 
 
 def _run_problem(loaded: Loaded) -> list[Node]:
-    """What went wrong in the run itself, above everything else; nothing where all went well."""
+    """The run's errors, shown above all else; empty for a successful run."""
     status = loaded.run.get("status")
     if status in (None, "ok"):
         return []
@@ -73,8 +73,8 @@ def _run_problem(loaded: Loaded) -> list[Node]:
     errors += [f"rank {entry.get('rank')} left no trace" for entry in entries if not entry.get("trace")]
     title = html.H2(f"The run is {status}" if status == "running" else f"The run ended as {status}")
     text = html.P("What was recorded until then is shown below.", className="note")
-    found = [lines(errors, "run-errors")] if errors else []
-    return [html.Section([title, text, *found], className="panel problem", id="run-problem")]
+    items = [lines(errors, "run-errors")] if errors else []
+    return [html.Section([title, text, *items], className="panel problem", id="run-problem")]
 
 
 def _tiles(step: StepReport, report: Report) -> Node:
@@ -93,7 +93,7 @@ def _waterfall(step: StepReport) -> Node:
     if step.bubble.waterfall_ns is None:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
-    note = "the plan replayed with more and more of reality"
+    note = "the plan replayed with more and more of the measured costs"
     return panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
 
 
@@ -124,9 +124,9 @@ def _findings(findings: Sequence[Finding]) -> Node:
 
 
 def _warnings(report: Report) -> Node:
-    found = warning_lines(report)
-    content = lines(found, "warning-lines") if found else html.P("None.", className="empty")
-    return panel("Warnings", content, note="what the traces cannot tell", id="warnings")
+    items = warning_lines(report)
+    content = lines(items, "warning-lines") if items else html.P("None.", className="empty")
+    return panel("Warnings", content, note="what the traces lack", id="warnings")
 
 
 def _messages(report: Report) -> Node:
@@ -140,12 +140,12 @@ _NOTES = {
 
 
 def _tables(step: StepReport) -> list[Node]:
-    """The tables of a step but for those that pictures show."""
+    """The tables of a step without those that figures show."""
     wanted = [table for table in tables_of_step(step, Amount.WHOLE) if table.key not in ("ranks", "waterfall")]
     return [report_table(table, _NOTES.get(table.key, "")) for table in wanted]
 
 
 def _of_whole_traces(report: Report) -> list[Node]:
-    """The whole trace of each rank by what its device did, and where there are no steps its communication."""
+    """Tables of whole traces: devices, and where there are no steps communication."""
     tables = tables_of(report, report.typical_step, Amount.WHOLE)
     return [report_table(table) for table in tables if table.key in ("device", "comm-totals")]

@@ -1,4 +1,4 @@
-"""What is shown in place of a page when there is nothing to analyse: what was found, and what is missing."""
+"""The page shown when there is nothing to analyse: the error, the run, and its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from dashboards.components import Node, hang_panel, panel, table
-from dashboards.store import FoundFile, Loaded
+from dashboards.store import InputFile, Loaded
 from pptrace.report.units import num_bytes
 from pptrace.workflow.find_hang import hang_of_run
 
@@ -24,7 +24,7 @@ _FACTS = (
 )
 _ADVICE = {
     "running": "run.json says the run is still going on, or its launcher was killed. Reload this page when it has ended.",
-    "failed": "The run failed: the ranks' errors are below. Mend the script and run it again.",
+    "failed": "The run failed: the ranks' errors are below. Fix the script and run it again.",
     "interrupted": "The run was interrupted before its traces were written.",
     "timeout": "The run was ended by its time limit before its traces were written.",
 }
@@ -32,7 +32,7 @@ _ADVICE = {
 
 def layout(loaded: Loaded) -> Node:
     """The page for a load that failed."""
-    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files are there.")
+    advice = _ADVICE.get(str(loaded.run.get("status")), "Reload this page when the files exist.")
     parts = [
         html.Section(
             [html.H2("Nothing to analyse here"), html.P(loaded.error, id="problem", className="error"), html.P(advice)],
@@ -53,7 +53,7 @@ def layout(loaded: Loaded) -> Node:
 
 def _run_panel(run: Mapping[str, Any]) -> Node:
     rows = [[label, _text(run[name])] for name, label in _FACTS if run.get(name) is not None]
-    return panel("The run, as run.json tells it", table(("", ""), rows, text_columns=2, id="run-facts"))
+    return panel("The run, from run.json", table(("", ""), rows, text_columns=2, id="run-facts"))
 
 
 def _ranks_panel(ranks: list[Mapping[str, Any]]) -> Node:
@@ -63,7 +63,7 @@ def _ranks_panel(ranks: list[Mapping[str, Any]]) -> Node:
     return panel("Ranks", table(columns, rows, text_columns=len(names), id="run-ranks"))
 
 
-def _files_panel(files: tuple[FoundFile, ...]) -> Node:
+def _files_panel(files: tuple[InputFile, ...]) -> Node:
     rows = [[file.name, num_bytes(file.num_bytes), file.problem or "–"] for file in files]
     content = (
         table(("File", "Size", "Problem"), rows, text_columns=3, id="files")

@@ -1,4 +1,4 @@
-"""The timeline: every op of a step, as it was measured or as the plan would have it."""
+"""The timeline page: every op of a step, measured or planned."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def register(app: Dash, store: Store) -> None:
         Input("timeline-source", "value"),
         State("timeline", "relayoutData"),
     )
-    def show(step: int | None, source: str, moved: Mapping[str, Any] | None) -> Any:
+    def show(step: int | None, source: str, relayout: Mapping[str, Any] | None) -> Any:
         loaded = store.get()
         if loaded.analysis is None or (step is None and loaded.steps):
             raise PreventUpdate
@@ -72,10 +72,12 @@ def register(app: Dash, store: Store) -> None:
         elif step is None:
             raise PreventUpdate
         else:
-            figure, line = draw(loaded.analysis, step, source, None if ctx.triggered_id == "step" else range_of(moved))
+            figure, line = draw(
+                loaded.analysis, step, source, None if ctx.triggered_id == "step" else range_of(relayout)
+            )
         return figure, height_of(figure), line
 
-    # Apart from the callback above: Dash drops the answer of one that is asked again meanwhile, as moving does.
+    # Separate from the callback above: Dash drops the result of one that is triggered again meanwhile, as moving does.
     @app.callback(
         Output("timeline", "figure", allow_duplicate=True),
         Input("timeline", "relayoutData"),
@@ -83,30 +85,30 @@ def register(app: Dash, store: Store) -> None:
         State("timeline-source", "value"),
         prevent_initial_call=True,
     )
-    def look_closer(moved: Mapping[str, Any] | None, step: int | None, source: str) -> Any:
-        analysis, seen = store.get().analysis, range_of(moved)
-        is_whole = bool((moved or {}).get("xaxis.autorange"))
-        if analysis is None or step is None or not (seen or is_whole) or not is_long(analysis, step):
+    def redraw_visible(relayout: Mapping[str, Any] | None, step: int | None, source: str) -> Any:
+        analysis, shown_ms = store.get().analysis, range_of(relayout)
+        is_whole = bool((relayout or {}).get("xaxis.autorange"))
+        if analysis is None or step is None or not (shown_ms or is_whole) or not is_long(analysis, step):
             raise PreventUpdate
-        return draw(analysis, step, source, seen)[0]
+        return draw(analysis, step, source, shown_ms)[0]
 
 
-def range_of(moved: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    """The ms that plotly says are shown now; None where it says nothing about them."""
-    found = moved or {}
-    low, high = found.get("xaxis.range") or (found.get("xaxis.range[0]"), found.get("xaxis.range[1]"))
+def range_of(relayout: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    """The range in ms that plotly shows now; None where its data lacks it."""
+    values = relayout or {}
+    low, high = values.get("xaxis.range") or (values.get("xaxis.range[0]"), values.get("xaxis.range[1]"))
     return None if low is None or high is None else (float(low), float(high))
 
 
 def is_long(analysis: Analysis, step: int | None) -> bool:
-    """Whether a step has so many ops that not each is drawn until one looks closer."""
+    """Whether a step has too many ops to draw each before zooming in."""
     return int((analysis.data.ops["step"] == step).sum()) > MOST_BARS
 
 
-def draw(analysis: Analysis, step: int, source: str, seen_ms: tuple[float, float] | None = None) -> tuple[Any, str]:
+def draw(analysis: Analysis, step: int, source: str, shown_ms: tuple[float, float] | None = None) -> tuple[Any, str]:
     """The picture, and a line about it. Both sources have one scale, so that switching compares them.
 
-    ``seen_ms`` is the stretch that the browser shows, from the step's start; None for the whole step.
+    ``shown_ms`` is the range that the browser shows, from the step's start; None for the whole step.
     """
     windows = tuple(window for window in analysis.windows if window.step == step)
     if not windows:
@@ -115,19 +117,19 @@ def draw(analysis: Analysis, step: int, source: str, seen_ms: tuple[float, float
     measured_ns = max(window.span_ns for window in windows)
     extent_ns = max(measured_ns, plan.span_ns) if plan else measured_ns
     start_ns = min(window.start_ns for window in windows)
-    low, high = (0, extent_ns) if seen_ms is None else (round(seen_ms[0] * 1e6), round(seen_ms[1] * 1e6))
+    low, high = (0, extent_ns) if shown_ms is None else (round(shown_ms[0] * 1e6), round(shown_ms[1] * 1e6))
     view = View(start_ns + low, start_ns + high) if is_long(analysis, step) else None
     if source == PLANNED and plan is not None:
         figure = timeline(plan.ops, windows=plan.windows, extent_ns=extent_ns, view=view)
-        line = f"{_plan_text(plan, measured_ns)}; every op at the mean cost of its kind, messages for nothing"
+        line = f"{_plan_text(plan, measured_ns)}; every op at the mean cost of its kind, free messages"
     else:
         data = analysis.data
         figure = timeline(data.ops, data.comms, windows, data.lanes, extent_ns, view)
         line = f"Measured {milliseconds(measured_ns)} ms"
         line += f"; the plan alone would take {milliseconds(plan.span_ns)} ms" if plan else ""
-    figure.update_layout(uirevision=f"step {step}, {seen_ms if view else 'whole'}")
-    if view is not None and seen_ms is not None:
-        figure.update_xaxes(range=list(seen_ms))
+    figure.update_layout(uirevision=f"step {step}, {shown_ms if view else 'whole'}")
+    if view is not None and shown_ms is not None:
+        figure.update_xaxes(range=list(shown_ms))
     return figure, line
 
 

@@ -9,9 +9,8 @@ from pptrace.errors import PptraceError
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """Of what ``.grad`` accumulates: the parameter's own, unless it was given another (``grad_dtype``)."""
-    given = parameter.grad_dtype
-    return parameter.dtype if given is None else given
+    """The dtype in which ``.grad`` accumulates: the parameter's, unless its ``grad_dtype`` is another."""
+    return parameter.dtype if parameter.grad_dtype is None else parameter.grad_dtype
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The backward of a stage in two parts: input gradients now (I), weight gradients later (W).
 
 Layers that can be split (:class:`Linear`, :class:`Embedding`) have most of the weights. While a stage's
-:class:`WeightQueue` collects, their backward computes the input gradient alone and leaves behind what the weight
-gradient needs: the layer's input and its output's gradient. Everything else of the graph is freed with I, and what was
-left behind is freed by W. Other layers (norms: their weights cost next to nothing) do all of their backward in I.
+:class:`WeightQueue` collects, their backward computes the input gradient alone and queues what the weight gradient
+needs: the layer's input and its output's gradient. Everything else of the graph is freed with I, and what was queued
+is freed by W. Other layers (norms: their weights cost next to nothing) do all of their backward in I.
 
 Source: sail-sg zero-bubble's ``WeightGradStore`` (arXiv 2401.10241), with a queue per stage in place of a global one.
 """
@@ -32,7 +32,7 @@ class WeightWork(Protocol):
 
 
 class WeightQueue:
-    """Where the layers of one stage leave the weight gradients of the backward that runs now."""
+    """The deferred weight gradients of one stage's running backward."""
 
     def __init__(self) -> None:
         self._collected: list[WeightWork] | None = None
@@ -44,12 +44,12 @@ class WeightQueue:
 
     def put(self, work: WeightWork) -> None:
         if self._collected is None:
-            raise PptraceError("a weight gradient was put aside outside of an input-gradient backward")
+            raise PptraceError("a weight gradient was deferred outside of an input-gradient backward")
         self._collected.append(work)
 
     @contextmanager
     def collecting(self) -> Iterator[list[WeightWork]]:
-        """Around the backward of an I: the list grows by what its W has to do."""
+        """Collect the deferred weight gradients of the backward inside this context, for its W to run."""
         collected: list[WeightWork] = []
         self._collected = collected
         try:
@@ -59,13 +59,13 @@ class WeightQueue:
 
 
 class Splittable:
-    """A module whose backward can be split: it has a part that may be put on the queue of its stage."""
+    """A module whose backward can be split: its weight gradients may be deferred to the queue of its stage."""
 
     queue: WeightQueue | None = None
 
 
 class Linear(Splittable, nn.Linear):
-    """``nn.Linear``, whose weight and bias gradients may be put aside. Without a queue it is ``nn.Linear`` itself."""
+    """``nn.Linear``, whose weight and bias gradients may be deferred. Without a queue it is ``nn.Linear`` itself."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.queue is None:
@@ -75,7 +75,7 @@ class Linear(Splittable, nn.Linear):
 
 
 class Embedding(Splittable, nn.Embedding):
-    """``nn.Embedding``, whose weight gradient may be put aside. Without a queue it is ``nn.Embedding`` itself."""
+    """``nn.Embedding``, whose weight gradient may be deferred. Without a queue it is ``nn.Embedding`` itself."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.queue is None:
@@ -85,7 +85,7 @@ class Embedding(Splittable, nn.Embedding):
 
 
 def attach(stage: nn.Module) -> WeightQueue:
-    """Give every layer of a stage that can be split one queue."""
+    """Attach one queue to every layer of a stage that can be split."""
     queue = WeightQueue()
     for module in stage.modules():
         if isinstance(module, Splittable):
@@ -140,7 +140,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, queue: WeightQueue) -> Tensor:
         ctx.save_for_backward(x)
-        # Not saved as tensors: hooks on those (activation checkpointing) would give back copies in place of parameters.
+        # Not saved as tensors: hooks on those (activation checkpointing) would return copies instead of parameters.
         ctx.weight, ctx.bias, ctx.queue = weight, bias, queue
         return F.linear(x, weight, bias)
 
@@ -149,12 +149,12 @@ class _Linear(torch.autograd.Function):
         (x,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
         (gradient,) = gradients
         to_input = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        read = x.detach().reshape(-1, x.shape[-1])  # detached: a view of x itself would keep the graph before it
+        rows_out = gradient.reshape(-1, gradient.shape[-1])
+        rows_in = x.detach().reshape(-1, x.shape[-1])  # detached: a view of x itself would keep the graph before it
         if ctx.queue.collects:
-            ctx.queue.put(LinearWork(weight, bias, read, rows))
+            ctx.queue.put(LinearWork(weight, bias, rows_in, rows_out))
             return to_input, None, None, None
-        return to_input, rows.t().mm(read), None if bias is None else rows.sum(0), None
+        return to_input, rows_out.t().mm(rows_in), None if bias is None else rows_out.sum(0), None
 
 
 class _Embedding(torch.autograd.Function):
@@ -177,7 +177,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def embedding_gradient(indices: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
-    """Of an embedding's weight: each output gradient (…, hidden) added to the row that ``indices`` (…) looked up."""
+    """The weight gradient of an embedding: each output gradient (…, hidden) added to the row that ``indices`` (…) looked up."""
     return torch.ops.aten.embedding_dense_backward(gradient, indices, weight.shape[0], -1, False)  # type: ignore[no-any-return]
 
 

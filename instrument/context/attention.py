@@ -22,7 +22,7 @@ from pptrace.marks import Axis
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextGroups:
-    """The two groups of this rank, by their ranks as :class:`ContextShape` places them; None where one has one rank."""
+    """The two groups of this rank, numbered as :class:`ContextShape` does; None where a group has one rank."""
 
     shape: ContextShape
     ring: AxisGroup | None
@@ -34,7 +34,7 @@ def make_context_groups(
 ) -> ContextGroups:
     """Make the groups of both ways. Every rank of the world calls this, after :func:`instrument.mesh.make_mesh`.
 
-    Where only one way has more than one rank it has the mesh's own group of the axis.
+    Where only one way has more than one rank it uses the mesh's group of the axis.
 
     Raises:
         UsageError: the shape does not fill the mesh's cp axis.
@@ -105,14 +105,14 @@ def _check_heads(heads: int, kv_heads: int) -> None:
 
 
 def _subgroup(mesh: Mesh, groups: list[list[int]], description: str) -> dist.ProcessGroup:
-    """Make every group of context ranks at every place of the other axes; the one that this rank is in."""
-    mine: dist.ProcessGroup | None = None
+    """Make every group of context ranks for all coordinates on the other axes; return the one that has this rank."""
+    group_of_rank: dist.ProcessGroup | None = None
     backend = dist.get_backend(mesh.groups[Axis.CP])
     for pp, dp, tp in product(range(mesh.shape.pp), range(mesh.shape.dp), range(mesh.shape.tp)):
         for context_ranks in groups:
             members = [mesh.shape.rank_of(pp, dp, cp, tp) for cp in context_ranks]
             group = dist.new_group(members, backend=backend, group_desc=description)
             if mesh.rank in members:
-                mine = group
-    assert mine is not None, "every rank is in one group"
-    return mine
+                group_of_rank = group
+    assert group_of_rank is not None, "every rank is in one group"
+    return group_of_rank

@@ -45,7 +45,7 @@ def kernel_for(q: Tensor) -> Kernel:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What blocks are summed in: at least float32."""
+    """The dtype in which blocks are summed: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -119,6 +119,6 @@ def _scores(q: Tensor, k: Tensor, masked: bool) -> Tensor:
     """(microbatch, KV heads, query heads per KV head, queries, keys)."""
     scores = _grouped(q, k) @ _up(k).unsqueeze(2).mT / math.sqrt(q.shape[-1])
     if masked:
-        missing_device_events = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(missing_device_events, -math.inf)
+        future_keys = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future_keys, -math.inf)
     return scores

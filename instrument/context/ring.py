@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel from rank to rank while attention runs on those at hand.
+"""Ring attention: keys and values rotate through the ranks while attention runs on those received before.
 
 Ring Attention (arXiv 2310.01889) with the balanced causal layout of :mod:`instrument.context.shard`. At each step a rank
 first posts the exchange that brings the next keys, then computes with the present ones. The parts of a row are joined
@@ -6,8 +6,8 @@ by their log-sum-exp.
 
 Backward recomputes the scores from q, k, v, the output and its log-sum-exp; nothing else is kept. Keys travel again,
 and behind them the sums of their gradients: each rank adds its part and passes the sum on, until it arrives at the
-rank that the keys belong to. A rank's part in the gradients of its own keys never travels, so that either way there
-are ring − 1 steps. Part of the own step is kept back to run while the last sums travel.
+rank that the keys belong to. A rank's part in the gradients of its local keys never travels, so that either way there
+are ring − 1 steps. Part of the local step is held back to run while the last sums travel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RingAttention:
         return attended
 
     def plan(self, length: int) -> RingPlan:
-        """What this rank computes when each rank holds ``length`` positions.
+        """The squares that this rank computes when each rank holds ``length`` positions.
 
         Raises:
             UsageError: they cannot be halved, as the balanced layout needs.
@@ -67,7 +67,7 @@ class RingAttention:
         kernel, plan = kernel_for(q), self.plan(q.shape[2])
         keys = torch.stack((k, v)).contiguous()
         following = self.group.start_rotation(keys)
-        out, lse = kernel.forward(q, keys[0], keys[1], plan.own.masked)
+        out, lse = kernel.forward(q, keys[0], keys[1], plan.local.masked)
         out = out.to(accumulation_dtype(out.dtype))
         for step in range(1, plan.ring):
             keys = following.wait()
@@ -80,13 +80,13 @@ class RingAttention:
         return out.to(q.dtype), lse
 
     def gradients(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        """Of this rank's q, k and v, from ``grad`` of its output; the answers have their dtypes."""
+        """Gradients of this rank's q, k and v, from ``grad`` of its output; in their dtypes."""
         plan, rows = self.plan(q.shape[2]), _RowGradients(grad, q, out, lse)
-        own_keys = keys = torch.stack((k, v)).contiguous()
+        local_keys = keys = torch.stack((k, v)).contiguous()
         following = self.group.start_rotation(keys)
-        own_sum = _zero_sum(keys)
-        for square in plan.own_early:
-            rows.add(square, own_keys, own_sum)
+        local_sum = _zero_sum(keys)
+        for square in plan.local_early:
+            rows.add(square, local_keys, local_sum)
         travelling: Pending[Tensor] | None = None
         for step in range(1, plan.ring):
             keys = following.wait()
@@ -98,11 +98,11 @@ class RingAttention:
             if remote is not None and part is not None:
                 _add(grad_sum, remote.keys, part)
             travelling = self.group.start_rotation(grad_sum)
-        for square in plan.own_late:
-            rows.add(square, own_keys, own_sum)
+        for square in plan.local_late:
+            rows.add(square, local_keys, local_sum)
         if travelling is not None:
-            own_sum += travelling.wait()
-        return rows.grad_q.to(q.dtype), own_sum[0].to(k.dtype), own_sum[1].to(v.dtype)
+            local_sum += travelling.wait()
+        return rows.grad_q.to(q.dtype), local_sum[0].to(k.dtype), local_sum[1].to(v.dtype)
 
 
 class _RowGradients:
@@ -115,7 +115,7 @@ class _RowGradients:
         self._lse = lse
 
     def part(self, square: Square, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a square's part to ``grad_q``; the answers are its parts in the gradients of its keys and values."""
+        """Add a square's part to ``grad_q``; returns its parts in the gradients of its keys and values."""
         grad, q, out = (_at(tensor, square.queries) for tensor in self._rows)
         k, v = _at(keys, square.keys)
         grad_q, *rest = self._kernel.backward(grad, q, k, v, out, self._lse[..., square.queries], square.masked)
@@ -123,7 +123,7 @@ class _RowGradients:
         return rest[0], rest[1]
 
     def add(self, square: Square, keys: Tensor, grad_sum: Tensor) -> None:
-        """As :meth:`part`, with the parts of keys and values added to ``grad_sum``."""
+        """Add a square's part to ``grad_q``, and its parts of keys and values to ``grad_sum``."""
         _add(grad_sum, square.keys, self.part(square, keys))
 
 
@@ -147,15 +147,15 @@ def _with_whole_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _at(tensor: Tensor, places: slice) -> Tensor:
-    """Some positions of (…, positions, head dim)."""
-    return tensor[..., places, :]
+def _at(tensor: Tensor, positions: slice) -> Tensor:
+    """Slice positions of (…, positions, head dim)."""
+    return tensor[..., positions, :]
 
 
 def _zero_sum(keys: Tensor) -> Tensor:
     return torch.zeros_like(keys, dtype=accumulation_dtype(keys.dtype))
 
 
-def _add(grad_sum: Tensor, places: slice, part: tuple[Tensor, Tensor]) -> None:
-    for whole, addend in zip(_at(grad_sum, places), part, strict=True):
+def _add(grad_sum: Tensor, positions: slice, part: tuple[Tensor, Tensor]) -> None:
+    for whole, addend in zip(_at(grad_sum, positions), part, strict=True):
         whole.add_(addend)

@@ -1,4 +1,4 @@
-"""Which positions of a sequence a context rank holds, and how sequences are cut and put back together.
+"""Sharding of sequences over context ranks, and the inverse.
 
 A context-parallel group of cp = ring · ulysses ranks: Ulysses inside, the ring outside, so that the ranks of an
 all-to-all are neighbours (USP, arXiv 2405.07719, section 4.1). Context rank = ulysses rank + ulysses · ring rank.
@@ -22,7 +22,7 @@ from pptrace.errors import UsageError
 
 
 class Layout(StrEnum):
-    """How the ring cuts a sequence."""
+    """The layout of a sequence over the ring."""
 
     BALANCED = "balanced"  # two chunks for each ring rank, one from either end
     CONTIGUOUS = "contiguous"  # one chunk for each ring rank, in order
@@ -52,11 +52,11 @@ class ContextShape:
 
     @property
     def divisor(self) -> int:
-        """What the length of a sequence must be a multiple of: 2 · cp if the ring is balanced, else cp."""
+        """The number that must divide a sequence's length: 2 · cp if the ring is balanced, else cp."""
         return self.size * (2 if self.ring > 1 and self.layout is Layout.BALANCED else 1)
 
     def ring_rank(self, rank: int) -> int:
-        """The place of a context rank in its ring."""
+        """The index of a context rank in its ring."""
         return rank // self.ulysses
 
     def ring_groups(self) -> list[list[int]]:
@@ -107,14 +107,14 @@ def positions(shape: ContextShape, sequence: int, rank: int, device: torch.devic
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in shape.spans(sequence, rank)])
 
 
-def cut(whole: Tensor, shape: ContextShape, rank: int, dim: int = 1) -> Tensor:
+def shard_sequence(whole: Tensor, shape: ContextShape, rank: int, dim: int = 1) -> Tensor:
     """A context rank's shard of ``whole`` (tokens, targets, position ids, activations), whose sequence is ``dim``."""
     spans = shape.spans(whole.shape[dim], rank)
     return torch.cat([whole.narrow(dim, span.start, len(span)) for span in spans], dim)
 
 
 def join(shards: Sequence[Tensor], shape: ContextShape, dim: int = 1) -> Tensor:
-    """The whole of which ``shards`` are the shards of all context ranks in order; the inverse of :func:`cut`."""
+    """The whole of which ``shards`` are the shards of all context ranks in order; the inverse of :func:`shard_sequence`."""
     if len(shards) != shape.size:
         raise UsageError(f"found {len(shards)} shards of a sequence that is cut over cp={shape.size} ranks")
     sequence = sum(shard.shape[dim] for shard in shards)

@@ -1,9 +1,9 @@
-"""What a ring rank computes at each step: which of its queries meet which of the keys at hand.
+"""Squares of the score matrix that a ring rank computes at each step: its queries against the keys that it holds then.
 
 The work is cut into squares that no mask touches and triangles on the diagonal, so that nothing is computed and then
-thrown away. A rank's own keys make the first step; at step j the keys of ring rank (rank − j) mod ring are at hand.
+thrown away. The first step has the rank's local keys, step j those of ring rank (rank − j) mod ring.
 
-Balanced and causal, in chunks c of which a rank holds two: the own step is a triangle of 2c · (2c + 1) / 2 scores. Keys
+Balanced and causal, in chunks c of which a rank holds two: the local step is a triangle of 2c · (2c + 1) / 2 scores. Keys
 from an earlier rank: their first chunk lies before all queries, their second after all. Keys from a later rank: both
 chunks lie before the second half of the queries and after the first. Either way 2c² scores, on every rank.
 """
@@ -33,7 +33,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """Which squares one ring rank computes. ``length`` is the positions that it holds."""
+    """The squares that one ring rank computes. ``length`` is the number of positions that it holds."""
 
     ring: int
     rank: int
@@ -42,28 +42,28 @@ class RingPlan:
     layout: Layout
 
     def source(self, step: int) -> int:
-        """The ring rank whose keys are at hand at a step."""
+        """The ring rank whose keys this rank holds at a step."""
         return (self.rank - step) % self.ring
 
     @property
-    def own(self) -> Square:
+    def local(self) -> Square:
         """The first step, in one piece."""
         return Square(slice(0, self.length), slice(0, self.length), self.causal)
 
     @property
-    def own_early(self) -> tuple[Square, ...]:
-        """A part of the own step, to run while the first keys travel; with ``own_late`` it makes up the whole."""
+    def local_early(self) -> tuple[Square, ...]:
+        """A part of the local step, to run while the first keys travel; with ``local_late`` it makes up the whole."""
         half = self.length // 2
         if half == 0:
             return ()
         return (Square(slice(half, self.length), slice(0, half if self.causal else self.length)),)
 
     @property
-    def own_late(self) -> tuple[Square, ...]:
-        """The rest of the own step, to run while the last gradients travel home."""
+    def local_late(self) -> tuple[Square, ...]:
+        """The rest of the local step, to run while the last gradients return."""
         half = self.length // 2
         if half == 0:
-            return (self.own,)
+            return (self.local,)
         first = Square(slice(0, half), slice(0, half if self.causal else self.length), self.causal)
         return (first, Square(slice(half, self.length), slice(half, self.length), True)) if self.causal else (first,)
 
@@ -81,5 +81,5 @@ class RingPlan:
     @property
     def num_scores(self) -> int:
         """Elements of the score matrix that this rank computes, for one head of one sequence."""
-        steps = [self.own, *(self.remote(step) for step in range(1, self.ring))]
+        steps = [self.local, *(self.remote(step) for step in range(1, self.ring))]
         return sum(square.num_scores for square in steps if square is not None)

@@ -1,4 +1,4 @@
-"""Ulysses: an all-to-all turns (own positions, all heads) into (all positions, own heads), and back.
+"""Ulysses: an all-to-all turns (local positions, all heads) into (all positions, local heads), and back.
 
 DeepSpeed-Ulysses, arXiv 2309.14509, section 3.2. Each of P ranks attends over the whole sequence with 1/P of the heads. With
 grouped queries that have fewer KV heads than P, each KV head is repeated until there are P: its gradient is the sum
@@ -55,7 +55,7 @@ class Ulysses:
         copies = ulysses_kv_heads(q.shape[1], k.shape[1], size) // k.shape[1]
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
-        # Rank by rank what it shall have of each, so that one message carries all three.
+        # Ordered by receiving rank, so that one message carries all three.
         parts = [tensor.view(tensor.shape[0], size, -1, *tensor.shape[2:]) for tensor in (q, k, v)]
         joined = torch.cat(parts, 2).flatten(1, 2)
         swapped: Tensor = _HeadsForPositions.apply(joined, self)  # type: ignore[no-untyped-call]
@@ -71,14 +71,14 @@ class Ulysses:
         return gathered
 
     def heads_for_positions(self, x: Tensor) -> Tensor:
-        """Give away heads, get positions; ``x`` (b, P · h, n, d) → (b, h, P · n, d)."""
+        """Exchange heads for positions; ``x`` (b, P · h, n, d) → (b, h, P · n, d)."""
         microbatch, heads, positions, head_dim = x.shape
         size = self.group.size
         pieces = x.reshape(microbatch, size, heads // size, positions, head_dim).transpose(0, 1)
         return self.group.all_to_all(pieces).movedim(0, 2).flatten(2, 3)
 
     def positions_for_heads(self, x: Tensor) -> Tensor:
-        """Give away positions, get heads; ``x`` (b, h, P · n, d) → (b, P · h, n, d)."""
+        """Exchange positions for heads; ``x`` (b, h, P · n, d) → (b, P · h, n, d)."""
         microbatch, heads, positions, head_dim = x.shape
         size = self.group.size
         pieces = x.reshape(microbatch, heads, size, positions // size, head_dim).movedim(2, 0)

@@ -26,18 +26,18 @@ Add = Callable[..., argparse.Action]
 def _add_mesh(add: Add) -> None:
     add("--pp", type=int, help="pipeline ranks; left out: all ranks that --dp leaves")
     add("--dp", type=int, help="data-parallel replicas; left out: all ranks that --pp leaves")
-    add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are cut")
-    add("--cp", type=int, default=1, help="context-parallel ranks: sequences are cut")
+    add("--tp", type=int, default=1, help="tensor-parallel ranks: heads, MLP and vocabulary are sharded")
+    add("--cp", type=int, default=1, help="context-parallel ranks: sequences are sharded")
     add("--order", default="tp-cp-dp-pp", help="which axis varies fastest from rank to rank (first) and which slowest")
-    add("--sequence-parallel", action="store_true", help="cut activations between the layers along tp (Megatron SP)")
-    add("--overlap", action="store_true", help="tensor-parallel communication beside the matrix products")
+    add("--sequence-parallel", action="store_true", help="shard activations between the layers over tp (Megatron SP)")
+    add("--overlap", action="store_true", help="overlap tensor-parallel communication with the matrix products")
     add("--ulysses", type=int, default=1, metavar="N", help="of cp, ranks that exchange heads; the others form rings")
     add(
         "--zero",
         type=int,
         choices=[stage.value for stage in Zero],
         default=0,
-        help="what replicas (dp × cp) share out: 1 the optimizer's state, 2 gradients too, 3 parameters too",
+        help="what is sharded over replicas (dp × cp): 1 the optimizer's state, 2 gradients too, 3 parameters too",
     )
     add(
         "--bucket-mb",
@@ -49,7 +49,7 @@ def _add_mesh(add: Add) -> None:
 
 def _add_schedule(add: Add) -> None:
     add("--schedule", default="1f1b", help="name of a schedule (pptrace schedule list), or a .csv of torch's actions")
-    add("--chunks", type=int, help="stages per rank; left out: the schedule's own")
+    add("--chunks", type=int, help="stages per rank; left out: the schedule's default")
     add(
         "--group-size",
         type=int,
@@ -57,7 +57,7 @@ def _add_schedule(add: Add) -> None:
     )
     add("--lean", action="store_true", help="fewer warmup forwards (interleaved)")
     add("--memory-limit", type=int, help="activations that a rank may hold (zb-auto); left out: all microbatches")
-    add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's own, or {DEFAULT_MICROBATCHES}")
+    add("--microbatches", type=int, help=f"per step and pipeline; left out: the CSV's, or {DEFAULT_MICROBATCHES}")
     add("--microbatch-size", type=int, default=2, help="sequences per microbatch")
     add("--global-batch-size", type=int, help="sequences per step of all replicas, in place of --microbatches")
     add("--p2p-mode", choices=[mode.value for mode in Mode], default=Mode.BATCHED.value, help="how messages are posted")
@@ -66,10 +66,10 @@ def _add_schedule(add: Add) -> None:
         type=int,
         metavar="N",
         help="compute actions that a receive is posted ahead, 0: with its wait; left out: "
-        f"{DEFAULT_PREFETCH}, or 0 where messages block or tell their shape first",
+        f"{DEFAULT_PREFETCH}, or 0 with --p2p-mode blocking or --negotiate",
     )
     add("--negotiate", action="store_true", help="send the shape before every message")
-    add("--backend", choices=BACKENDS, default="auto", help="auto: by the GPUs that are there")
+    add("--backend", choices=BACKENDS, default="auto", help="auto: by the number of GPUs")
 
 
 def _add_model(add: Add) -> None:
@@ -86,25 +86,27 @@ def _add_model(add: Add) -> None:
         default="float32",
         help="of parameters; bfloat16 has float32 gradients and main parameters",
     )
-    add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward runs again")
+    add("--recompute", choices=[what.value for what in Recompute], default="none", help="what backward recomputes")
     add(
         "--recompute-microbatches-beyond",
         type=int,
         metavar="K",
-        help="of the microbatches outstanding on a rank, K recompute as --recompute says and all others fully",
+        help="of the microbatches outstanding on a rank, K recompute by --recompute and all others fully",
     )
     add("--seed", type=int, default=0, help="of parameters and data")
 
 
-def _add_cut(add: Add) -> None:
+def _add_partition(add: Add) -> None:
     add("--split", metavar="N,N,…", help="layers of each stage; left out: even")
     add("--count-embedding", action="store_true", help="the embedding counts as a layer of the first stage")
     add("--count-loss", action="store_true", help="head and loss count as a layer of the last stage")
     add("--first-layers", type=int, metavar="N", help="layers of the first stage; the others share the rest")
     add("--last-layers", type=int, metavar="N", help="layers of the last stage; the others share the rest")
-    add("--balance", action="store_true", help="measure embedding, layer and head, and cut so that ranks are even")
-    add("--save-layer-times", metavar="FILE.json", help="keep what --balance measured")
-    add("--layer-times", metavar="FILE.json", help="balance by times of a former run, without measuring")
+    add(
+        "--balance", action="store_true", help="measure embedding, layer and head, and partition so that ranks are even"
+    )
+    add("--save-layer-times", metavar="FILE.json", help="write what --balance measured")
+    add("--layer-times", metavar="FILE.json", help="balance by times of an earlier run, without measuring")
 
 
 def _add_training(add: Add) -> None:
@@ -115,21 +117,23 @@ def _add_training(add: Add) -> None:
         "--optimizer-sync",
         choices=[sync.value for sync in OptimizerSync],
         default=OptimizerSync.SYNCHRONOUS.value,
-        help="how ranks agree on the norm: before they update, or after it, taking back what was wrong",
+        help="how ranks agree on the norm: before they update, or after it, rolling back what was wrong",
     )
     add("--peak-tflops", type=float, help="of one rank's device, for MFU; left out: a table of GPUs, or a CPU measured")
-    add("--memory", action="store_true", help="after the last step, one more that counts what each rank holds")
+    add(
+        "--memory", action="store_true", help="after the last step, one more step that measures each rank's activations"
+    )
     add("--sleep-forward", type=float, default=0.0, metavar="MS", help="sleep in every forward besides computing")
     add("--sleep-backward", type=float, default=0.0, metavar="MS", help="sleep in every backward besides computing")
     add("--sleep-weight", type=float, metavar="MS", help="W's part of --sleep-backward; left out: half")
 
 
 _GROUPS: Mapping[str, Callable[[Add], None]] = {
-    "how the ranks share the work": _add_mesh,
+    "the mesh": _add_mesh,
     "the pipeline": _add_schedule,
     "the model": _add_model,
-    "which layers stand where": _add_cut,
-    "training and what is printed of it": _add_training,
+    "the partition of layers": _add_partition,
+    "training and output": _add_training,
 }
 
 

@@ -35,8 +35,8 @@ from pptrace.schedule.validate import validate
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What the launcher says about this process (torchrun's environment variables)."""
+class RankInfo:
+    """This process's rank and world size, from torchrun's environment variables."""
 
     rank: int
     world: int
@@ -44,7 +44,7 @@ class Place:
     local_world: int
 
     @classmethod
-    def from_environment(cls) -> Place:
+    def from_environment(cls) -> RankInfo:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ:
             return cls(0, 1, 0, 1)
@@ -56,19 +56,48 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A run whose parts fit together."""
+    """The settings of a run, checked against each other."""
 
     shape: MeshShape
     plan: Plan
     model: GptConfig
-    cut: tuple[range, ...]
+    layer_partition: tuple[range, ...]
     data: TextData
     backend: str
     wiring: Wiring
 
 
-def settle(options: argparse.Namespace, place: Place) -> Settings:
+def resolve_settings(options: argparse.Namespace, rank_info: RankInfo) -> Settings:
     """Check all arguments against each other and against the machine. Makes no process group."""
+    _check_numbers(options)
+    _check_clipping(options)
+    order = read_order(options.order)
+    shape = fit_shape(rank_info.world, options.pp, options.dp, options.cp, options.tp, order)
+    model = _make_model(options)
+    _check_axes(options)
+    parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
+    check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads)
+    if VOCABULARY % shape.tp:
+        raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
+    _apply_global_batch(options, shape.dp)
+    plan = _read_plan(options, shape.pp)
+    validate(plan)
+    plan = lower(plan)
+    layer_partition = _partition_layers(options, plan, RankForm.of(model, options.microbatch_size, shape, parallel))
+    _check_recompute(options)
+    if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
+        raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
+    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
+    backend = _choose_backend(options.backend, rank_info)
+    wiring = _make_wiring(options, backend, rank_info, parallel)
+    check_zero(wiring.zero, shape, plan, model)
+    if wiring.mode is Mode.BLOCKING:
+        require_total_order(plan)
+    Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING)
+    return Settings(shape, plan, model, layer_partition, data, backend, wiring)
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
     for name, count in (("--steps", options.steps), ("--microbatch-size", options.microbatch_size)):
         if count < 1:
             raise UsageError(f"{name} is {count}; expected at least 1")
@@ -78,19 +107,10 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         raise UsageError("--sleep-weight is a part of --sleep-backward: it takes milliseconds from 0 up to that")
     if not 0 < options.lr < 1 / WEIGHT_DECAY:
         raise UsageError(f"--lr is {options.lr}; expected more than 0 and less than {1 / WEIGHT_DECAY:g}")
-    _check_clipping(options)
-    order = read_order(options.order)
-    shape = fit_shape(place.world, options.pp, options.dp, options.cp, options.tp, order)
-    model = _make_model(options)
-    _check_axes(options)
-    parallel = ParallelOptions(options.sequence_parallel, options.overlap, options.ulysses)
-    check_parallel(shape, parallel, model.sequence, model.heads, model.num_kv_heads)
-    if VOCABULARY % shape.tp:
-        raise UsageError(f"tp={shape.tp} does not divide the vocabulary of {VOCABULARY} bytes; choose a power of two")
-    _take_global_batch(options, shape.dp)
-    plan = _read_plan(options, shape.pp)
-    validate(plan)
-    plan = lower(plan)
+
+
+def _partition_layers(options: argparse.Namespace, plan: Plan, form: RankForm) -> tuple[range, ...]:
+    """The layers of every stage, by the options; with --balance a partition that is replaced once times are measured."""
     layout = Layout(
         _read_split(options.split),
         options.count_embedding,
@@ -99,33 +119,29 @@ def settle(options: argparse.Namespace, place: Place) -> Settings:
         options.last_layers,
     )
     _check_balance(options, layout)
-    cut = _cut(options.layers, plan.chain_length, layout)
-    if options.layer_times is not None:
-        form = RankForm.of(model, options.microbatch_size, shape, parallel)
-        cut = balanced_cut(read_layer_times(Path(options.layer_times), form, parallel.overlap), plan)
-    _check_recompute(options)
-    if options.peak_tflops is not None and not 0 < options.peak_tflops < math.inf:
-        raise UsageError(f"--peak-tflops is {options.peak_tflops}; expected a rank's peak in TFLOP/s, more than 0")
-    data = TextData(plan.num_microbatches, options.microbatch_size, options.seq, options.seed)
-    backend = _choose_backend(options.backend, place)
+    layers, stages = options.layers, plan.chain_length
+    if stages > layers:
+        raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
+    layer_partition = partition(layers, stages, layout.layers(layers, stages))
+    if options.layer_times is None:
+        return layer_partition
+    return balanced_partition(read_layer_times(Path(options.layer_times), form, options.overlap), plan)
+
+
+def _make_wiring(options: argparse.Namespace, backend: str, rank_info: RankInfo, parallel: ParallelOptions) -> Wiring:
     device = torch.device("cpu")
     if backend != "gloo":
-        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", rank_info.local_rank % torch.cuda.device_count())
     route = Route.HOST_STAGED if backend == "host-staged" else Route.DIRECT
     mode, bucket_bytes = Mode(options.p2p_mode), _bucket_bytes(options.bucket_mb)
-    ahead = _prefetch_depth(options, mode)
+    prefetch_depth = _prefetch_depth(options, mode)
     if options.zero >= Zero.GRADIENTS and options.bucket_mb is not None:
         raise UsageError("--bucket-mb is for --zero 0 and 1; fully_shard gathers and reduces layer by layer")
-    wiring = Wiring(device, mode, route, options.negotiate, ahead, parallel, bucket_bytes, Zero(options.zero))
-    check_zero(wiring.zero, shape, plan, model)
-    if wiring.mode is Mode.BLOCKING:
-        require_total_order(plan)
-    Posting(wiring.ahead, wiring.mode is Mode.BLOCKING)
-    return Settings(shape, plan, model, cut, data, backend, wiring)
+    return Wiring(device, mode, route, options.negotiate, prefetch_depth, parallel, bucket_bytes, Zero(options.zero))
 
 
-def balanced_cut(times: LayerTimes, plan: Plan) -> tuple[range, ...]:
-    """The layers of every stage such that the heaviest rank of a plan has least to do."""
+def balanced_partition(times: LayerTimes, plan: Plan) -> tuple[range, ...]:
+    """Partition layers so that the heaviest rank of a plan has the least work."""
     return partition(len(times.layers_ns), plan.chain_length, balance(times, plan))
 
 
@@ -145,9 +161,9 @@ def _make_model(options: argparse.Namespace) -> GptConfig:
 
 
 def _check_axes(options: argparse.Namespace) -> None:
-    """Refuse what belongs to an axis that has one rank: it would change nothing."""
-    for name, given in (("--sequence-parallel", options.sequence_parallel), ("--overlap", options.overlap)):
-        if given and options.tp == 1:
+    """Refuse options of an axis that has one rank: they would change nothing."""
+    for name, value in (("--sequence-parallel", options.sequence_parallel), ("--overlap", options.overlap)):
+        if value and options.tp == 1:
             raise UsageError(
                 f"{name} is for the ranks of tp, which is 1; give it 2 or more with --tp, or leave {name} out"
             )
@@ -158,8 +174,8 @@ def _check_axes(options: argparse.Namespace) -> None:
         )
 
 
-def _bucket_bytes(given: float | None) -> int:
-    mebibytes = DEFAULT_BUCKET_MB if given is None else given
+def _bucket_bytes(value: float | None) -> int:
+    mebibytes = DEFAULT_BUCKET_MB if value is None else value
     if not 2**-20 <= mebibytes < math.inf:
         raise UsageError(
             f"--bucket-mb is {mebibytes}; expected MiB of gradients a call, at least a byte and not infinite"
@@ -171,28 +187,30 @@ def _check_balance(options: argparse.Namespace, layout: Layout) -> None:
     if options.balance and options.layer_times is not None:
         raise UsageError("--balance measures what --layer-times reads from a file; give one of the two")
     if (options.balance or options.layer_times is not None) and layout != Layout():
-        raise UsageError("--balance and --layer-times share out the layers by time; leave out --split, counts and ends")
+        raise UsageError("--balance and --layer-times partition the layers by time; leave out --split, counts and ends")
     if options.save_layer_times is not None and not options.balance:
-        raise UsageError("--save-layer-times keeps what --balance measures; give both")
+        raise UsageError("--save-layer-times writes what --balance measures; give both")
     if options.save_layer_times is not None and not Path(options.save_layer_times).resolve().parent.is_dir():
         raise UsageError(f"--save-layer-times is {options.save_layer_times}, whose folder does not exist; make it")
 
 
 def _check_recompute(options: argparse.Namespace) -> None:
-    keep = options.recompute_microbatches_beyond
-    if keep is None:
+    num_unrecomputed = options.recompute_microbatches_beyond
+    if num_unrecomputed is None:
         return
-    if keep < 0:
-        raise UsageError(f"--recompute-microbatches-beyond is {keep}; expected 0 or more outstanding microbatches")
+    if num_unrecomputed < 0:
+        raise UsageError(
+            f"--recompute-microbatches-beyond is {num_unrecomputed}; expected 0 or more outstanding microbatches"
+        )
     if options.recompute == Recompute.FULL:
-        raise UsageError("--recompute full leaves no microbatch to spare; give none or selective for those within")
+        raise UsageError("--recompute full recomputes every microbatch; give none or selective for those within")
 
 
 def _prefetch_depth(options: argparse.Namespace, mode: Mode) -> int:
     if options.prefetch is None:
         return 0 if options.negotiate or mode is Mode.BLOCKING else DEFAULT_PREFETCH
     if options.negotiate and options.prefetch:
-        raise UsageError("--negotiate tells a shape only when its message comes; use --prefetch 0")
+        raise UsageError("--negotiate learns a shape only when its message comes; use --prefetch 0")
     depth: int = options.prefetch
     return depth
 
@@ -205,7 +223,7 @@ def _check_clipping(options: argparse.Namespace) -> None:
 
 
 def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
-    """The plan of a schedule's name, or of a file in torch's CSV, which says its own ranks, chunks and microbatches."""
+    """Build the plan of a named schedule, or read a file in torch's CSV, which determines ranks, chunks and microbatches."""
     if not options.schedule.endswith(".csv"):
         microbatches = DEFAULT_MICROBATCHES if options.microbatches is None else options.microbatches
         return build(
@@ -213,22 +231,24 @@ def _read_plan(options: argparse.Namespace, pp: int) -> Plan:
         )
     if options.group_size or options.lean or options.memory_limit:
         raise UsageError(
-            f"{options.schedule} is a whole plan; --group-size, --lean and --memory-limit shape named schedules"
+            f"{options.schedule} is a complete plan; --group-size, --lean and --memory-limit shape named schedules"
         )
     plan = read_csv(Path(options.schedule))
-    for option, given, found in (
+    for option, value, planned in (
         ("--pp", pp, plan.pp),
         ("--chunks", options.chunks, plan.num_chunks),
         ("--microbatches", options.microbatches, plan.num_microbatches),
     ):
-        if given is not None and given != found:
+        if value is not None and value != planned:
             what = "ranks of each pipeline" if option == "--pp" else option
-            raise UsageError(f"{options.schedule} has {found} where {what} is {given}; leave it out or choose {found}")
+            raise UsageError(
+                f"{options.schedule} has {planned} where {what} is {value}; leave it out or choose {planned}"
+            )
     return plan
 
 
-def _take_global_batch(options: argparse.Namespace, dp: int) -> None:
-    """--global-batch-size as microbatches of one pipeline."""
+def _apply_global_batch(options: argparse.Namespace, dp: int) -> None:
+    """Convert --global-batch-size to --microbatches of one pipeline."""
     batch = options.global_batch_size
     if batch is None:
         return
@@ -246,21 +266,15 @@ def _take_global_batch(options: argparse.Namespace, dp: int) -> None:
     options.microbatches = batch // each
 
 
-def _cut(layers: int, stages: int, layout: Layout) -> tuple[range, ...]:
-    if stages > layers:
-        raise UsageError(f"{stages} stages need at least {stages} layers and the model has {layers}")
-    return partition(layers, stages, layout.layers(layers, stages))
-
-
-def _choose_backend(wanted: str, place: Place) -> str:
+def _choose_backend(wanted: str, rank_info: RankInfo) -> str:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
-        return "gloo" if devices == 0 else "nccl" if devices >= place.local_world else "host-staged"
+        return "gloo" if devices == 0 else "nccl" if devices >= rank_info.local_world else "host-staged"
     if wanted != "gloo" and devices == 0:
         raise UsageError(f"--backend {wanted} needs a GPU and this machine has none; use --backend gloo")
-    if wanted == "nccl" and devices < place.local_world:
+    if wanted == "nccl" and devices < rank_info.local_world:
         raise UsageError(
-            f"--backend nccl needs a GPU for each of {place.local_world} ranks and this machine has {devices}; "
+            f"--backend nccl needs a GPU for each of {rank_info.local_world} ranks and this machine has {devices}; "
             "use --backend host-staged"
         )
     return wanted

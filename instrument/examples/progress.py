@@ -1,4 +1,4 @@
-"""What the example prints: a line per step, with how fast the model trains and how much of the devices that uses."""
+"""Printed progress: a line per step with loss, time, tokens per second and MFU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from instrument.models.peaks import Peak
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does: tokens and FLOPs of all ranks, of which there are ``world``; ``peak`` is one rank's."""
+    """Work of a step: tokens and FLOPs of all ``world`` ranks; ``peak`` is one rank's."""
 
     tokens: int
     flops: StepFlops
@@ -22,9 +22,9 @@ class Work:
     peak: Peak | None
 
     def heading(self) -> str:
-        """Where the divisor of MFU is from."""
+        """One line: the divisor of MFU and its source."""
         if self.peak is None:
-            return "the peak of this device is not known, so there is no MFU; say it with --peak-tflops"
+            return "the peak of this device is unknown, so there is no MFU; give it with --peak-tflops"
         return f"MFU: of {_per_second(self.peak.flops_per_s)} per rank ({self.peak.source})"
 
     def rates(self, seconds: float) -> str:
@@ -44,7 +44,7 @@ class Work:
 
 class Progress:
     """Prints one line per step. On a GPU a step's line is printed during the next step, so that reading the loss waits
-    for nothing that is still to run, and the step's time is the device's."""
+    for no pending work, and the step's time is the device's."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -53,12 +53,12 @@ class Progress:
         self._waiting: tuple[int, Tensor, torch.cuda.Event, torch.cuda.Event] | None = None
 
     def begin(self, device: torch.device) -> None:
-        """The next step begins here."""
+        """Start the clock of the next step."""
         self._started = time.perf_counter()
         self._began = _record() if device.type == "cuda" else None
 
     def add(self, step: int, loss: Tensor) -> None:
-        """The step that began last ends here."""
+        """End the step that began last, and print it or the one before."""
         if self._began is None:
             self._print(step, float(loss), time.perf_counter() - self._started)
             return
@@ -67,7 +67,7 @@ class Progress:
         self._waiting = (step, host, self._began, _record())
 
     def finish(self) -> None:
-        """Print the step that waits, if one does."""
+        """Print the pending step, if there is one."""
         if self._waiting is None:
             return
         step, loss, began, ended = self._waiting

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend
 from instrument import session
 from instrument.data.text import Batch
 from instrument.examples.gpt_arguments import make_parser
-from instrument.examples.gpt_settings import Place, Settings, balanced_cut, settle
+from instrument.examples.gpt_settings import RankInfo, Settings, balanced_partition, resolve_settings
 from instrument.examples.progress import Progress, Work
 from instrument.mesh import Mesh, make_mesh
 from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_activations
@@ -54,11 +54,11 @@ REFUSAL_S = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
-        place = Place.from_environment()
-        settings = settle(options, place)
+        rank_info = RankInfo.from_environment()
+        settings = resolve_settings(options, rank_info)
     except PptraceError as err:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(REFUSAL_S)  # a rank that ends first has the others stopped: let it be the one that says why
+            time.sleep(REFUSAL_S)  # the first rank that ends has the others stopped: let it be rank 0, which prints why
             return 2
         print(f"train_gpt: {err}", file=sys.stderr)
         return 2
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, options: argparse.Namespace) -> None:
-    """The training loop; the process group exists."""
+    """Run the training loop, in a process group that exists."""
     observer = session.current()
     mirrored = settings.plan.num_chains > 1
     mesh = make_mesh(settings.shape, _mesh_device(settings), _group_backend(settings), mirrored)
@@ -84,15 +84,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     feed = make_feed(settings.data.batch, mesh, settings.plan, parallel, wiring.device, rows)
     optimizer = make_adamw(runtime.program.parameters(), runtime.gradients.main, options.lr)
     clipped = _make_clipped(runtime, optimizer, mesh, options) if options.clip_grad else None
-    observer.describe(
-        mesh={"pp": mesh.shape.pp, "vpp": settings.plan.num_chunks, "tp": mesh.shape.tp, "cp": mesh.shape.cp}
-        | {"dp": mesh.shape.dp, "order": "-".join(mesh.shape.order)},
-        plan=settings.plan,
-        pp_ranks=mesh.pp_ranks,
-        model=_describe_model(settings, options),
-    )
-    last_stage_rank = settings.plan.placement[-1]
-    reports = mesh.rank == settings.shape.rank_of(last_stage_rank, 0, 0, 0)
+    _describe_run(observer, settings, mesh, options)
+    reports = mesh.rank == settings.shape.rank_of(settings.plan.placement[-1], 0, 0, 0)
     tokens = settings.plan.num_microbatches * options.microbatch_size * options.seq * mesh.shape.dp
     work = Work(tokens, _flops(settings, options), mesh.shape.world, _peak(settings, options) if reports else None)
     progress = Progress(work)
@@ -122,13 +115,25 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         print(_memory_line(mesh, use), _prediction_line(settings, options, mesh, use), sep="\n", flush=True)
 
 
+def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, options: argparse.Namespace) -> None:
+    """Record mesh, plan and model in the trace."""
+    shape = mesh.shape
+    sizes = {"pp": shape.pp, "vpp": settings.plan.num_chunks, "tp": shape.tp, "cp": shape.cp, "dp": shape.dp}
+    observer.describe(
+        mesh=sizes | {"order": "-".join(shape.order)},
+        plan=settings.plan,
+        pp_ranks=mesh.pp_ranks,
+        model=_describe_model(settings, options),
+    )
+
+
 def _balanced(settings: Settings, options: argparse.Namespace, mesh: Mesh, parallel: Parallel) -> Settings:
-    """The settings with layers cut by times that are measured now; every rank has the same."""
+    """The settings with layers partitioned by times that are measured now, equal on every rank."""
     device = settings.wiring.device
     times = share_layer_times(settings.model, options.microbatch_size, device, mesh, parallel)
     if options.save_layer_times is not None and mesh.rank == 0:
         write_layer_times(Path(options.save_layer_times), times, _form(settings, options), options.overlap)
-    return replace(settings, cut=balanced_cut(times, settings.plan))
+    return replace(settings, layer_partition=balanced_partition(times, settings.plan))
 
 
 def _form(settings: Settings, options: argparse.Namespace) -> RankForm:
@@ -136,25 +141,26 @@ def _form(settings: Settings, options: argparse.Namespace) -> RankForm:
 
 
 def _flops(settings: Settings, options: argparse.Namespace) -> StepFlops:
-    """Of a step of all pipelines."""
-    plan, keep = settings.plan, options.recompute_microbatches_beyond
-    full = 0 if keep is None else count_full(plan, settings.cut, options.microbatch_size, keep)
+    """FLOPs of a step of all pipelines."""
+    plan, num_unrecomputed, num_full = settings.plan, options.recompute_microbatches_beyond, 0
+    if num_unrecomputed is not None:
+        num_full = count_full(plan, settings.layer_partition, options.microbatch_size, num_unrecomputed)
     sequences = plan.num_microbatches * options.microbatch_size
-    return step_flops(settings.model, sequences, full).times(settings.shape.dp)
+    return step_flops(settings.model, sequences, num_full).times(settings.shape.dp)
 
 
 def _peak(settings: Settings, options: argparse.Namespace) -> Peak | None:
     if options.peak_tflops is not None:
         return Peak(options.peak_tflops * TERA, "--peak-tflops")
-    return device_peak(settings.wiring.device, settings.model.dtype, Place.from_environment().local_world)
+    return device_peak(settings.wiring.device, settings.model.dtype, RankInfo.from_environment().local_world)
 
 
 def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
-    """The plan's count and the measurement of one rank, side by side."""
+    """One line: planned and measured memory of one rank."""
     words = [
         f"memory   rank {mesh.rank}",
         f"in flight {use.in_flight} (planned {use.planned.in_flight})",
-        f"put aside {use.put_aside} (planned {use.planned.put_aside})",
+        f"deferred W {use.deferred_weight_grads} (planned {use.planned.deferred_weight_grads})",
         f"activations {use.peak_bytes / 2**20:,.2f} MiB at most",
         f"{use.bytes_per_microbatch / 2**20:,.3f} MiB for each in flight",
     ]
@@ -164,23 +170,26 @@ def _memory_line(mesh: Mesh, use: MemoryUse) -> str:
 
 
 def _prediction_line(settings: Settings, options: argparse.Namespace, mesh: Mesh, use: MemoryUse) -> str:
-    """What is predicted beside what is measured, which has messages on their way as well."""
-    form, keep = _form(settings, options), options.recompute_microbatches_beyond
-    most = rank_activations(form, settings.plan, settings.cut, mesh.pp_rank, keep)
+    """One line: predicted memory, to compare with the measured one, which includes messages in transit."""
+    form, num_unrecomputed = _form(settings, options), options.recompute_microbatches_beyond
+    most = rank_activations(form, settings.plan, settings.layer_partition, mesh.pp_rank, num_unrecomputed)
     numbers = (most.bytes, most.layers_bytes, most.ends_bytes, most.paper_bytes)
     total, layers, ends, paper = (f"{number / use.in_flight / 2**20:,.3f}" for number in numbers)
     kernel = fused_kernel(form, settings.wiring.device)
-    ran = form.attention + ("" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel")
+    attention = form.attention + (
+        "" if kernel is None else f", {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
+    )
     layer, paper_layer = (f"{number / max(most.num_layers, 1) / 2**20:,.3f}" for number in numbers[1::2])
-    predicted = f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), embedding and head {ends} ({ran})"
+    predicted = f"predicted {total} MiB for each in flight: layers {layers} ({layer} a layer), "
+    predicted += f"embedding and head {ends} ({attention})"
     if kernel == SDPBackend.MATH:
-        predicted = f"predicted nothing, because the attention keeps its scores ({ran})"
+        predicted = f"predicted nothing, because the attention stores its scores ({attention})"
     words = [f"memory   rank {mesh.rank}", predicted]
     words.append(f"{PAPER}: layers {paper} ({paper_layer} a layer; 16 bit, dropout masks, scores stored)")
-    if use.put_aside:
-        words.append("neither has what is put aside for W")
+    if use.deferred_weight_grads:
+        words.append("both without what is deferred to W")
     if settings.wiring.zero >= Zero.GRADIENTS:
-        words.append("neither has gathered parameters and their gradients")
+        words.append("both without gathered parameters and their gradients")
     return "   ".join(words)
 
 
@@ -202,7 +211,7 @@ def _make_runtime(
         mesh,
         settings.plan,
         settings.model,
-        settings.cut,
+        settings.layer_partition,
         options.microbatch_size,
         settings.wiring,
         observer.recorder,
@@ -260,7 +269,7 @@ def _describe_model(settings: Settings, options: argparse.Namespace) -> dict[str
         "tied": options.tied,
         "recompute": options.recompute,
         "recompute_microbatches_beyond": options.recompute_microbatches_beyond,
-        "layers_per_stage": [len(layers) for layers in settings.cut],
+        "layers_per_stage": [len(layers) for layers in settings.layer_partition],
         "vocabulary": VOCABULARY,
         "zero": int(settings.wiring.zero),
         "bucket_bytes": settings.wiring.bucket_bytes,

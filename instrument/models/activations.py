@@ -1,14 +1,14 @@
-"""What a rank keeps of a microbatch between its forward and its backward: the papers' formulas, and our model's tensors.
+"""Activation memory of a rank's microbatch between forward and backward: the papers' formulas, and this model's tensors.
 
 The formulas (:func:`paper_layer_bytes`) are of a model with 16-bit values, dropout masks of one byte, and an attention that
-stores its scores, its softmax and the mask of its dropout: the 5·a·s²·b. Ours differs. Its attention is one fused kernel
-or our ring, which keep q, k, v, the output and a log-sum-exp for each row and compute the scores again; attention weights are
-not dropped; values have any dtype. So :func:`layer_tensors` lists what the backward of our layer really keeps, tensor by
+stores its scores, its softmax and the mask of its dropout: the 5·a·s²·b. This model differs. Its attention is one fused kernel
+or the ring, which save q, k, v, the output and a log-sum-exp for each row and compute the scores again; attention weights are
+not dropped; values have any dtype. So :func:`layer_tensors` lists what a layer saves for its backward, tensor by
 tensor. With 16 bits and dropout its s·b·h terms are those of the paper; beyond them it has the statistics of the norms and the
 log-sum-exp.
 
 The lists are those of CPUs, where tests compare them with what autograd saves. On a GPU norms keep float32 statistics, and
-fused kernels may pad and keep the state of a random generator, which is not counted here.
+fused kernels may pad and save the state of a random generator, which is not counted here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FUSED = "scaled_dot_product_attention"
 
 @dataclass(frozen=True, slots=True)
 class RankForm:
-    """One rank's share of a microbatch; ``sequence``: activations between the layers are cut along tp (Megatron SP)."""
+    """Sizes of one rank's share of a microbatch; ``sequence``: activations between layers are sharded over tp (Megatron SP)."""
 
     config: GptConfig
     microbatch_size: int
@@ -47,7 +47,7 @@ class RankForm:
 
     @classmethod
     def of(cls, config: GptConfig, microbatch_size: int, shape: MeshShape, options: ParallelOptions) -> RankForm:
-        """Of any rank of a mesh: all ranks keep the same of a layer.
+        """The form of any rank of a mesh: all ranks have equal shares of a layer.
 
         Raises:
             UsageError: ``options.ulysses`` does not divide cp.
@@ -75,8 +75,8 @@ class RankForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One storage that backward reads."""
+class SavedTensor:
+    """One tensor that is saved for backward."""
 
     name: str
     elements: int
@@ -88,7 +88,7 @@ class Kept:
 
 
 def fused_kernel(form: RankForm, device: torch.device) -> SDPBackend | None:
-    """Which kernel torch chooses for the rank's fused attention; None where the ring runs, which has its own."""
+    """The kernel that torch chooses for the rank's fused attention; None where the ring runs instead."""
     if form.context.ring > 1:
         return None
     config, ulysses = form.config, form.context.ulysses
@@ -104,7 +104,7 @@ def fused_kernel(form: RankForm, device: torch.device) -> SDPBackend | None:
     return SDPBackend(chosen)
 
 
-def total_bytes(tensors: Sequence[Kept]) -> int:
+def total_bytes(tensors: Sequence[SavedTensor]) -> int:
     return sum(tensor.bytes for tensor in tensors)
 
 
@@ -130,18 +130,18 @@ def paper_layer_bytes(form: RankForm, recompute: Recompute) -> int:
     scores = 5 * config.heads * config.sequence * form.held // t
     if recompute is Recompute.FULL:
         return 2 * form.between * config.hidden
-    kept = 34 * linear // t if form.sequence else 10 * linear + 24 * linear // t
-    return kept if recompute is Recompute.SELECTIVE else kept + scores
+    total = 34 * linear // t if form.sequence else 10 * linear + 24 * linear // t
+    return total if recompute is Recompute.SELECTIVE else total + scores
 
 
-def layer_tensors(form: RankForm, recompute: Recompute) -> tuple[Kept, ...]:
-    """What the backward of one :class:`~instrument.models.gpt.Block` keeps, parameters apart.
+def layer_tensors(form: RankForm, recompute: Recompute) -> tuple[SavedTensor, ...]:
+    """Tensors that one :class:`~instrument.models.gpt.Block` saves for backward, without parameters.
 
-    A name is that of the module that makes the tensor; ``input`` is the layer's own, which for all layers but a stage's first
-    is the former one's output. With SP a column-parallel layer keeps its shard and gathers it again.
+    A name is that of the module that makes the tensor; ``input`` is the layer's input, which for all layers but a stage's first
+    is the output of the layer before. With SP a column-parallel layer saves its shard and gathers it again.
     """
     config, dtype = form.config, form.config.dtype
-    layer_input = Kept("input", form.between * config.hidden, dtype)
+    layer_input = SavedTensor("input", form.between * config.hidden, dtype)
     if recompute is Recompute.FULL:
         return (layer_input,)
     wide = form.held * 4 * config.hidden // form.tp
@@ -150,74 +150,74 @@ def layer_tensors(form: RankForm, recompute: Recompute) -> tuple[Kept, ...]:
         *_norm_tensors(form, "attention_norm"),
         *_attention_tensors(form, recompute),
         *_mask(form, "attention_out.dropout"),
-        Kept("attention residual", form.between * config.hidden, dtype),
+        SavedTensor("attention residual", form.between * config.hidden, dtype),
         *_norm_tensors(form, "mlp_norm"),
-        Kept("mlp_in", wide, dtype),
-        Kept("gelu", wide, dtype),
+        SavedTensor("mlp_in", wide, dtype),
+        SavedTensor("gelu", wide, dtype),
         *_mask(form, "mlp_out.dropout"),
     )
 
 
-def embedding_tensors(form: RankForm) -> tuple[Kept, ...]:
-    """What the embedding keeps beside the batch's tokens: positions, and with tp which tokens are this rank's."""
-    positions = Kept("positions", form.held // form.microbatch_size, torch.int64)
-    return (positions, *_own_indices(form, "tokens"), *_mask(form, "embedding.dropout"))
+def embedding_tensors(form: RankForm) -> tuple[SavedTensor, ...]:
+    """Tensors that the embedding saves, without the batch's tokens: positions, and with tp which tokens are this rank's."""
+    positions = SavedTensor("positions", form.held // form.microbatch_size, torch.int64)
+    return (positions, *_local_indices(form, "tokens"), *_mask(form, "embedding.dropout"))
 
 
-def head_tensors(form: RankForm) -> tuple[Kept, ...]:
-    """What the final norm, the projection and the cross-entropy keep beside the batch's targets."""
+def head_tensors(form: RankForm) -> tuple[SavedTensor, ...]:
+    """Tensors that the final norm, the projection and the cross-entropy save, without the batch's targets."""
     config, loss_dtype = form.config, accumulation_dtype(form.config.dtype)
-    weight = (Kept("loss.total_weight", 1, loss_dtype),) if form.tp == 1 else ()
+    weight = (SavedTensor("loss.total_weight", 1, loss_dtype),) if form.tp == 1 else ()
     return (
-        Kept("input", form.between * config.hidden, config.dtype),
+        SavedTensor("input", form.between * config.hidden, config.dtype),
         *_norm_tensors(form, "norm"),
-        Kept("softmax", form.held * VOCABULARY // form.tp, loss_dtype),
-        *_own_indices(form, "targets"),
+        SavedTensor("softmax", form.held * VOCABULARY // form.tp, loss_dtype),
+        *_local_indices(form, "targets"),
         *weight,
     )
 
 
-def _norm_tensors(form: RankForm, name: str) -> tuple[Kept, ...]:
+def _norm_tensors(form: RankForm, name: str) -> tuple[SavedTensor, ...]:
     """Statistics, and the output, which the linear layer after it reads; its input is another's output."""
     tokens, dtype = form.between, form.config.dtype
-    statistics = (Kept(f"{name}.mean", tokens, dtype), Kept(f"{name}.rstd", tokens, dtype))
-    return (*statistics, Kept(name, tokens * form.config.hidden, dtype))
+    statistics = (SavedTensor(f"{name}.mean", tokens, dtype), SavedTensor(f"{name}.rstd", tokens, dtype))
+    return (*statistics, SavedTensor(name, tokens * form.config.hidden, dtype))
 
 
-def _attention_tensors(form: RankForm, recompute: Recompute) -> tuple[Kept, ...]:
-    """From the projection's output on. Ulysses keeps what has travelled: q, k and v before, and its output twice."""
+def _attention_tensors(form: RankForm, recompute: Recompute) -> tuple[SavedTensor, ...]:
+    """Tensors that the attention saves; of Ulysses what its all-to-alls exchanged: q, k and v, and the output twice."""
     config, dtype = form.config, form.config.dtype
     share = share_heads(config.heads, config.num_kv_heads, 0, form.tp)
     query, kv = len(share.query), len(share.kv)
     attended = form.held * query * config.head_dim
-    travelled = form.context.ulysses > 1 and recompute is not Recompute.SELECTIVE
-    if travelled:
+    exchanged = form.context.ulysses > 1 and recompute is not Recompute.SELECTIVE
+    if exchanged:
         kv = ulysses_kv_heads(query, kv, form.context.ulysses)
-    qkv = Kept("all-to-all(qkv)" if travelled else "qkv", form.held * (query + 2 * kv) * config.head_dim, dtype)
+    qkv = SavedTensor("all-to-all(qkv)" if exchanged else "qkv", form.held * (query + 2 * kv) * config.head_dim, dtype)
     if recompute is Recompute.SELECTIVE:
-        return (qkv, Kept("attention", attended, dtype))
-    log_sum_exp = Kept("attention.log-sum-exp", form.held * query, accumulation_dtype(dtype))
-    back = (Kept("all-to-all(attention)", attended, dtype),) if travelled else ()
-    return (qkv, Kept("attention", attended, dtype), log_sum_exp, *back)
+        return (qkv, SavedTensor("attention", attended, dtype))
+    log_sum_exp = SavedTensor("attention.log-sum-exp", form.held * query, accumulation_dtype(dtype))
+    back = (SavedTensor("all-to-all(attention)", attended, dtype),) if exchanged else ()
+    return (qkv, SavedTensor("attention", attended, dtype), log_sum_exp, *back)
 
 
-def _mask(form: RankForm, name: str) -> tuple[Kept, ...]:
-    return (Kept(name, form.between * form.config.hidden, torch.bool),) if form.config.dropout else ()
+def _mask(form: RankForm, name: str) -> tuple[SavedTensor, ...]:
+    return (SavedTensor(name, form.between * form.config.hidden, torch.bool),) if form.config.dropout else ()
 
 
-def _own_indices(form: RankForm, name: str) -> tuple[Kept, ...]:
-    """Places in this rank's part of the vocabulary, and which tokens are none of it."""
+def _local_indices(form: RankForm, name: str) -> tuple[SavedTensor, ...]:
+    """Indices into this rank's part of the vocabulary, and which tokens are outside of it."""
     if form.tp == 1:
         return ()
-    return (Kept(f"{name}.own", form.held, torch.int64), Kept(f"{name}.foreign", form.held, torch.bool))
+    return (SavedTensor(f"{name}.local", form.held, torch.int64), SavedTensor(f"{name}.foreign", form.held, torch.bool))
 
 
 @dataclass(frozen=True, slots=True)
 class RankActivations:
-    """What forwards in flight keep on one rank when they keep most, in bytes.
+    """Peak bytes that forwards in flight save on one rank.
 
-    ``layers_bytes`` and ``ends_bytes`` (embedding, head and loss) are our tensors, ``paper_bytes`` the paper's formula for the
-    same layers. ``num_layers`` counts a layer once for each microbatch in flight.
+    ``layers_bytes`` and ``ends_bytes`` (embedding, head and loss) are this model's tensors, ``paper_bytes`` the paper's formula
+    for the same layers. ``num_layers`` counts a layer once for each microbatch in flight.
     """
 
     layers_bytes: int = 0
@@ -247,7 +247,7 @@ class RankActivations:
 def stage_activations(
     form: RankForm, num_layers: int, first: bool, last: bool, recompute: Recompute
 ) -> RankActivations:
-    """Of one microbatch of a stage; ``first`` has the embedding, ``last`` the head."""
+    """Activations of one microbatch of a stage; ``first`` has the embedding, ``last`` the head."""
     ends = (embedding_tensors(form) if first else ()) + (head_tensors(form) if last else ())
     layer = total_bytes(layer_tensors(form, recompute))
     paper = paper_layer_bytes(form, recompute)
@@ -255,9 +255,13 @@ def stage_activations(
 
 
 def rank_activations(
-    form: RankForm, plan: Plan, cut: Sequence[Sequence[int]], pp_rank: int, keep: int | None = None
+    form: RankForm,
+    plan: Plan,
+    layer_partition: Sequence[Sequence[int]],
+    pp_rank: int,
+    num_unrecomputed: int | None = None,
 ) -> RankActivations:
-    """The most along a pipeline rank's plan, over forwards whose B or I has not run; what an I leaves to its W is apart.
+    """Peak activations along a pipeline rank's plan, of forwards whose B or I has not run; without what an I defers to its W.
 
     Args:
         form: the rank's share.
@@ -266,14 +270,16 @@ def rank_activations(
         pp_rank: of the rank.
         keep: outstanding microbatches that need not recompute fully (:func:`instrument.pipeline.outstanding.recomputed_cells`).
     """
-    again = frozenset[Cell]() if keep is None else recomputed_cells(plan, pp_rank, keep)
+    recomputed = frozenset[Cell]() if num_unrecomputed is None else recomputed_cells(plan, pp_rank, num_unrecomputed)
     held = most = RankActivations()
     for half in iter_halves(plan.ranks[pp_rank]):
         if half.kind not in (Kind.F, Kind.B, Kind.I) or half.microbatch is None:
             continue
         stage = plan.model_stage(half.stage)
-        recompute = Recompute.FULL if Cell(half.stage, half.microbatch) in again else form.config.recompute
-        of = stage_activations(form, len(cut[stage]), stage == 0, stage == len(cut) - 1, recompute)
-        held = held + of if half.kind is Kind.F else held - of
+        recompute = Recompute.FULL if Cell(half.stage, half.microbatch) in recomputed else form.config.recompute
+        activations = stage_activations(
+            form, len(layer_partition[stage]), stage == 0, stage == len(layer_partition) - 1, recompute
+        )
+        held = held + activations if half.kind is Kind.F else held - activations
         most = max(most, held, key=lambda activations: activations.bytes)
     return most

@@ -1,4 +1,4 @@
-"""Hands each rank the part of a batch that it works on."""
+"""Distribution of batches to the ranks that read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from instrument.context.shard import cut
+from instrument.context.shard import shard_sequence
 from instrument.data.text import Batch
 from instrument.mesh import Mesh
 from instrument.models.parallel import Parallel
@@ -24,8 +24,8 @@ class BatchFeed:
 
     ``shape`` is (microbatches, microbatch size, whole sequence).
 
-    Of each group along tp the first rank alone makes the batch, and broadcasts it; along cp each of these makes it whole
-    and keeps the positions that it holds. Source: Megatron-LM ``get_batch`` and
+    In each group along tp only the first rank makes the batch, and broadcasts it; along cp each of these makes it whole
+    and takes the positions that it holds. Source: Megatron-LM ``get_batch`` and
     ``get_batch_on_this_cp_rank``.
     """
 
@@ -38,32 +38,32 @@ class BatchFeed:
     reads_targets: bool
 
     def batch(self, step: int) -> Batch:
-        """This rank's part of one step; called by all ranks along tp."""
+        """Make or receive this rank's part of one step; called by all ranks along tp."""
         group = self.parallel.region.group
         group.recorder.step = step
         wanted = (self.reads_tokens, self.reads_targets)
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         if not any(wanted):
             return Batch(none, none)
-        received = iter(group.broadcast(self._made(step) if group.rank == 0 else self._room(), 0))
+        received = iter(group.broadcast(self._make_batch(step) if group.rank == 0 else self._receive_buffer(), 0))
         tokens, targets = (next(received) if reads else none for reads in wanted)
         return Batch(tokens, targets)
 
-    def _made(self, step: int) -> Tensor:
-        """(what is read, microbatches, microbatch size, sequence / cp)."""
+    def _make_batch(self, step: int) -> Tensor:
+        """Tokens, targets or both: (1 or 2, microbatches, microbatch size, sequence / cp)."""
         whole = self.source(step, self.mesh.dp_rank)
         parts = [whole.tokens] * self.reads_tokens + [whole.targets] * self.reads_targets
-        stacked = torch.stack([self._cut(part) for part in parts])
+        stacked = torch.stack([self._shard_sequence(part) for part in parts])
         return stacked.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else stacked
 
-    def _room(self) -> Tensor:
+    def _receive_buffer(self) -> Tensor:
         *rows, sequence = self.shape
         held = sequence // self.parallel.context.size
         size = (self.reads_tokens + self.reads_targets, *rows, held)
         return torch.empty(size, dtype=torch.int64, device=self.device)
 
-    def _cut(self, part: Tensor) -> Tensor:
-        return cut(part, self.parallel.context, self.parallel.cp_rank, dim=part.dim() - 1)
+    def _shard_sequence(self, part: Tensor) -> Tensor:
+        return shard_sequence(part, self.parallel.context, self.parallel.cp_rank, dim=part.dim() - 1)
 
 
 def make_feed(

@@ -17,7 +17,7 @@ else is not counted), so that a rank does 1/(tp·cp) of its layers' FLOPs, and M
 a KV head is copied to several ranks of tp, each multiplies for its copy: work that the model does not need, and that is
 counted neither as model nor as hardware FLOPs.
 
-What the papers do and do not count, and so neither do we:
+What the papers count, and what they do not, holds here too:
 
 - only matrix products: no norms, GELU, softmax, biases, nor the look-up in the embedding;
 - the full s² square of the attention, though a causal mask makes half of it zero. A kernel that skips the masked half
@@ -46,13 +46,13 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """Of one step, all ranks together. ``hardware`` counts recompute, ``model`` does not."""
+    """FLOPs of one step, all ranks together. ``hardware`` counts recompute, ``model`` does not."""
 
     model: int
     hardware: int
 
     def times(self, replicas: int) -> StepFlops:
-        """Those of so many data-parallel pipelines."""
+        """FLOPs of that many data-parallel pipelines."""
         return StepFlops(self.model * replicas, self.hardware * replicas)
 
 
@@ -79,12 +79,13 @@ def step_flops(config: GptConfig, num_sequences: int, num_full: int = 0) -> Step
     layer = 20 * tokens * config.hidden**2 + 4 * tokens * config.hidden * kv_width + attention
     head = 2 * tokens * config.hidden * VOCABULARY
     model = 3 * (num_passes * layer + num_sequences * head)
-    again = {Recompute.NONE: 0, Recompute.SELECTIVE: attention, Recompute.FULL: layer}[config.recompute]
-    return StepFlops(model, model + num_full * layer + (num_passes - num_full) * again)
+    recomputed = {Recompute.NONE: 0, Recompute.SELECTIVE: attention, Recompute.FULL: layer}[config.recompute]
+    return StepFlops(model, model + num_full * layer + (num_passes - num_full) * recomputed)
 
 
-def count_full(plan: Plan, cut: Sequence[Sequence[int]], microbatch_size: int, keep: int) -> int:
-    """How many times a layer of one pipeline recomputes a sequence fully in a step, where ``keep`` microbatches need not."""
-    return microbatch_size * sum(
-        len(cut[plan.model_stage(cell.stage)]) for rank in range(plan.pp) for cell in recomputed_cells(plan, rank, keep)
-    )
+def count_full(
+    plan: Plan, layer_partition: Sequence[Sequence[int]], microbatch_size: int, num_unrecomputed: int
+) -> int:
+    """Number of full recomputes of a sequence by a layer, in a step of one pipeline; see :func:`recomputed_cells`."""
+    cells = [cell for rank in range(plan.pp) for cell in recomputed_cells(plan, rank, num_unrecomputed)]
+    return microbatch_size * sum(len(layer_partition[plan.model_stage(cell.stage)]) for cell in cells)

@@ -1,8 +1,8 @@
-"""A byte-level GPT that can be cut into stages anywhere between its layers.
+"""A byte-level GPT that can be partitioned into stages between any two layers.
 
 Pre-norm transformer blocks with causal scaled-dot-product attention and a GELU MLP, learned positions, a final norm and
-a head, whose weight may be the embedding's (tied). Every part draws its initial values from a generator of its own,
-seeded by its place in the model, so that any cut over stages and ranks gives the same parameters.
+a head, whose weight may be the embedding's (tied). Every part draws its initial values from a separate generator,
+seeded by its index in the model, so that any partition over stages and ranks has the same parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from instrument.collectives import AxisGroup
 from instrument.models.parallel import Parallel, alone
 from instrument.seeds import mix
-from instrument.sequence.dropout import Moment, dropout
+from instrument.sequence.dropout import MicrobatchKey, dropout
 from instrument.sequence.partial import LayerNorm, PositionEmbedding
 from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
 from instrument.tensor.embedding import VocabParallelEmbedding
@@ -31,7 +31,7 @@ VOCABULARY = 256  # bytes
 
 
 class Recompute(StrEnum):
-    """What a block's forward keeps for its backward (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
+    """The activations that a block's forward saves (Megatron-LM's recompute granularity, arXiv 2205.05198)."""
 
     NONE = "none"  # every activation
     SELECTIVE = "selective"  # all but the attention's between qkv and its output, which run again
@@ -88,10 +88,10 @@ class Embedding(nn.Module):
             config.sequence, config.hidden, parallel.region.shards_sequence, config.dtype
         )
 
-    def forward(self, tokens: Tensor, moment: Moment = Moment()) -> Tensor:  # noqa: B008
-        places = self.parallel.positions(tokens.shape[1], tokens.device)
-        hidden: Tensor = self.tokens(tokens) + self.positions(places)
-        return _drop(hidden, self.dropout, self.parallel, moment, layer=-1, place=0)
+    def forward(self, tokens: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey()) -> Tensor:  # noqa: B008
+        position_ids = self.parallel.positions(tokens.shape[1], tokens.device)
+        hidden: Tensor = self.tokens(tokens) + self.positions(position_ids)
+        return _drop(hidden, self.dropout, self.parallel, microbatch_key, layer=-1, site=0)
 
     def take(self, whole: Embedding) -> None:
         """Copy this rank's part of the whole embedding's values."""
@@ -117,35 +117,35 @@ class Block(nn.Module):
         self.mlp_in = ColumnParallelLinear(hidden, 4 * hidden, region, dtype=dtype)
         self.mlp_out = RowParallelLinear(4 * hidden, hidden, region, dtype=dtype)
 
-    def forward(self, x: Tensor, moment: Moment = Moment(), recompute: bool = False) -> Tensor:  # noqa: B008
-        """``recompute``: fully, this time, whatever the model's own recompute is."""
+    def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
+        """``recompute``: fully, this time, whatever ``config.recompute`` is."""
         if recompute or self.recompute is Recompute.FULL:
-            return _again(lambda x: self._compute(x, moment), x)
-        return self._compute(x, moment)
+            return _checkpointed(lambda x: self._compute(x, microbatch_key), x)
+        return self._compute(x, microbatch_key)
 
     def take(self, whole: Block) -> None:
         """Copy this rank's part of the whole layer's values."""
         for name in ("attention_norm", "mlp_norm"):
             getattr(self, name).load_state_dict(getattr(whole, name).state_dict())
-        for mine, theirs in (
+        for layer, source in (
             (self.qkv, whole.qkv),
             (self.attention_out, whole.attention_out),
             (self.mlp_in, whole.mlp_in),
             (self.mlp_out, whole.mlp_out),
         ):
-            mine.take(theirs.weight, theirs.bias)
+            layer.take(source.weight, source.bias)
 
-    def _compute(self, x: Tensor, moment: Moment) -> Tensor:
+    def _compute(self, x: Tensor, microbatch_key: MicrobatchKey) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
-        attended = _again(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
-        x = x + self._drop(self.attention_out(attended), moment, 0)
-        return x + self._drop(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))), moment, 1)
+        attended = _checkpointed(self._attend, qkv) if self.recompute is Recompute.SELECTIVE else self._attend(qkv)
+        x = x + self._drop(self.attention_out(attended), microbatch_key, 0)
+        return x + self._drop(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))), microbatch_key, 1)
 
     def _attend(self, qkv: Tensor) -> Tensor:
         return self.parallel.attend(*self.qkv.heads(qkv)).transpose(1, 2).flatten(2)
 
-    def _drop(self, x: Tensor, moment: Moment, place: int) -> Tensor:
-        return _drop(x, self.dropout, self.parallel, moment, self.layer, place)
+    def _drop(self, x: Tensor, microbatch_key: MicrobatchKey, site: int) -> Tensor:
+        return _drop(x, self.dropout, self.parallel, microbatch_key, self.layer, site)
 
 
 class Head(nn.Module):
@@ -168,10 +168,10 @@ class Head(nn.Module):
 
 
 class GptStage(nn.Module):
-    """The part of the model from one layer to another; parameter names are the same in every cut.
+    """A consecutive part of the model's layers; parameter names are the same in every partition.
 
     The first stage takes bytes, the last returns logits; between stages travel the activations of :class:`Block`.
-    Left out, ``parallel`` is that of a rank that has whole layers.
+    Without ``parallel`` the rank has whole layers.
     """
 
     def __init__(self, config: GptConfig, layers: Sequence[int], parallel: Parallel | None = None) -> None:
@@ -182,26 +182,26 @@ class GptStage(nn.Module):
         self.head = Head(config, parallel) if config.layers - 1 in layers else None
         self._initialise(config)
 
-    def forward(self, x: Tensor, moment: Moment = Moment(), recompute: bool = False) -> Tensor:  # noqa: B008
-        """With ``recompute`` every layer keeps its input alone, this time; embedding and head keep theirs anyway."""
+    def forward(self, x: Tensor, microbatch_key: MicrobatchKey = MicrobatchKey(), recompute: bool = False) -> Tensor:  # noqa: B008
+        """Run the stage. With ``recompute`` every layer saves its input alone; embedding and head save their tensors anyway."""
         if self.embedding is not None:
-            x = self.embedding(x, moment)
+            x = self.embedding(x, microbatch_key)
         for block in self.blocks.values():
-            x = block(x, moment, recompute)
+            x = block(x, microbatch_key, recompute)
         return x if self.head is None else self.head(x)
 
     def _initialise(self, config: GptConfig) -> None:
-        """Every part is drawn whole, and of that this rank takes its share: any mesh begins with the same model."""
+        """Draw every part whole and copy this rank's share of it, so that any mesh begins with the same model."""
         if self.embedding is not None:
             self.embedding.take(drawn_embedding(config))
         for layer, block in self.blocks.items():
             assert isinstance(block, Block)
             whole = Block(config)
-            _draw(whole, config, place=1 + int(layer))
+            _draw(whole, config, part=1 + int(layer))
             block.take(whole)
         if self.head is not None:
             head = Head(config)
-            _draw(head, config, place=1 + config.layers)
+            _draw(head, config, part=1 + config.layers)
             self.head.take(head)
             if config.tied:  # the values of the embedding, wherever that is
                 self.head.projection.take(drawn_embedding(config).tokens.weight)
@@ -210,29 +210,31 @@ class GptStage(nn.Module):
 def drawn_embedding(config: GptConfig) -> Embedding:
     """The whole embedding with its initial values."""
     embedding = Embedding(config)
-    _draw(embedding, config, place=0)
+    _draw(embedding, config, part=0)
     return embedding
 
 
 def make_stages(
-    config: GptConfig, cut: Sequence[Sequence[int]], stages: Sequence[int], parallel: Parallel | None = None
+    config: GptConfig, layer_partition: Sequence[Sequence[int]], stages: Sequence[int], parallel: Parallel | None = None
 ) -> dict[int, GptStage]:
-    """The modules of some stages of one rank.
+    """Make the modules of one rank's stages.
 
     A tied embedding whose two ends are both among them is one parameter; otherwise each end has a copy, and the owner
     sums their gradients (:mod:`instrument.optim.gradient_sync`).
     """
-    made = {stage: GptStage(config, cut[stage], parallel) for stage in stages}
-    ends = (made.get(0), made.get(len(cut) - 1))
+    made = {stage: GptStage(config, layer_partition[stage], parallel) for stage in stages}
+    ends = (made.get(0), made.get(len(layer_partition) - 1))
     if config.tied and ends[0] is not None and ends[1] is not None:
         if ends[0].embedding is None or ends[1].head is None:
-            raise UsageError(f"stage 0 must hold layer 0 and the last stage layer {config.layers - 1}; found {cut}")
+            raise UsageError(
+                f"stage 0 must hold layer 0 and the last stage layer {config.layers - 1}; found {layer_partition}"
+            )
         ends[1].head.projection.weight = ends[0].embedding.tokens.weight
     return made
 
 
 def tied_weight(stages: dict[int, GptStage]) -> nn.Parameter | None:
-    """This rank's copy of a tied embedding, if it has one end of it and another rank the other."""
+    """This rank's copy of a tied embedding whose other end is on another rank, or None."""
     ends = [
         weight
         for stage in stages.values()
@@ -242,16 +244,18 @@ def tied_weight(stages: dict[int, GptStage]) -> nn.Parameter | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _drop(x: Tensor, probability: float, parallel: Parallel, moment: Moment, layer: int, place: int) -> Tensor:
-    """Dropout with the mask of this place in the model, this microbatch and this rank."""
+def _drop(
+    x: Tensor, probability: float, parallel: Parallel, microbatch_key: MicrobatchKey, layer: int, site: int
+) -> Tensor:
+    """Dropout with the mask of this layer, site, microbatch and rank."""
     if probability == 0:
         return x
-    seed = parallel.seeds.of(moment, layer + 1, place, parallel.region.shards_sequence)
+    seed = parallel.seeds.of(microbatch_key, layer + 1, site, parallel.region.shards_sequence)
     return dropout(x, probability, seed)
 
 
-def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``function(x)``, of which only x is kept: backward runs it again. Nothing in a block draws random numbers."""
+def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Compute ``function(x)``, saving only x: backward runs it again. Nothing in a block draws random numbers."""
     output: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
     return output
 
@@ -264,14 +268,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: AxisGroup | None = Non
     return vocab_parallel_cross_entropy(logits, targets, group).mean()
 
 
-def _draw(module: nn.Module, config: GptConfig, place: int) -> None:
-    """Initial values by place: normal weights, zero biases, unit norms (GPT-2's, without its depth scaling)."""
-    generator = torch.Generator().manual_seed(mix(config.seed, place))
-    for part in module.modules():
-        if isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)
-        elif isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=0.02, generator=generator)
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                nn.init.zeros_(part.bias)
+def _draw(module: nn.Module, config: GptConfig, part: int) -> None:
+    """Draw initial values, seeded by the part's index: GPT-2's, without its depth scaling."""
+    generator = torch.Generator().manual_seed(mix(config.seed, part))
+    for layer in module.modules():
+        if isinstance(layer, nn.LayerNorm):
+            nn.init.ones_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=0.02, generator=generator)
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)

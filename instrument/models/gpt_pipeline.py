@@ -1,9 +1,10 @@
-"""A GPT on one pipeline rank: its stages, their communicator and gradient sums, and the runtime that drives them."""
+"""A GPT on one pipeline rank: stages, communicator, gradient sums, and the runtime that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -31,18 +32,18 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How stages talk to each other.
+    """Transport and sharding of a run.
 
-    With ``negotiated``, every message is preceded by its shape. ``ahead`` is the prefetch depth
-    (:class:`instrument.pipeline.order.Posting`). ``parallel`` says how layers work together along tp and cp. Gradients
-    are averaged ``bucket_bytes`` at a time, and ``zero`` says what replicas share out.
+    With ``negotiated``, every message is preceded by its shape. ``prefetch_depth`` is the prefetch depth
+    (:class:`instrument.pipeline.order.Posting`). ``parallel`` has the options of tp and cp. Gradients
+    are averaged ``bucket_bytes`` at a time, and ``zero`` is what is sharded over replicas.
     """
 
     device: torch.device
     mode: Mode = Mode.BATCHED
     route: Route = Route.DIRECT
     negotiated: bool = False
-    ahead: int = 0
+    prefetch_depth: int = 0
     parallel: ParallelOptions = ParallelOptions()  # noqa: RUF009 — frozen
     bucket_bytes: int = BUCKET_BYTES
     zero: Zero = Zero.NONE
@@ -52,72 +53,68 @@ def make_gpt_runtime(
     mesh: Mesh,
     plan: Plan,
     config: GptConfig,
-    cut: Sequence[Sequence[int]],
+    layer_partition: Sequence[Sequence[int]],
     microbatch_size: int,
     wiring: Wiring,
     recorder: Recorder,
     wrap: Callable[[GptStage], nn.Module] = lambda stage: stage,
-    keep: int | None = None,
+    num_unrecomputed: int | None = None,
     parallel: Parallel | None = None,
 ) -> PipelineRuntime:
-    """This rank's runtime.
+    """Make this rank's runtime.
 
     Args:
-        mesh: where this rank stands.
         plan: lowered.
-        config: the whole model; messages have (microbatch_size, config.sequence, config.hidden), the sequence shared out
-            over cp and with SP over tp, unless negotiated.
-        cut: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
-        microbatch_size: sequences in a microbatch.
-        wiring: device and transport.
-        recorder: writes the ranges.
-        wrap: put around each stage's module, to add to what it does.
-        keep: how many outstanding microbatches recompute as ``config`` says while all others recompute fully
-            (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all as ``config`` says.
-        parallel: this rank's share of the layers; left out, it is made as ``wiring`` says, by every rank of the world.
+        config: the whole model; messages have (microbatch_size, config.sequence, config.hidden), the sequence
+            sharded over cp and with SP over tp, unless negotiated.
+        layer_partition: layers of every stage of the model (:func:`instrument.pipeline.partition.partition`).
+        wrap: wraps each stage's module, to extend it.
+        num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
+            (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all by ``config.recompute``.
+        parallel: this rank's share of the layers; None: made from ``wiring.parallel``, by every rank of the world.
 
     Raises:
         UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
             with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
     """
     _check(mesh, plan, config, wiring)
-    held = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
-    # In the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
-    made = make_stages(config, cut, sorted(held), parallel)
-    stages = {held[model_stage]: module.to(wiring.device) for model_stage, module in made.items()}
-    shape = (
-        None
-        if wiring.negotiated
-        else (
-            microbatch_size,
-            parallel.activation_length(config.sequence),
-            config.hidden,
-        )
-    )
-    spec = TensorSpec(shape, config.dtype, wiring.device)
+    stages = _make_stages(mesh, plan, config, layer_partition, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
-    posting = Posting(wiring.ahead, wiring.mode is Mode.BLOCKING, tagged)
-    transport = make_transport(mesh, wiring.mode, wiring.route)
-    communicator = Communicator(mesh, plan, spec, transport, recorder, posting)
+    posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
+    message = (microbatch_size, parallel.activation_length(config.sequence), config.hidden)
+    spec = TensorSpec(None if wiring.negotiated else message, config.dtype, wiring.device)
+    communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
     modules = {stage: wrap(module) for stage, module in stages.items()}
-    recomputed = frozenset[Cell]() if keep is None else recomputed_cells(plan, mesh.pp_rank, keep)
-    program = RankProgram(
-        plan,
-        mesh.pp_rank,
-        modules,
-        lambda logits, targets: cross_entropy(logits, targets, parallel.region.group),
-        communicator,
-        recorder,
-        recomputed,
-        pass_step_key=config.dropout > 0,
-    )
+    recomputed = frozenset[Cell]()
+    if num_unrecomputed is not None:
+        recomputed = recomputed_cells(plan, mesh.pp_rank, num_unrecomputed)
+    loss = partial(cross_entropy, group=parallel.region.group)
+    pass_key = config.dropout > 0
+    program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
     return PipelineRuntime(program, gradients, posting)
 
 
+def _make_stages(
+    mesh: Mesh,
+    plan: Plan,
+    config: GptConfig,
+    layer_partition: Sequence[Sequence[int]],
+    parallel: Parallel,
+    device: torch.device,
+) -> dict[int, GptStage]:
+    """The modules of this rank's stages, by the plan's stage, on the device.
+
+    They are in the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
+    """
+    plan_stage = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
+    made = make_stages(config, layer_partition, sorted(plan_stage), parallel)
+    return {plan_stage[model_stage]: module.to(device) for model_stage, module in made.items()}
+
+
 def _check(mesh: Mesh, plan: Plan, config: GptConfig, wiring: Wiring) -> None:
-    """Refuse what :func:`make_gpt_runtime` says that it refuses."""
+    """Raise the UsageErrors of :func:`make_gpt_runtime`."""
     check_zero(wiring.zero, mesh.shape, plan, config)
     if plan.num_chains > 1 and mesh.mirror is None:
         raise UsageError(f"{plan.name}: every stage is on two ranks; make the mesh with its mirror groups")
@@ -137,7 +134,7 @@ def _gradient_sync(
     wiring: Wiring,
     recorder: Recorder,
 ) -> GradientSync:
-    """How the gradients of a rank's stages become those of the model."""
+    """Make the gradient sums and averages of a rank's stages."""
     fully_sharded = None
     if wiring.zero >= Zero.GRADIENTS:
         from instrument.optim.fully_sharded import FullySharded  # torch takes a second to import what it needs
@@ -147,27 +144,27 @@ def _gradient_sync(
     else:
         for module in stages.values():
             accumulate_in(module.parameters(), torch.float32)
-    tied = tied_weight(stages) if is_tied else None  # after the sharding, which puts other parameters in their places
+    tied = tied_weight(stages) if is_tied else None  # after the sharding, which replaces the parameters
     group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
     return GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
 
 
 def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> None:
-    """Refuse what replicas cannot share out.
+    """Refuse what cannot be sharded over replicas.
 
     Raises:
-        UsageError: there is only one of them; or, with gradients or parameters shared out, a plan that splits the backward
+        UsageError: there is only one replica; or, with gradients or parameters sharded, a plan that splits the backward
             or has stages twice, KV heads that are copied, or a tied embedding in two stages of one rank.
     """
     if zero is Zero.NONE:
         return
     if shape.dp * shape.cp == 1:
-        raise UsageError(f"ZeRO-{zero:d} shares out over dp × cp, which has one rank; give it more, or use ZeRO-0")
+        raise UsageError(f"ZeRO-{zero:d} shards over dp × cp, which has one rank; give it more, or use ZeRO-0")
     if zero is Zero.OPTIMIZER:
         return
     if plan.splits_backward or plan.num_chains > 1:
         raise UsageError(
-            f"ZeRO-{zero:d} lets go of weights after a backward, and {plan.name} needs them again for its W; use ZeRO-1, "
+            f"ZeRO-{zero:d} frees weights after a backward, and {plan.name} needs them again for its W; use ZeRO-1, "
             "or a schedule with whole backwards"
         )
     if config.num_kv_heads < shape.tp:

@@ -1,6 +1,6 @@
-"""How long the parts of a GPT take on one rank: measured on its device, or read from the file of a former run.
+"""Times of a GPT's layers on one rank: measured on its device, or read from the file of an earlier run.
 
-Along tp and cp a rank has a share of each part, and waits for the other ranks of it: that is what is measured.
+With tp and cp a rank has a share of each layer and waits for the ranks that share it; the times include that.
 
 The file is JSON: ``{"model": {…}, "embedding_ns": 1, "layers_ns": [1, …], "head_ns": 1}``, where "model" says for which
 sizes, of the model and of a rank's share, the times hold.
@@ -34,10 +34,10 @@ _NUM_WARMUPS = 3
 def measure_layer_times(
     config: GptConfig, microbatch_size: int, device: torch.device, parallel: Parallel | None = None
 ) -> LayerTimes:
-    """Forward and backward of one microbatch through each part alone: medians of several runs.
+    """Measure forward and backward of one microbatch through each part alone: medians of several runs, in ns.
 
-    All layers are alike, so one stands for every one of them. The ranks that share layers by ``parallel`` call this
-    together; left out, a rank has whole layers.
+    All layers have equal sizes, so one is measured for all. The ranks that share layers by ``parallel`` call this
+    together; None: the rank has whole layers.
     """
     parallel = parallel or alone()
     held, between = config.sequence // parallel.context.size, parallel.activation_length(config.sequence)
@@ -54,7 +54,7 @@ def measure_layer_times(
 def share_layer_times(
     config: GptConfig, microbatch_size: int, device: torch.device, mesh: Mesh, parallel: Parallel
 ) -> LayerTimes:
-    """The ranks that share layers with global rank 0 measure, and it tells all, so that each makes the same cut of it.
+    """Measure on the ranks that share layers with global rank 0, and broadcast, so that all choose the same partition.
 
     Every rank of the world calls this.
     """
@@ -71,7 +71,7 @@ def share_layer_times(
 
 
 def write_layer_times(path: Path, times: LayerTimes, form: RankForm, overlap: bool = False) -> None:
-    """Keep times for a run that does not measure; they are of ranks of this ``form``, ``overlap`` on or off.
+    """Write times for later runs; they hold for ranks of this ``form`` with ``overlap`` on or off.
 
     Raises:
         UsageError: the file cannot be written.
@@ -89,25 +89,25 @@ def write_layer_times(path: Path, times: LayerTimes, form: RankForm, overlap: bo
 
 
 def read_layer_times(path: Path, form: RankForm, overlap: bool = False) -> LayerTimes:
-    """The times in a file.
+    """Read the times in a file.
 
     Raises:
         UsageError: the file cannot be read, is none of layer times, or is of another model or share of it.
     """
     try:
-        found = json.loads(path.read_text())
+        contents = json.loads(path.read_text())
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror}; --balance --save-layer-times writes such a file") from None
     except ValueError as err:
         raise UsageError(f"{path}: is no JSON ({err}); --balance --save-layer-times writes such a file") from None
-    if not isinstance(found, dict):
+    if not isinstance(contents, dict):
         raise UsageError(f"{path}: holds no JSON object; expected layer times as --save-layer-times writes them")
     expected = _sizes(form, overlap)
-    model = found.get("model")
+    model = contents.get("model")
     if model != expected:
         raise UsageError(f"{path}: has times of another model: {_differences(model, expected)}; measure anew")
     return LayerTimes(
-        _time(path, found, "embedding_ns"), _layers(path, found, form.config), _time(path, found, "head_ns")
+        _time(path, contents, "embedding_ns"), _layers(path, contents, form.config), _time(path, contents, "head_ns")
     )
 
 
@@ -146,23 +146,23 @@ def _sizes(form: RankForm, overlap: bool) -> dict[str, object]:
     }
 
 
-def _differences(found: object, expected: dict[str, object]) -> str:
-    """What a file says and this run needs, where they differ."""
-    if not isinstance(found, dict):
-        return f"model is {found!r}"
-    differing = [name for name in expected | found if found.get(name) != expected.get(name)]
-    return ", ".join(f"{name} is {found.get(name)} where this run has {expected.get(name)}" for name in differing)
+def _differences(contents: object, expected: dict[str, object]) -> str:
+    """The sizes in which a file and this run differ, as text."""
+    if not isinstance(contents, dict):
+        return f"model is {contents!r}"
+    differing = [name for name in expected | contents if contents.get(name) != expected.get(name)]
+    return ", ".join(f"{name} is {contents.get(name)} where this run has {expected.get(name)}" for name in differing)
 
 
-def _time(path: Path, found: dict[str, Any], name: str) -> int:
-    value = found.get(name)
+def _time(path: Path, contents: dict[str, Any], name: str) -> int:
+    value = contents.get(name)
     if not isinstance(value, int) or value < 0:
         raise UsageError(f"{path}: {name} is {value!r}; expected a whole number of ns")
     return value
 
 
-def _layers(path: Path, found: dict[str, Any], config: GptConfig) -> tuple[int, ...]:
-    values = found.get("layers_ns")
+def _layers(path: Path, contents: dict[str, Any], config: GptConfig) -> tuple[int, ...]:
+    values = contents.get("layers_ns")
     if not isinstance(values, list) or len(values) != config.layers:
         raise UsageError(f"{path}: layers_ns is {values!r}; expected a list of {config.layers} times in ns")
     return tuple(_time(path, {"layers_ns": value}, "layers_ns") for value in values)

@@ -1,4 +1,4 @@
-"""How the layers of one rank's stages work together with those of other ranks along tp and cp."""
+"""One rank's share of its layers along tp and cp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.mesh import Mesh, MeshShape
 from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.sequence.dropout import DropoutSeeds
-from instrument.sequence.mappings import own_part
+from instrument.sequence.mappings import local_part
 from instrument.tensor.heads import share_heads
 from instrument.tensor.region import Region
 from pptrace.errors import UsageError
@@ -25,9 +25,9 @@ from pptrace.marks import Axis
 
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """What can be chosen beside the sizes of the axes.
+    """Options of tensor and context parallelism, without the sizes of the axes.
 
-    ``sequence`` cuts activations between the layers along tp (Megatron SP), ``overlap`` lets their communication run beside
+    ``sequence`` shards activations between the layers over tp (Megatron SP), ``overlap`` overlaps their communication with
     the GEMMs. ``ulysses`` ranks of cp exchange heads, and cp / ulysses form the ring.
     """
 
@@ -36,7 +36,7 @@ class ParallelOptions:
     ulysses: int = 1
 
     def context(self, cp: int) -> ContextShape:
-        """How cp ranks share a sequence.
+        """The ring and Ulysses sizes of cp ranks.
 
         Raises:
             UsageError: ``ulysses`` does not divide cp.
@@ -63,18 +63,18 @@ class Parallel:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
     def positions(self, held: int, device: torch.device) -> Tensor:
-        """Position ids of this rank's activations, where its batch holds ``held`` tokens of each sequence."""
-        places = positions(self.context, held * self.context.size, self.cp_rank, device)
-        return own_part(places, 0, self.region.group) if self.region.shards_sequence else places
+        """Position ids of this rank's activations, if its batch holds ``held`` tokens of each sequence."""
+        position_ids = positions(self.context, held * self.context.size, self.cp_rank, device)
+        return local_part(position_ids, 0, self.region.group) if self.region.shards_sequence else position_ids
 
     def activation_length(self, sequence: int) -> int:
-        """How much of a sequence the activations between layers hold."""
+        """Tokens of a sequence in this rank's activations between layers."""
         held = sequence // self.context.size
         return held // self.region.group.size if self.region.shards_sequence else held
 
 
 def alone(seed: int = 0) -> Parallel:
-    """Of a rank that shares its layers with nobody; needs no process group."""
+    """The share of a rank that has whole layers; needs no process group."""
     region = Region(AxisGroup(None, Axis.TP, Recorder()))
     return Parallel(region, None, ContextShape(), 0, DropoutSeeds(seed, (0, 0), 0))
 
@@ -82,10 +82,10 @@ def alone(seed: int = 0) -> Parallel:
 def make_parallel(
     mesh: Mesh, options: ParallelOptions, recorder: Recorder, route: Route = Route.DIRECT, seed: int = 0
 ) -> Parallel:
-    """This rank's share. Every rank of the world calls this, after :func:`instrument.mesh.make_mesh`.
+    """Make this rank's share. Every rank of the world calls this, after :func:`instrument.mesh.make_mesh`.
 
     Args:
-        mesh: where this rank stands.
+        mesh: of this rank.
         options: checked by :func:`check_parallel`.
         recorder: writes the ranges.
         route: direct, or host-staged where several ranks share a GPU.
@@ -101,7 +101,7 @@ def make_parallel(
 
 
 def check_parallel(shape: MeshShape, options: ParallelOptions, sequence: int, heads: int, kv_heads: int) -> None:
-    """Refuse sizes that cannot be shared out; before any process group is made.
+    """Refuse sizes that cannot be sharded, before any process group is made.
 
     Raises:
         UsageError: heads that neither divide nor can be copied, or a sequence that does not divide.

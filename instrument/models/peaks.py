@@ -1,4 +1,4 @@
-"""What a device could do at most: the divisor of MFU.
+"""Peak FLOP/s of a device: the divisor of MFU.
 
 Dense matrix products, no sparsity. float32 is what torch computes by default, without TF32: the vector units' peak.
 """
@@ -21,7 +21,7 @@ _MATMUL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """FLOP per second of one rank at most, and where the number is from."""
+    """Peak FLOP/s of one rank, and the source of the number."""
 
     flops_per_s: float
     source: str
@@ -36,8 +36,8 @@ class _Gpu:
 
 
 def _gpu(bfloat16: float | None, float32: float, source: str) -> _Gpu:
-    known = {torch.bfloat16: bfloat16, torch.float32: float32}
-    return _Gpu(MappingProxyType({dtype: tera for dtype, tera in known.items() if tera is not None}), source)
+    by_dtype = {torch.bfloat16: bfloat16, torch.float32: float32}
+    return _Gpu(MappingProxyType({dtype: tera for dtype, tera in by_dtype.items() if tera is not None}), source)
 
 
 GPUS: Mapping[tuple[str, ...], _Gpu] = MappingProxyType(
@@ -76,9 +76,9 @@ def gpu_peak(name: str, dtype: torch.dtype) -> Peak | None:
 
 
 def cpu_peak(dtype: torch.dtype, ranks_on_machine: int) -> Peak:
-    """The fastest of a few short matrix products on this rank's threads, for a fifth of a second.
+    """Measure the peak as the fastest of many short matrix products on this rank's threads, for a fifth of a second.
 
-    Ranks that share cores share what those can do: with more threads than cores a rank's peak is its share.
+    Ranks that share cores share their peak: with more threads than cores a rank's peak is its share.
     """
     left = torch.rand(_MATMUL_SIZE, _MATMUL_SIZE).to(dtype)
     fastest = float("inf")
@@ -93,7 +93,7 @@ def cpu_peak(dtype: torch.dtype, ranks_on_machine: int) -> Peak:
 
 
 def device_peak(device: torch.device, dtype: torch.dtype, ranks_on_machine: int) -> Peak | None:
-    """The peak of this rank's device; None where it is not known.
+    """The peak of this rank's device; None where it is unknown.
 
     Ranks that share a GPU share its peak, as they do a CPU's cores.
     """

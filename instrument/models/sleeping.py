@@ -1,4 +1,4 @@
-"""Stages whose forward and backward take a known time, to compare measured runs with simulated ones."""
+"""Stages whose forward and backward sleep for a given time, to compare measured runs with simulated ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _SleepWork:
 class SleepingStage(Splittable, nn.Module):
     """A stage that computes as before and then sleeps: on the host for a CPU stage, in the stream for a GPU's.
 
-    ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; left out, half of it.
+    ``weight_s`` is the part of ``backward_s`` that W sleeps where the backward is split; None: half of it.
     """
 
     def __init__(self, stage: nn.Module, forward_s: float, backward_s: float, weight_s: float | None = None) -> None:
@@ -56,8 +56,8 @@ class SleepingStage(Splittable, nn.Module):
         self.backward_s = backward_s
         self.weight_s = backward_s / 2 if weight_s is None else weight_s
 
-    def forward(self, x: Tensor, **told: object) -> Tensor:
-        output: Tensor = _Sleep.apply(self.stage(x, **told), self)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, **kwargs: object) -> Tensor:
+        output: Tensor = _Sleep.apply(self.stage(x, **kwargs), self)  # type: ignore[no-untyped-call]
         return output
 
 

@@ -15,8 +15,8 @@ WEIGHT_DECAY = 1e-2  # as torch's
 class AdamW:
     """``torch.optim.AdamW``, to the bit of its foreach form, with an inverse of the last step.
 
-    The inverse needs nothing but the gradients, which therefore have to stay in ``.grad`` until the step is known to
-    stand. It is exact up to rounding in the parameters' dtype, so low-precision parameters do not come back. Source:
+    The inverse needs nothing but the gradients, which therefore have to stay in ``.grad`` until the step is
+    validated. It is exact up to rounding in the parameters' dtype, so low-precision parameters do not come back. Source:
     zero bubble, arXiv 2401.10241, appendix C.
 
     Args:
@@ -57,7 +57,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update from the gradients.
+        """Update the parameters from the gradients.
 
         Raises:
             UsageError: the learning rate leaves nothing of the parameters, so that no inverse exists.
@@ -65,11 +65,11 @@ class AdamW:
         if not self.parameters:
             return
         gradients = gradients_of(self.parameters)
-        kept = self._kept(self.lr)
+        decay_factor = self._decay_factor(self.lr)
         self._last_lr = self.lr
         self.num_steps += 1
         beta1, beta2 = self._betas
-        torch._foreach_mul_(self.parameters, kept)
+        torch._foreach_mul_(self.parameters, decay_factor)
         torch._foreach_lerp_(self._first_moments, gradients, 1 - beta1)
         torch._foreach_mul_(self._second_moments, beta2)
         torch._foreach_addcmul_(self._second_moments, gradients, gradients, 1 - beta2)
@@ -91,10 +91,10 @@ class AdamW:
         torch._foreach_addcdiv_(
             self.parameters, self._first_moments, self._denominators(), self._step_size(self._last_lr)
         )
-        torch._foreach_div_(self.parameters, self._kept(self._last_lr))
+        torch._foreach_div_(self.parameters, self._decay_factor(self._last_lr))
         self._last_lr = None
         self.num_steps -= 1
-        if self.num_steps == 0:  # known, and rounding would leave something
+        if self.num_steps == 0:  # then they were 0, and rounding would leave something else
             torch._foreach_zero_(self._first_moments)
             torch._foreach_zero_(self._second_moments)
             return
@@ -111,18 +111,18 @@ class AdamW:
             torch._foreach_mul_(gradients_of(self.parameters), factor)
 
     def zero_grad(self) -> None:
-        """Let go of the gradients."""
+        """Free the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _kept(self, lr: float) -> float:
-        """What weight decay leaves of a parameter."""
-        kept = 1 - lr * self._weight_decay
-        if kept <= 0:
+    def _decay_factor(self, lr: float) -> float:
+        """The factor by which weight decay scales a parameter."""
+        decay_factor = 1 - lr * self._weight_decay
+        if decay_factor <= 0:
             raise UsageError(
                 f"lr {lr} with weight decay {self._weight_decay} leaves nothing of a parameter to take back"
             )
-        return kept
+        return decay_factor
 
     def _step_size(self, lr: float) -> float:
         beta1, _ = self._betas

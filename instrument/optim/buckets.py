@@ -1,7 +1,7 @@
-"""Gradient buckets: averaged over the replicas while the backward of the last microbatch goes on.
+"""Gradient buckets: averaged over the replicas during the backward of the last microbatch.
 
 Parameters are put into buckets in the order in which backward finishes them, last layer first, as DDP and Megatron-LM's
-``distributed_data_parallel`` do. A bucket leaves when the last of its parameters has its whole gradient.
+``distributed_data_parallel`` do. A bucket is sent when the last of its parameters has its complete gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Bucket:
 
     Args:
         parameters: in the order of their gradients in the message.
-        multiple: the message is filled up with zeros to a multiple of so many numbers.
+        multiple: the message is padded with zeros to a multiple of this length.
     """
 
     __slots__ = ("length", "parameters")
@@ -33,12 +33,12 @@ class Bucket:
         numel = sum(parameter.numel() for parameter in self.parameters)
         self.length = -(-numel // multiple) * multiple
 
-    def places(self) -> Iterator[tuple[nn.Parameter, int]]:
-        """Each parameter, and where it begins in the message."""
-        place = 0
+    def offsets(self) -> Iterator[tuple[nn.Parameter, int]]:
+        """Each parameter and its offset in the message, in elements."""
+        offset = 0
         for parameter in self.parameters:
-            yield parameter, place
-            place += parameter.numel()
+            yield parameter, offset
+            offset += parameter.numel()
 
     def gradients(self) -> Tensor:
         """The gradients in one tensor (length,), a copy."""
@@ -49,15 +49,15 @@ class Bucket:
         return self._flat([parameter.detach() for parameter in self.parameters])
 
     def take_gradients(self, flat: Tensor) -> None:
-        """Put (length,) in place of the gradients."""
-        for parameter, place in self.places():
-            gradient_of(parameter).copy_(flat[place : place + parameter.numel()].view_as(parameter))
+        """Replace the gradients by (length,)."""
+        for parameter, offset in self.offsets():
+            gradient_of(parameter).copy_(flat[offset : offset + parameter.numel()].view_as(parameter))
 
     @torch.no_grad()
     def take_values(self, flat: Tensor) -> None:
-        """Put (length,) in place of the parameters."""
-        for parameter, place in self.places():
-            parameter.copy_(flat[place : place + parameter.numel()].view_as(parameter))
+        """Replace the parameters by (length,)."""
+        for parameter, offset in self.offsets():
+            parameter.copy_(flat[offset : offset + parameter.numel()].view_as(parameter))
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:
@@ -70,14 +70,14 @@ class Bucket:
 
 
 class Mean(Protocol):
-    """How the gradients of a bucket are averaged over the replicas."""
+    """A way to average the gradients of a bucket over the replicas."""
 
     def start(self, bucket: Bucket, gradients: Tensor) -> Pending[Tensor]:
         """Send ``gradients`` (length,), which must not be touched until the wait."""
         ...
 
     def finish(self, bucket: Bucket, summed: Tensor) -> None:
-        """Put what came in its place."""
+        """Store the result of the reduction."""
         ...
 
 
@@ -95,9 +95,9 @@ class WholeMean:
 
 
 class OverlappedMean:
-    """The means of buckets that leave one by one.
+    """Averages buckets one by one, as their parameters become ready.
 
-    Every replica tells the same parameters ready in the same order, so that their buckets meet.
+    Every replica reports the same parameters ready in the same order, so that their buckets match.
     """
 
     def __init__(self, buckets: Sequence[Bucket], mean: Mean) -> None:
@@ -109,14 +109,14 @@ class OverlappedMean:
         self._clear()
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """A parameter of a bucket has the gradients of all microbatches; told once per step."""
+        """Report that a parameter has the gradients of all microbatches; once per parameter and step."""
         bucket = self._bucket_of[id(parameter)]
         self._missing[id(bucket)] -= 1
         if self._missing[id(bucket)] == 0:
             self._post(bucket)
 
     def finish(self) -> None:
-        """Send what nobody has told ready, and put the means in their places."""
+        """Send the buckets that are not sent yet, and store all means."""
         for bucket in self._buckets:
             if id(bucket) not in self._pending:
                 self._post(bucket)
@@ -133,7 +133,7 @@ class OverlappedMean:
 
 
 def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int, multiple: int = 1) -> Iterator[Bucket]:
-    """In order, cut where the gradients fill a bucket or the dtype changes."""
+    """Group parameters in order; a bucket ends where its gradients fill it or the dtype changes."""
     members: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:

@@ -1,9 +1,9 @@
 """Clipping by the global gradient norm, with and without a barrier between steps.
 
 The norm is over the gradients of all stages, so that each rank's update depends on all ranks. Either all wait for each
-other before they update (:class:`Synchronous`), or each updates with what it knows and takes it back where that was
+other before they update (:class:`Synchronous`), or each updates with a partial norm and rolls back where that was
 wrong (:class:`PostValidation`). Both give the parameters that ``torch.nn.utils.clip_grad_norm_`` and AdamW give in one
-process, and leave a step out where a gradient is not finite.
+process, and skip a step whose gradients are not finite.
 
 Source: zero bubble, arXiv 2401.10241, section 4 and appendix C.
 """
@@ -29,7 +29,7 @@ Counted = Callable[[], Sequence[Tensor]]
 
 
 class OptimizerSync(StrEnum):
-    """How the ranks of a pipeline agree on the gradient norm."""
+    """The way in which the ranks of a pipeline agree on the gradient norm."""
 
     SYNCHRONOUS = "synchronous"  # all-reduced before the update
     POST_VALIDATION = "post-validation"  # reduced along the pipeline, and validated during the next step's warmup
@@ -38,7 +38,7 @@ class OptimizerSync(StrEnum):
 class ClippedOptimizer(Protocol):
     """An optimizer whose steps depend on all ranks of the pipeline. Every rank calls every method.
 
-    ``num_rollbacks`` counts updates of this rank that were taken back.
+    ``num_rollbacks`` counts updates of this rank that were rolled back.
     """
 
     num_rollbacks: int
@@ -48,7 +48,7 @@ class ClippedOptimizer(Protocol):
         ...
 
     def validate(self, step: int) -> bool:
-        """Settle the update of the step before, if that is open, and let go of its gradients.
+        """Validate the update of the step before, if that is pending, and free its gradients.
 
         Returns:
             Whether forwards since then ran with wrong weights, on this rank or on another.
@@ -56,12 +56,12 @@ class ClippedOptimizer(Protocol):
         ...
 
     def finish(self, step: int) -> None:
-        """Settle the last update; before anybody else reads the parameters."""
+        """Validate the last update, before the parameters are read elsewhere."""
         ...
 
 
 class _Clipping:
-    """What both ways share.
+    """State shared by both ways to agree on the norm.
 
     Args:
         optimizer: of this rank's parameters.
@@ -100,16 +100,16 @@ class Synchronous(_Clipping):
         return False
 
     def finish(self, step: int) -> None:
-        """Nothing is open."""
+        """Do nothing: no update is pending."""
 
 
 class PostValidation(_Clipping):
     """Updates with the norm of the ranks up to this one; the norm of all comes back during the next step's warmup.
 
-    Rank r receives the sum of squares of ranks 0 … r−1, adds its own and sends it on. Where the sum so far is neither
-    too large nor non-finite, it updates as if it were the whole; otherwise it waits. The last rank's sum is the whole
-    one, which travels back p−1 → 0: each rank receives it in :meth:`validate`, and where its update was wrong takes it
-    back and does it again with the scaled gradients, or leaves it out.
+    Rank r receives the sum of squares of ranks 0 … r−1, adds that of its stages and sends the sum on. Where the sum so far
+    is neither too large nor non-finite, it updates as if it were the whole; otherwise it waits. The last rank's sum is the whole
+    one, which travels back p−1 → 0: each rank receives it in :meth:`validate`, and where its update was wrong rolls it
+    back and repeats it with the scaled gradients, or skips it.
 
     Gradients stay in place until validated. Arguments as :class:`_Clipping` has them.
     """
@@ -120,14 +120,14 @@ class PostValidation(_Clipping):
         super().__init__(optimizer, counted, max_norm, channel, recorder)
         self._is_first = channel.pp_rank == 0
         self._is_last = channel.pp_rank == channel.size - 1
-        self._partial: float | None = None  # the sum of squares that an open update was made with
+        self._partial: float | None = None  # the sum of squares of the pending update
 
     def optimize(self, step: int) -> None:
         channel = self._channel
         with self._recorder.span(SpanKind.OPTIMIZER, step):
-            own = channel.sum_of_stage(sum_of_squares(self._counted()), step)
-            self._partial = own if self._is_first else channel.receive(channel.pp_rank - 1, step) + own
-            # The rank before has settled its former update, so it has heard what this rank sent back.
+            stage_sum = channel.sum_of_stage(sum_of_squares(self._counted()), step)
+            self._partial = stage_sum if self._is_first else channel.receive(channel.pp_rank - 1, step) + stage_sum
+            # The rank before has validated its last update, so it has received what this rank sent back.
             channel.complete_sends(step)
             if not self._is_last:
                 channel.post(self._partial, channel.pp_rank + 1, step)
@@ -170,7 +170,7 @@ def make_clipped_optimizer(
     channel: ControlChannel,
     recorder: Recorder,
 ) -> ClippedOptimizer:
-    """The optimizer of one way to agree on the norm; arguments as :class:`_Clipping` has them."""
+    """Make a clipped optimizer; arguments as :class:`_Clipping` has them."""
     kind = Synchronous if sync is OptimizerSync.SYNCHRONOUS else PostValidation
     return kind(optimizer, counted, max_norm, channel, recorder)
 
@@ -186,7 +186,7 @@ def require_norm(max_norm: float) -> None:
 
 
 def clip_factor(sum_of_squares: float, max_norm: float) -> float | None:
-    """What gradients are multiplied by, at most 1; None where a gradient is not finite and the step is left out.
+    """The factor that scales gradients, at most 1; None where a gradient is not finite and the step is skipped.
 
     Source: ``torch.nn.utils.clip_grad_norm_``, which adds 1e-6 to the norm. A gradient that is not finite makes every
     sum that it is part of non-finite, so that the sum of squares carries the overflow with it.
@@ -198,9 +198,9 @@ def clip_factor(sum_of_squares: float, max_norm: float) -> float | None:
 
 @torch.no_grad()
 def sum_of_squares(gradients: Sequence[Tensor]) -> float:
-    """Of all of them together, in float64: finite wherever gradients of 32 bits or fewer are.
+    """Sum of squares of all gradients, in float64: finite wherever gradients of 32 bits or fewer are.
 
-    On a device the host waits for this number's copy, and so for all that the stream has been given before: a step that clips
+    On a device the host waits for this number's copy, and so for all work that the stream was given before: a step that clips
     ends with the launches drained, on every rank. Without clipping nothing waits.
     """
     if not gradients:
@@ -215,7 +215,7 @@ def sum_of_squares(gradients: Sequence[Tensor]) -> float:
 
 
 def _update(optimizer: AdamW, factor: float | None) -> None:
-    """A step with scaled gradients, or none at all."""
+    """Run a step with scaled gradients, or none if the factor is None."""
     if factor is None:
         return
     if factor < 1.0:

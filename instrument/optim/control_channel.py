@@ -1,4 +1,4 @@
-"""Single numbers between the ranks of a pipeline, apart from its activations."""
+"""Control messages of single numbers between the ranks of a pipeline, separate from its activations."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from instrument.mesh import Mesh, own_group
+from instrument.mesh import Mesh, make_groups
 from instrument.recorder import Recorder
 from pptrace.marks import Axis, Collective, Link
 
 
 class ControlChannel:
-    """Host numbers (float64) over a gloo group of their own.
+    """Sends host numbers (float64) over separate gloo groups.
 
-    On a group of its own a control message never stands between two activations, whose order a backend without tags
-    pairs them by; over gloo it never waits for a device. Every rank of the world makes one at the same time.
+    On a separate group a control message never comes between two activations, which a backend without tags pairs by
+    their order; over gloo it never waits for a device. Every rank of the world makes one at the same time.
 
     Args:
-        mesh: where this rank stands.
+        mesh: of this rank.
         recorder: writes the ranges.
         sharded: replicas count parts of their gradients (ZeRO), so that sums go over them as well.
     """
@@ -28,8 +28,8 @@ class ControlChannel:
     def __init__(self, mesh: Mesh, recorder: Recorder, sharded: bool = False) -> None:
         self._mesh = mesh
         self._group = _make_group(mesh, Axis.PP)
-        within = {Axis.TP: mesh.shape.tp, mesh.replicas: mesh.shape.dp * mesh.shape.cp if sharded else 1}
-        self._within = [(axis, _make_group(mesh, axis)) for axis, size in within.items() if size > 1]
+        stage_axes = {Axis.TP: mesh.shape.tp, mesh.replicas: mesh.shape.dp * mesh.shape.cp if sharded else 1}
+        self._stage_groups = [(axis, _make_group(mesh, axis)) for axis, size in stage_axes.items() if size > 1]
         self._recorder = recorder
         self._sending: deque[tuple[dist.Work, Tensor, int]] = deque()
 
@@ -51,7 +51,7 @@ class ControlChannel:
         self._sending.append((work, message, handle))
 
     def receive(self, pp_rank: int, step: int) -> float:
-        """Wait for a number."""
+        """Receive a number, waiting for it."""
         message = _message(0.0)
         link = Link(False, self._mesh.global_rank(pp_rank), message.nbytes)
         with self._recorder.exchange((link,), Axis.PP, step):
@@ -59,20 +59,20 @@ class ControlChannel:
         return message.item()
 
     def complete_sends(self, step: int) -> None:
-        """Wait for every number that has been posted: until its receiver asks for it."""
+        """Wait for every number that has been posted: until its receiver receives it."""
         while self._sending:
             work, _, handle = self._sending.popleft()
             with self._recorder.awaiting(Axis.PP, step, handle):
                 work.wait()
 
     def sum(self, value: float, step: int) -> float:
-        """The sum over all ranks that count gradients of one model: a barrier."""
+        """Sum over all ranks that count gradients of one model: a barrier."""
         value = self.sum_of_stage(value, step)
         return value if self.size == 1 else self._sum(value, Axis.PP, self._group, step)
 
     def sum_of_stage(self, value: float, step: int) -> float:
-        """The sum over those of them that have the same stages."""
-        for axis, group in self._within:
+        """Sum over the ranks that count gradients of the same stages."""
+        for axis, group in self._stage_groups:
             value = self._sum(value, axis, group, step)
         return value
 
@@ -88,6 +88,6 @@ def _message(value: float) -> Tensor:
 
 
 def _make_group(mesh: Mesh, axis: Axis) -> dist.ProcessGroup:
-    group = own_group(mesh.shape.groups_of(axis), "gloo", f"mesh_{axis}_control")
+    group = make_groups(mesh.shape.groups_of(axis), "gloo", f"mesh_{axis}_control")
     assert group is not None  # every rank is in one group of each axis
     return group

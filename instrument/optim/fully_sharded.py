@@ -1,6 +1,6 @@
-"""ZeRO-2 and ZeRO-3 through torch's ``fully_shard``: gradients, or parameters as well, exist once among the replicas.
+"""ZeRO-2 and ZeRO-3 through torch's ``fully_shard``: gradients, or parameters as well, are sharded over the replicas.
 
-Each layer is a unit of its own, what is left of a stage (embedding, head) another. ZeRO-3 lets go of a unit's parameters
+Each layer is one unit, the rest of a stage (embedding, head) another. ZeRO-3 frees a unit's gathered parameters
 after its forward and gathers them again for its backward, for every microbatch; ZeRO-2 keeps them from a stage's first
 forward of a step to its last backward. Gradients are reduce-scattered in a stage's last backward only.
 
@@ -27,7 +27,7 @@ class FullySharded:
     """The stages of a rank, sharded over its replicas. Every rank of the world makes one at the same time.
 
     Args:
-        stages: stage → module, whose ``blocks`` are units of their own; their parameters become DTensors.
+        stages: stage → module, whose ``blocks`` are one unit each; their parameters become DTensors.
         group: the replicas, at least two.
         keeps_parameters: from the first forward of a step to the last backward (ZeRO-2), or not (ZeRO-3).
 
@@ -37,7 +37,7 @@ class FullySharded:
 
     def __init__(self, stages: Mapping[int, nn.Module], group: AxisGroup, keeps_parameters: bool) -> None:
         if group.process_group is None or group.size < 2:
-            raise PptraceError("parameters are shared out over replicas, and there is only one; use dp or cp above 1")
+            raise PptraceError("parameters are sharded over replicas, and there is only one; use dp or cp above 1")
         self._keeps = keeps_parameters
         first = next(parameter for stage in stages.values() for parameter in stage.parameters())
         mesh = DeviceMesh.from_group(group.process_group, first.device.type, mesh_dim_names=("replicas",))
@@ -47,7 +47,7 @@ class FullySharded:
 
     @contextmanager
     def finishing(self, stages: Sequence[int]) -> Iterator[None]:
-        """Around the last backward of some stages in a step, which averages their gradients."""
+        """Context of the last backward of these stages in a step, which averages their gradients."""
         for stage in stages:
             self._end_with_backward(stage, True)
         yield
@@ -55,7 +55,7 @@ class FullySharded:
             self._end_with_backward(stage, False)
 
     def forget_gathered(self) -> None:
-        """Let go of whole parameters that were gathered before their parts changed."""
+        """Free gathered parameters, whose shards have changed."""
         for units in self._units.values():
             for unit in units:
                 unit.reshard()
@@ -68,7 +68,7 @@ class FullySharded:
 
 
 class _Marked:
-    """What both of fully_shard's calls share: the group, and buffers of their own."""
+    """Base of fully_shard's two collectives: the group, and allocation of buffers."""
 
     def __init__(self, group: AxisGroup) -> None:
         self._group = group
@@ -98,7 +98,7 @@ class _Scatter(_Marked, ReduceScatter):
         output_tensor: Tensor,
         input_tensor: Tensor,
         group: dist.ProcessGroup,  # noqa: ARG002 — the marked one's
-        op: object,  # noqa: ARG002 — a sum, as is asked for below
+        op: object,  # noqa: ARG002 — a sum, as set below
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
         self._group.reduce_scatter_into(output_tensor, input_tensor)

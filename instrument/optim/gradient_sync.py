@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What an action finishes of a stage: the gradients of layers that can be split (``splittable``), and of all others."""
+    """Gradients of a stage that an action completes: of layers that can be split (``splittable``), of all others, or both."""
 
     stage: int
     splittable: bool
@@ -36,36 +36,36 @@ class Finish:
 
 
 def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, ...]]:
-    """The actions of a rank after which some gradients of a stage are complete, as its plan says."""
+    """The actions of a rank's plan that complete gradients of a stage."""
     halves = [(action, half) for action in actions for half in action.halves]
     last_weights = {half.stage: half for _, half in halves if half.kind in (Kind.B, Kind.W)}
     last_inputs = {half.stage: half for _, half in halves if half.kind in (Kind.B, Kind.I)}
-    found: dict[Action, tuple[Finish, ...]] = {}
+    finishing: dict[Action, tuple[Finish, ...]] = {}
     for action, half in halves:
         weights, inputs = (last.get(half.stage) is half for last in (last_weights, last_inputs))
         if weights or inputs:
-            found[action] = (*found.get(action, ()), Finish(half.stage, weights, inputs))
-    return found
+            finishing[action] = (*finishing.get(action, ()), Finish(half.stage, weights, inputs))
+    return finishing
 
 
 class GradientSync:
     """Averages gradients over dp × cp and sums parts of one gradient: over tp those of norms under SP and of copied KV
     heads, over the first and last stage those of a tied embedding, over mirrored ranks (DualPipe) those of whole stages.
 
-    The averages run beside the last microbatch's backward, but for the parameters of which parts have to be summed first.
-    A loss is the mean over a rank's own tokens, of which every rank of dp × cp has as many, so that the mean over these
+    The averages overlap with the last microbatch's backward, except of parameters whose parts have to be summed first.
+    A loss is the mean over one rank's tokens, of which every rank of dp × cp has equally many, so that the mean over these
     ranks is the mean over all tokens. Every sum has an order that the backend chooses: runs agree up to rounding.
     Source of the sums: Megatron-LM ``finalize_model_grads``.
 
     Args:
-        mesh: where this rank stands.
+        mesh: of this rank.
         stages: stage → module, in an order that all ranks share that hold copies of them.
         tied: this rank's copy of a tied embedding whose other end is on another rank, if it has one.
         tensor_group: the axis tp.
         route: of the other axes.
         bucket_bytes: how much is averaged by one call.
-        zero: what each replica has a part of only.
-        fully_sharded: the stages, where ``zero`` shares out gradients or parameters.
+        zero: what is sharded over the replicas.
+        fully_sharded: the stages, where ``zero`` shards gradients or parameters.
     """
 
     def __init__(
@@ -89,12 +89,8 @@ class GradientSync:
         has_copy = tied is not None and mesh.embedding is not None
         self._embedding = AxisGroup(mesh.embedding, Axis.EMBEDDING, recorder, route) if has_copy else None
         self._shares = self._counted_shares(modules)
-
         parameters = list(nn.ModuleList(modules).parameters())
-        late = {id(partial.parameter) for partial in self._partials} if tensor_group.size > 1 else set()
-        late |= {id(tied)} if self._embedding is not None else set()
-        if self._mirror is not None:
-            late = {id(parameter) for parameter in parameters}
+        late = self._late_parameters(parameters)
         # Backward finishes the last layers first.
         early = [parameter for parameter in reversed(parameters) if id(parameter) not in late]
         self._fully_sharded = fully_sharded
@@ -103,13 +99,23 @@ class GradientSync:
         early_buckets = list(make_buckets(early, bucket_bytes, multiple))
         last = [parameter for parameter in parameters if id(parameter) in late]
         self._late_buckets = list(make_buckets(last, bucket_bytes, multiple))
-
         buckets = [*early_buckets, *self._late_buckets]
         self._shards = Shards(buckets, self._replicas) if zero is Zero.OPTIMIZER else None
         self._mean: Mean = self._shards or WholeMean(self._replicas)
         self._averages = fully_sharded is None and (self._shards is not None or self._replicas.size > 1)
         self.main = self._shards or main_parameters(parameters, fully_sharded)
         self._early = OverlappedMean(early_buckets, self._mean) if self._averages else None
+        self._watch_completion(stages, early)
+
+    def _late_parameters(self, parameters: Sequence[nn.Parameter]) -> set[int]:
+        """Ids of the parameters whose gradients are averaged after the backward, because their parts are summed first."""
+        if self._mirror is not None:
+            return {id(parameter) for parameter in parameters}
+        late = {id(partial.parameter) for partial in self._partials} if self._tensor.size > 1 else set()
+        return late | ({id(self._tied)} if self._embedding is not None else set())
+
+    def _watch_completion(self, stages: Mapping[int, nn.Module], early: Sequence[nn.Parameter]) -> None:
+        """Count the stages that hold each parameter, and hook the accumulation of early gradients."""
         self._parts = {stage: _Parts.of(module) for stage, module in stages.items()}
         holders = Counter(id(p) for parts in self._parts.values() for p in (*parts.splittable, *parts.others))
         self._holders = {id(parameter): holders[id(parameter)] for parameter in early}
@@ -121,7 +127,7 @@ class GradientSync:
 
     @contextmanager
     def finishing(self, finishes: Sequence[Finish]) -> Iterator[None]:
-        """Around an action of :func:`finishing_actions`: what it completes may leave as soon as it is complete."""
+        """Context of an action of :func:`finishing_actions`: what it completes may be sent as soon as it is complete."""
         if self._fully_sharded is not None:
             with self._fully_sharded.finishing([finish.stage for finish in finishes]):
                 yield
@@ -156,8 +162,8 @@ class GradientSync:
                 self._early.finish()
 
     def counted(self) -> list[Tensor]:
-        """The gradients that this rank counts in a sum over the whole model, such as their norm: over pp and tp, and where
-        replicas keep shards over them too.
+        """The gradients that this rank counts in a sum over the whole model, such as their norm: over pp and tp, and over
+        replicas where these have shards.
 
         Of a parameter with copies on several of these ranks, all of which have the summed gradient, only the first rank's
         counts.
@@ -187,7 +193,7 @@ class GradientSync:
         return [share for share in counted_shares(modules, self._tensor.rank) if share.parameter is not copied]
 
     def _accumulated(self, parameter: Tensor) -> None:
-        """A gradient has grown. Where it is awaited it is complete, if it is so in every stage that has the parameter."""
+        """Report an awaited gradient ready, once it is complete in every stage that has the parameter."""
         if id(parameter) not in self._awaited:
             return
         self._awaited.discard(id(parameter))
@@ -199,7 +205,7 @@ class GradientSync:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """A stage's parameters: of layers whose weight gradients may be put aside, and all others."""
+    """A stage's parameters: those of layers whose weight gradients may be deferred, and all others."""
 
     splittable: tuple[nn.Parameter, ...]
     others: tuple[nn.Parameter, ...]

@@ -1,8 +1,8 @@
-"""What the optimizer updates in place of the model's parameters: copies with more bits, or a replica's share of them.
+"""Main parameters, which the optimizer updates instead of the model's: copies with more bits, or a replica's shard of them.
 
 Mixed precision keeps parameters of 16 bits in the model, and their values, gradients and moments in 32: updates are often
 smaller than half of a bfloat16's last bit. ZeRO-1 gives each replica the updates of one part of every bucket, so that
-moments and main parameters exist once among the replicas; gradients are reduce-scattered and updated parameters
+moments and main parameters are sharded over the replicas; gradients are reduce-scattered and updated parameters
 all-gathered, together as many bytes as one all-reduce.
 
 Sources: mixed precision, arXiv 1710.03740; ZeRO, arXiv 1910.02054; Megatron-LM ``DistributedOptimizer``.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Zero(IntEnum):
-    """What each replica has a part of only (ZeRO's stages)."""
+    """ZeRO's stages: the tensors that are sharded over the replicas."""
 
     NONE = 0
     OPTIMIZER = 1  # moments and main parameters
@@ -36,23 +36,23 @@ class Zero(IntEnum):
 
 
 class MainParameters(Protocol):
-    """Tensors that stand for a model's parameters in the optimizer."""
+    """Tensors that represent a model's parameters in the optimizer."""
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        """The tensors; of each, ``.grad`` is what its step takes."""
+        """The tensors, whose ``.grad`` the optimizer reads."""
         ...
 
     def take_gradients(self) -> None:
-        """Give each its gradient, unless it has it already."""
+        """Set the ``.grad`` of each tensor."""
         ...
 
     def drop_gradients(self) -> None:
-        """Let go of the model's gradients."""
+        """Free the model's gradients."""
         ...
 
     def publish(self) -> None:
-        """Put the tensors' values into the model's parameters."""
+        """Copy the tensors' values into the model's parameters."""
         ...
 
 
@@ -77,7 +77,7 @@ class Copies:
 
 
 class Locals:
-    """This replica's parts of parameters that ``fully_shard`` has shared out: the same memory, as plain tensors."""
+    """This replica's shards of parameters under ``fully_shard``: the same memory, as plain tensors."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], sharding: FullySharded) -> None:
         self._model = tuple(parameters)
@@ -85,8 +85,8 @@ class Locals:
         self.parameters = tuple(nn.Parameter(local(parameter).detach()) for parameter in self._model)
 
     def take_gradients(self) -> None:
-        for mine, parameter in zip(self.parameters, self._model, strict=True):
-            mine.grad = None if parameter.grad is None else local(parameter.grad)
+        for part, parameter in zip(self.parameters, self._model, strict=True):
+            part.grad = None if parameter.grad is None else local(parameter.grad)
 
     def drop_gradients(self) -> None:
         for parameter in self._model:
@@ -120,10 +120,10 @@ class Shards:
         bucket.drop_gradients()
 
     def take_gradients(self) -> None:
-        """They are in the parts since they were averaged."""
+        """Do nothing: averaging put them into the parts."""
 
     def drop_gradients(self) -> None:
-        """They went when they were averaged."""
+        """Do nothing: averaging freed them."""
 
     def publish(self) -> None:
         for bucket in self._buckets:
@@ -134,29 +134,29 @@ class Shards:
         """The gradients in this rank's parts, of the first ``rows[id(parameter)]`` rows of each parameter, or of all where
         that is None; of a parameter without an entry nothing.
         """
-        found = []
+        counted = []
         for bucket in self._buckets:
             part = self._parts[id(bucket)]
             assert part.grad is not None  # averaged before
             begin = self._group.rank * part.numel()
-            for parameter, place in bucket.places():
+            for parameter, offset in bucket.offsets():
                 if id(parameter) not in rows:
                     continue
-                wanted = rows[id(parameter)]
-                size = parameter.numel() if wanted is None else wanted * (parameter.numel() // parameter.shape[0])
-                first, last = max(place, begin), min(place + size, begin + part.numel())
+                num_rows = rows[id(parameter)]
+                size = parameter.numel() if num_rows is None else num_rows * (parameter.numel() // parameter.shape[0])
+                first, last = max(offset, begin), min(offset + size, begin + part.numel())
                 if first < last:
-                    found.append(part.grad[first - begin : last - begin])
-        return found
+                    counted.append(part.grad[first - begin : last - begin])
+        return counted
 
     def _part_of(self, bucket: Bucket) -> nn.Parameter:
         length = bucket.length // self._group.size
-        mine = bucket.values()[self._group.rank * length :][:length]
-        return nn.Parameter(mine.to(gradient_dtype(bucket.parameters[0]), copy=True))
+        part = bucket.values()[self._group.rank * length :][:length]
+        return nn.Parameter(part.to(gradient_dtype(bucket.parameters[0]), copy=True))
 
 
 class MainAdamW(AdamW):
-    """AdamW on main parameters, which the model's follow after every step, and after one that is taken back.
+    """AdamW on main parameters; the model's are updated after every step and every rollback.
 
     Args:
         main: whose tensors are updated.
@@ -186,15 +186,19 @@ class MainAdamW(AdamW):
 
 
 def main_parameters(parameters: Iterable[nn.Parameter], sharding: FullySharded | None) -> MainParameters | None:
-    """What stands for parameters that ``fully_shard`` has shared out, or have gradients with more bits; else None."""
-    own = tuple(parameters)
+    """Main parameters of a model under ``fully_shard``, or with gradients of more bits than parameters; else None."""
+    model_parameters = tuple(parameters)
     if sharding is not None:
-        return Locals(own, sharding)
-    return Copies(own) if any(gradient_dtype(parameter) != parameter.dtype for parameter in own) else None
+        return Locals(model_parameters, sharding)
+    return (
+        Copies(model_parameters)
+        if any(gradient_dtype(parameter) != parameter.dtype for parameter in model_parameters)
+        else None
+    )
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], main: MainParameters | None, lr: float) -> AdamW:
-    """AdamW of a rank's parameters, or of what stands for them."""
+    """Make AdamW of a rank's parameters, or of their main parameters."""
     return AdamW(parameters, lr) if main is None else MainAdamW(main, lr)
 
 

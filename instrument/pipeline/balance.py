@@ -1,4 +1,4 @@
-"""Layers shared out over stages by what they cost, so that the heaviest rank has as little to do as can be."""
+"""Partition of layers over stages by measured cost, so that the heaviest rank has the least work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import accumulate
 from pptrace.errors import UsageError
 from pptrace.schedule.plan import Plan
 
-_EFFORT = 400_000
-"""States to try in all, for about a second: where a model and its pipeline are large, fewer of them are followed."""
+_MAX_STATES = 400_000
+"""Most states to try, about a second's worth: the beam is narrower where a model and its pipeline are large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class LayerTimes:
 
 
 def balance(times: LayerTimes, plan: Plan) -> tuple[int, ...]:
-    """Layers of every stage of the model such that the rank with most to do, all its chunks together, has least.
+    """Choose the layers of every stage so that the rank with most work, over all its chunks, has the least.
 
-    The embedding goes with the first stage and the head with the last; every stage has at least one layer. One stage
-    after another takes its layers (dynamic programming): of the ways to have given out the first i layers only the
-    heaviest finished rank and the loads of unfinished ranks matter. With one stage per rank that is one number, and the
-    result exact (the linear partition problem). With chunks the loads are many, and the most even ones for each i are
-    followed: exact where those are all, as for up to a dozen layers. Else it is the best that was found, or even shares
+    The embedding goes with the first stage and the head with the last; every stage has at least one layer. Dynamic
+    programming over stages: of the ways to assign the first i layers only the heaviest finished rank and the loads of
+    unfinished ranks matter. With one stage per rank that is one number, and the result exact (the linear partition
+    problem). With chunks there are many loads, and a beam keeps the most even ones for each i: exact where the beam
+    holds all of them, as for up to a dozen layers. Otherwise it is the best state of the beam, or an even partition
     from which single layers were moved as long as that helps, which is exact where all layers cost the same.
 
     Raises:
@@ -50,19 +50,19 @@ def balance(times: LayerTimes, plan: Plan) -> tuple[int, ...]:
     share, rest = divmod(num_layers, num_stages)
     even = tuple(share + (stage < rest) for stage in range(num_stages))
     moved = _move_layers(times, plan, even)
-    found = _Search(times, owners, plan.pp).run()
-    return min(moved, found, key=lambda split: max(rank_loads(times, plan, split)))
+    searched = _Search(times, owners, plan.pp).run()
+    return min(moved, searched, key=lambda split: max(rank_loads(times, plan, split)))
 
 
 def rank_loads(times: LayerTimes, plan: Plan, split: Sequence[int]) -> tuple[int, ...]:
-    """What every pipeline rank computes for one microbatch of each of its stages, in ns."""
+    """Compute time of every pipeline rank for one microbatch of each of its stages, in ns."""
     before = list(accumulate(times.layers_ns, initial=0))
     bounds = list(accumulate(split, initial=0))
     loads = [0] * plan.pp
     for stage, rank in enumerate(plan.placement):
-        place = plan.model_stage(stage)
-        loads[rank] += before[bounds[place + 1]] - before[bounds[place]]
-        loads[rank] += times.embedding_ns * (place == 0) + times.head_ns * (place == len(split) - 1)
+        model_stage = plan.model_stage(stage)
+        loads[rank] += before[bounds[model_stage + 1]] - before[bounds[model_stage]]
+        loads[rank] += times.embedding_ns * (model_stage == 0) + times.head_ns * (model_stage == len(split) - 1)
     return tuple(loads)
 
 
@@ -74,10 +74,10 @@ def _move_layers(times: LayerTimes, plan: Plan, split: tuple[int, ...]) -> tuple
 
     while True:
         others = [
-            tuple(count - (stage == giver) + (stage == taker) for stage, count in enumerate(split))
-            for giver, given in enumerate(split)
-            for taker in range(len(split))
-            if given > 1 and taker != giver
+            tuple(count - (stage == source) + (stage == target) for stage, count in enumerate(split))
+            for source, num_layers_of in enumerate(split)
+            for target in range(len(split))
+            if num_layers_of > 1 and target != source
         ]
         best = min(others, key=loads, default=split)
         if loads(best) >= loads(split):
@@ -87,7 +87,7 @@ def _move_layers(times: LayerTimes, plan: Plan, split: tuple[int, ...]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """One way to have given out layers: the heaviest rank that has all its stages, the loads of others, layers so far."""
+    """A partial assignment of layers: load of the heaviest finished rank, loads of the others, layers per stage so far."""
 
     heaviest: int
     loads: tuple[int, ...]  # 0 for a finished rank
@@ -109,7 +109,7 @@ class _Search:
         self._owners = owners
         self._num_ranks = num_ranks
         self._last = {rank: stage for stage, ranks in enumerate(owners) for rank in ranks}
-        self._beam = max(4, _EFFORT // (len(owners) * len(times.layers_ns) ** 2))
+        self._beam = max(4, _MAX_STATES // (len(owners) * len(times.layers_ns) ** 2))
 
     def run(self) -> tuple[int, ...]:
         beams = {0: [_State(0, (0,) * self._num_ranks, ())]}
@@ -121,17 +121,17 @@ class _Search:
         return beams[num_layers][0].split
 
     def _reach(self, beams: dict[int, list[_State]], stage: int, end: int) -> list[_State]:
-        """The most even ways to have given out the first ``end`` layers with this stage."""
-        found: dict[tuple[int, ...], _State] = {}
+        """The most even assignments of the first ``end`` layers to the stages up to this one."""
+        best_by_loads: dict[tuple[int, ...], _State] = {}
         for start, beam in beams.items():
             for state in beam if start < end else ():
-                grown = self._grow(state, stage, start, end)
-                known = found.get(grown.loads)
-                if known is None or grown.heaviest < known.heaviest:
-                    found[grown.loads] = grown
-        return sorted(found.values(), key=lambda state: state.unevenness)[: self._beam]
+                extended = self._extend(state, stage, start, end)
+                best = best_by_loads.get(extended.loads)
+                if best is None or extended.heaviest < best.heaviest:
+                    best_by_loads[extended.loads] = extended
+        return sorted(best_by_loads.values(), key=lambda state: state.unevenness)[: self._beam]
 
-    def _grow(self, state: _State, stage: int, start: int, end: int) -> _State:
+    def _extend(self, state: _State, stage: int, start: int, end: int) -> _State:
         cost = self._before[end] - self._before[start] + self._extra[stage]
         loads = list(state.loads)
         heaviest = state.heaviest

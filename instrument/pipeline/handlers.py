@@ -1,4 +1,4 @@
-"""What the runtime does for each kind of action."""
+"""Handlers: how the runtime executes each kind of action."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from instrument.pipeline.ledger import Flight
+from instrument.pipeline.ledger import ForwardState
 from instrument.pipeline.p2p import Cell, Message
 from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError
@@ -23,7 +23,7 @@ def forward(run: StepRun, instruction: Instruction) -> None:
     _await_input(run, cell)
     with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, cell)
-    _hand_on(run, cell, output)
+    _pass_output(run, cell, output)
 
 
 def backward(run: StepRun, instruction: Instruction) -> None:
@@ -32,8 +32,8 @@ def backward(run: StepRun, instruction: Instruction) -> None:
     cell = _cell(action)
     _await_output_gradient(run, cell)
     with run.program.recorder.op(action, run.step):
-        flight = _compute_backward(run, cell)
-    _hand_back(run, action, flight)
+        state = _compute_backward(run, cell)
+    _pass_input_gradient(run, action, state)
 
 
 def input_backward(run: StepRun, instruction: Instruction) -> None:
@@ -42,15 +42,15 @@ def input_backward(run: StepRun, instruction: Instruction) -> None:
     cell = _cell(action)
     _await_output_gradient(run, cell)
     with run.program.recorder.op(action, run.step):
-        flight = _compute_input_backward(run, cell)
-    _hand_back(run, action, flight)
+        state = _compute_input_backward(run, cell)
+    _pass_input_gradient(run, action, state)
 
 
 def weight_backward(run: StepRun, instruction: Instruction) -> None:
-    """W: the weight gradients that the I of the same microbatch has put aside, each let go of as soon as it is done."""
+    """W: the weight gradients that the I of the same microbatch deferred, each released as soon as it is done."""
     (action,) = instruction
     with run.program.recorder.op(action, run.step):
-        waiting = list(run.ledger.take_weights(_cell(action)))[::-1]
+        waiting = list(run.buffers.take_deferred_weight_grads(_cell(action)))[::-1]
         while waiting:
             waiting.pop().run()
 
@@ -58,30 +58,30 @@ def weight_backward(run: StepRun, instruction: Instruction) -> None:
 def overlap(run: StepRun, instruction: Instruction) -> None:
     """OVERLAP_F_B: a forward and a backward (B or I) of two microbatches as one op, one after the other.
 
-    Neither waits for the other, and their outputs are handed on when both are done.
+    Neither waits for the other, and their outputs are passed on when both are done.
     """
     (action,) = instruction
-    ahead, back = action.parts
-    _await_input(run, _cell(ahead))
-    _await_output_gradient(run, _cell(back))
-    compute = _compute_backward if back.kind is Kind.B else _compute_input_backward
+    forward_half, backward_half = action.parts
+    _await_input(run, _cell(forward_half))
+    _await_output_gradient(run, _cell(backward_half))
+    compute = _compute_backward if backward_half.kind is Kind.B else _compute_input_backward
     with run.program.recorder.op(action, run.step):
-        output = _compute_forward(run, _cell(ahead))
-        flight = compute(run, _cell(back))
-    _hand_on(run, _cell(ahead), output)
-    _hand_back(run, back, flight)
+        output = _compute_forward(run, _cell(forward_half))
+        state = compute(run, _cell(backward_half))
+    _pass_output(run, _cell(forward_half), output)
+    _pass_input_gradient(run, backward_half, state)
 
 
 def exchange(run: StepRun, instruction: Instruction) -> None:
-    """A group of sends and receives. What was sent is let go of when the call is complete."""
+    """A group of sends and receives. Sent tensors are released when the call is complete."""
     messages = [_message(run, action) for action in instruction]
     for action, tensor in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
         if tensor is not None:
-            _arrived(run, action.kind, _cell(action), tensor)
+            _store_received(run, action.kind, _cell(action), tensor)
 
 
 def post(run: StepRun, instruction: Instruction) -> None:
-    """A group of sends and receives that are posted only: what is received is awaited by the action that reads it."""
+    """A group of sends and receives that are only posted: the action that reads a receive waits for it."""
     messages = [_message(run, action) for action in instruction]
     for action, arrival in run.program.communicator.post(messages, run.step):
         run.arrivals[action.kind, _cell(action)] = arrival
@@ -92,9 +92,9 @@ def skip(run: StepRun, instruction: Instruction) -> None:
 
 
 def skipped_kinds(plan: Plan) -> tuple[Kind, ...]:
-    """The kinds of a plan's actions that the runtime passes over, to be said before it runs.
+    """The kinds of a plan's actions that the runtime passes over, to report before it runs.
 
-    Parameters are whole on every rank, or ``fully_shard`` gathers and frees them by itself; gradients are summed during and
+    Parameters are whole on every rank, or ``fully_shard`` gathers and frees them; gradients are summed during and
     after the backward of the last microbatch, wherever a plan has its REDUCE_GRAD.
     """
     kinds = {action.kind for row in plan.ranks for action in row}
@@ -114,74 +114,74 @@ _ON_THIS_RANK: Mapping[Kind, Handler] = {
 _P2P = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
 HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, exchange)})
-"""What the runtime can do. A runtime given another table can do other things."""
+"""Kind of action → handler, of a runtime that waits for each transfer where the plan has it."""
 
 POSTING_HANDLERS: Mapping[Kind, Handler] = MappingProxyType({**_ON_THIS_RANK, **dict.fromkeys(_P2P, post)})
-"""The same with transfers that overlap compute."""
+"""Kind of action → handler, of a runtime whose transfers overlap compute."""
 
 
 def _compute_forward(run: StepRun, cell: Cell) -> Tensor:
     program = run.program
-    read = None if program.plan.previous_stage(cell.stage) is None else run.ledger.take_input(cell)
+    stage_input = None if program.plan.previous_stage(cell.stage) is None else run.buffers.take_input(cell)
     kwargs = program.forward_kwargs(run.step, cell)
     output: Tensor = program.stages[cell.stage](
-        run.batch.tokens_of(cell.microbatch) if read is None else read, **kwargs
+        run.batch.tokens_of(cell.microbatch) if stage_input is None else stage_input, **kwargs
     )
     if program.plan.next_stage(cell.stage) is None:
         output = program.loss_function(output, run.batch.targets_of(cell.microbatch))
         run.losses.append(output.detach())
-    run.ledger.open(cell, read, output)
+    run.buffers.put_forward(cell, stage_input, output)
     return output
 
 
-def _compute_backward(run: StepRun, cell: Cell) -> Flight:
-    flight = run.ledger.close(cell)
+def _compute_backward(run: StepRun, cell: Cell) -> ForwardState:
+    state = run.buffers.take_forward(cell)
     if run.program.plan.next_stage(cell.stage) is None:
         # The loss of a step is the mean over its microbatches.
         gradient = run.losses[-1].new_full((), 1 / run.program.plan.num_microbatches)
     else:
-        gradient = run.ledger.take_output_gradient(cell)
-    torch.autograd.backward(flight.edge, gradient)
-    return flight
+        gradient = run.buffers.take_output_gradient(cell)
+    torch.autograd.backward(state.edge, gradient)
+    return state
 
 
-def _compute_input_backward(run: StepRun, cell: Cell) -> Flight:
+def _compute_input_backward(run: StepRun, cell: Cell) -> ForwardState:
     with run.program.queues[cell.stage].collecting() as work:
-        flight = _compute_backward(run, cell)
-    run.ledger.put_aside(cell, work)
-    return flight
+        state = _compute_backward(run, cell)
+    run.buffers.defer_weight_grads(cell, work)
+    return state
 
 
-def _hand_on(run: StepRun, cell: Cell, output: Tensor) -> None:
-    """Give the output to the next stage, if that is on this rank, or keep it for its send."""
+def _pass_output(run: StepRun, cell: Cell, output: Tensor) -> None:
+    """Pass the output to the next stage if that is on this rank, else store it for its send."""
     following = run.program.plan.next_stage(cell.stage)
     if following is None:
         return
     if run.program.is_local(following):
-        run.ledger.put_input(Cell(following, cell.microbatch), output)
+        run.buffers.put_input(Cell(following, cell.microbatch), output)
     else:
-        run.ledger.put_output(cell, output)
+        run.buffers.put_output(cell, output)
 
 
-def _hand_back(run: StepRun, action: Action, flight: Flight) -> None:
-    """Give the gradient of the input to the previous stage, if that is on this rank, or keep it for its send."""
+def _pass_input_gradient(run: StepRun, action: Action, state: ForwardState) -> None:
+    """Pass the gradient of the input to the previous stage if that is on this rank, else store it for its send."""
     cell = _cell(action)
     preceding = run.program.plan.previous_stage(cell.stage)
     if preceding is None:
         return
-    if flight.input is None or flight.input.grad is None:
+    if state.input is None or state.input.grad is None:
         raise ScheduleError(f"{action}: the stage's output does not depend on its input, so nothing can be sent back")
     if run.program.is_local(preceding):
-        run.ledger.put_output_gradient(Cell(preceding, cell.microbatch), flight.input.grad)
+        run.buffers.put_output_gradient(Cell(preceding, cell.microbatch), state.input.grad)
     else:
-        run.ledger.put_input_gradient(cell, flight.input.grad)
+        run.buffers.put_input_gradient(cell, state.input.grad)
 
 
 def _message(run: StepRun, action: Action) -> Message:
     if action.kind is Kind.SEND_F:
-        return Message(action, run.ledger.take_output(_cell(action)))
+        return Message(action, run.buffers.take_output(_cell(action)))
     if action.kind is Kind.SEND_B:
-        return Message(action, run.ledger.take_input_gradient(_cell(action)))
+        return Message(action, run.buffers.take_input_gradient(_cell(action)))
     return Message(action)
 
 
@@ -195,14 +195,14 @@ def _await_output_gradient(run: StepRun, cell: Cell) -> None:
 
 def _await(run: StepRun, kind: Kind, cell: Cell) -> None:
     if arrival := run.arrivals.pop((kind, cell), None):
-        _arrived(run, kind, cell, arrival.wait(run.step))
+        _store_received(run, kind, cell, arrival.wait(run.step))
 
 
-def _arrived(run: StepRun, kind: Kind, cell: Cell, tensor: Tensor) -> None:
+def _store_received(run: StepRun, kind: Kind, cell: Cell, tensor: Tensor) -> None:
     if kind is Kind.RECV_F:
-        run.ledger.put_input(cell, tensor)
+        run.buffers.put_input(cell, tensor)
     else:
-        run.ledger.put_output_gradient(cell, tensor)
+        run.buffers.put_output_gradient(cell, tensor)
 
 
 def _cell(action: Action) -> Cell:

@@ -1,4 +1,4 @@
-"""What a rank holds of its microbatches between two actions."""
+"""Tensors and graphs of a rank's microbatches between two actions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class ForwardState:
     """One microbatch of one stage, between its forward and its backward.
 
-    ``edge`` is where backward enters the graph. It takes the place of the output, whose data nobody needs once it has
+    ``edge`` is where backward enters the graph. It replaces the output, whose data is not needed once it has
     been sent (Megatron-LM drops it with ``deallocate_output_tensor``); the graph stays.
     """
 
@@ -28,33 +28,33 @@ class Flight:
     edge: GradientEdge
 
 
-class Ledger:
-    """Microbatch bookkeeping of one step. Each thing is put once and taken once; taking it lets go of it."""
+class MicrobatchBuffers:
+    """Inputs, outputs, graphs and gradients of one step's microbatches. Each is put once and taken once; taking releases it."""
 
     def __init__(self) -> None:
         self._inputs: dict[Cell, Tensor] = {}
         self._outputs: dict[Cell, Tensor] = {}
-        self._flights: dict[Cell, Flight] = {}
+        self._forwards: dict[Cell, ForwardState] = {}
         self._output_gradients: dict[Cell, Tensor] = {}
         self._input_gradients: dict[Cell, Tensor] = {}
-        self._weights: dict[Cell, Sequence[WeightWork]] = {}
+        self._deferred_weight_grads: dict[Cell, Sequence[WeightWork]] = {}
         self.peak_in_flight = 0
-        self.peak_put_aside = 0
+        self.peak_deferred_weight_grads = 0
 
     def put_input(self, cell: Cell, received: Tensor) -> None:
-        """What a stage will read: a leaf of its graph."""
+        """Store what a stage will read, as a leaf of its graph."""
         self._inputs[cell] = received.detach().requires_grad_()
 
     def take_input(self, cell: Cell) -> Tensor:
         return _take(self._inputs, cell, "input")
 
-    def open(self, cell: Cell, read: Tensor | None, output: Tensor) -> None:
-        """A forward has run; its graph lives until :meth:`close`."""
-        self._flights[cell] = Flight(read, get_gradient_edge(output))
-        self.peak_in_flight = max(self.peak_in_flight, len(self._flights))
+    def put_forward(self, cell: Cell, stage_input: Tensor | None, output: Tensor) -> None:
+        """Store the graph of a forward that has run, until :meth:`take_forward`."""
+        self._forwards[cell] = ForwardState(stage_input, get_gradient_edge(output))
+        self.peak_in_flight = max(self.peak_in_flight, len(self._forwards))
 
-    def close(self, cell: Cell) -> Flight:
-        return _take(self._flights, cell, "forward")
+    def take_forward(self, cell: Cell) -> ForwardState:
+        return _take(self._forwards, cell, "forward")
 
     def put_output(self, cell: Cell, output: Tensor) -> None:
         self._outputs[cell] = output.detach()
@@ -74,13 +74,13 @@ class Ledger:
     def take_input_gradient(self, cell: Cell) -> Tensor:
         return _take(self._input_gradients, cell, "gradient of the input")
 
-    def put_aside(self, cell: Cell, work: Sequence[WeightWork]) -> None:
-        """An I has run; what its W needs lives until :meth:`take_weights`."""
-        self._weights[cell] = work
-        self.peak_put_aside = max(self.peak_put_aside, len(self._weights))
+    def defer_weight_grads(self, cell: Cell, work: Sequence[WeightWork]) -> None:
+        """Store what the W of an I that has run needs, until :meth:`take_deferred_weight_grads`."""
+        self._deferred_weight_grads[cell] = work
+        self.peak_deferred_weight_grads = max(self.peak_deferred_weight_grads, len(self._deferred_weight_grads))
 
-    def take_weights(self, cell: Cell) -> Sequence[WeightWork]:
-        return _take(self._weights, cell, "input gradient")
+    def take_deferred_weight_grads(self, cell: Cell) -> Sequence[WeightWork]:
+        return _take(self._deferred_weight_grads, cell, "input gradient")
 
     @property
     def is_empty(self) -> bool:
@@ -88,10 +88,10 @@ class Ledger:
         return not (
             self._inputs
             or self._outputs
-            or self._flights
+            or self._forwards
             or self._output_gradients
             or self._input_gradients
-            or self._weights
+            or self._deferred_weight_grads
         )
 
 

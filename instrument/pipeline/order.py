@@ -1,9 +1,9 @@
-"""In which order a rank posts its transfers, and which of them together.
+"""The order in which a rank posts its transfers, and their grouping.
 
 Why no order made here can deadlock: a lowered plan has one total order of all computes and transfers, of which every
 rank's list is a part (:mod:`pptrace.schedule.lower`). Posting never blocks, a receive is never posted later than its
-place in that order, and a rank waits for a transfer at its place or after it. So whatever waits, waits for something
-earlier in the total order, and the earliest unfinished entry can always run.
+position in that order, and a rank waits for a transfer at its position or after it. So every wait is for an entry that
+is earlier in the total order, and the earliest unfinished entry can always run.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Instruction = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """When transfers are posted and awaited.
+    """Times at which transfers are posted and awaited, relative to the plan.
 
-    ``ahead`` is the prefetch depth: a receive is posted this many compute actions before its place in the plan and
+    ``prefetch_depth`` is the prefetch depth: a receive is posted this many compute actions before its position in the plan and
     awaited by the action that reads it, and a send is awaited when so many more groups with sends have been posted
-    (Megatron-LM's ``overlap_p2p_comm``). 0: each group is posted at its place and awaited there. ``blocking``: one
+    (Megatron-LM's ``overlap_p2p_comm``). 0: each group is posted and awaited at its position. ``blocking``: one
     transfer at a time, in the plan's total order. ``tagged``: messages of two ranks may overtake each other (gloo);
     without tags (NCCL) every rank keeps the plan's order of transfers.
     """
 
-    ahead: int = 0
+    prefetch_depth: int = 0
     blocking: bool = False
     tagged: bool = True
 
     def __post_init__(self) -> None:
-        if self.ahead < 0:
-            raise UsageError(f"receives are posted {self.ahead} compute actions ahead; expected 0 or more")
-        if self.ahead and self.blocking:
+        if self.prefetch_depth < 0:
+            raise UsageError(f"receives are posted {self.prefetch_depth} compute actions ahead; expected 0 or more")
+        if self.prefetch_depth and self.blocking:
             raise UsageError("one blocking call at a time leaves nothing to post ahead; use a prefetch depth of 0")
 
 
@@ -50,39 +50,43 @@ def arrange(plan: Plan, rank: int, posting: Posting) -> tuple[Instruction, ...]:
     if posting.blocking:
         require_total_order(plan)
         return tuple((action,) for instruction in instructions for action in instruction)
-    return post_ahead(instructions, posting.ahead, posting.tagged) if posting.ahead else instructions
+    return (
+        prefetch_receives(instructions, posting.prefetch_depth, posting.tagged)
+        if posting.prefetch_depth
+        else instructions
+    )
 
 
-def post_ahead(instructions: tuple[Instruction, ...], depth: int, tagged: bool) -> tuple[Instruction, ...]:
+def prefetch_receives(instructions: tuple[Instruction, ...], depth: int, tagged: bool) -> tuple[Instruction, ...]:
     """Move every receive before the ``depth`` compute actions that precede it; sends stay.
 
-    Without tags a receive moves only where it stands in a group of receives, and past no other transfer.
+    Without tags a receive moves only if it is in a group of receives, and past no other transfer.
     """
     arranged: list[list[Action]] = []
     for instruction in instructions:
         if not instruction[0].kind.is_p2p:
             arranged.append(list(instruction))
             continue
-        moving = [action for action in instruction if action.kind.is_recv]
-        staying = [action for action in instruction if not action.kind.is_recv]
-        if not moving or (staying and not tagged):
+        receives = [action for action in instruction if action.kind.is_recv]
+        others = [action for action in instruction if not action.kind.is_recv]
+        if not receives or (others and not tagged):
             arranged.append(list(instruction))
             continue
-        if staying:
-            arranged.append(staying)
-        place = _place_before(arranged, depth, tagged)
-        if tagged and place > 0 and arranged[place - 1][0].kind.is_p2p:
-            arranged[place - 1].extend(moving)
+        if others:
+            arranged.append(others)
+        index = _insertion_index(arranged, depth, tagged)
+        if tagged and index > 0 and arranged[index - 1][0].kind.is_p2p:
+            arranged[index - 1].extend(receives)
         else:
-            arranged.insert(place, moving)
+            arranged.insert(index, receives)
     return tuple(map(tuple, arranged))
 
 
-def _place_before(arranged: list[list[Action]], depth: int, tagged: bool) -> int:
-    """Where to insert so that ``depth`` compute actions (or all there are) follow."""
-    place = len(arranged)
-    while place > 0:
-        kind = arranged[place - 1][0].kind
+def _insertion_index(arranged: list[list[Action]], depth: int, tagged: bool) -> int:
+    """The index at which to insert so that ``depth`` compute actions (or all that exist) follow."""
+    index = len(arranged)
+    while index > 0:
+        kind = arranged[index - 1][0].kind
         if kind.is_p2p:
             if not tagged:
                 break
@@ -90,20 +94,20 @@ def _place_before(arranged: list[list[Action]], depth: int, tagged: bool) -> int
             break
         else:
             depth -= kind.is_compute
-        place -= 1
-    return _after_transfers(arranged, place)
+        index -= 1
+    return _after_transfers(arranged, index)
 
 
-def _after_transfers(arranged: list[list[Action]], place: int) -> int:
-    """After the group that stands at a place, if one does: its sends have been waiting for longer."""
-    return place + 1 if place < len(arranged) and arranged[place][0].kind.is_p2p else place
+def _after_transfers(arranged: list[list[Action]], index: int) -> int:
+    """The index after the transfers at ``index``, if it has any: their sends have been waiting for longer."""
+    return index + 1 if index < len(arranged) and arranged[index][0].kind.is_p2p else index
 
 
 def require_total_order(plan: Plan) -> None:
     """Refuse a plan whose transfers, one blocking call at a time in the order of each rank's list, would deadlock.
 
     Raises:
-        ScheduleError: naming the call in which a rank stays.
+        ScheduleError: naming the call in which a rank is stuck.
     """
     rows = [[action for action in row if action.kind.is_p2p] for row in plan.ranks]
     position = [0] * plan.pp
@@ -122,6 +126,6 @@ def require_total_order(plan: Plan) -> None:
     for rank, row in enumerate(rows):
         if position[rank] < len(row):
             raise ScheduleError(
-                f"{plan.name}: deadlock with one blocking call at a time: rank {rank} stays in {row[position[rank]]}; "
+                f"{plan.name}: deadlock with one blocking call at a time: rank {rank} is stuck in {row[position[rank]]}; "
                 "use another P2P mode, or lower the plan's compute actions anew"
             )

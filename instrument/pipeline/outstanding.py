@@ -1,4 +1,4 @@
-"""Which microbatches are outstanding on a rank, as its plan says: their forward has run, their backward has not."""
+"""Outstanding microbatches of a rank by its plan: their forward has run, their backward has not."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """The most that a rank holds at once, all its chunks together: ``in_flight`` forwards whose B or I has not run,
-    ``put_aside`` I whose W has not, and ``held`` of both (the plan's peak of activations)."""
+    """Peak counts of one rank, all its chunks together: ``in_flight`` forwards whose B or I has not run,
+    ``deferred_weight_grads`` I whose W has not, and ``held`` of both (the plan's peak of activations)."""
 
     in_flight: int
-    put_aside: int
+    deferred_weight_grads: int
     held: int
 
 
 def outstanding(plan: Plan, rank: int) -> Outstanding:
-    """Count along a rank's actions. Of an overlapped pair the forward comes first, as the runtime runs it."""
-    in_flight = put_aside = 0
+    """Count outstanding microbatches along a rank's actions. Of an overlapped pair the forward comes first, as it runs."""
+    in_flight = deferred_weight_grads = 0
     peaks = Outstanding(0, 0, 0)
     for half in iter_halves(plan.ranks[rank]):
-        flight_change, aside_change = _CHANGES.get(half.kind, (0, 0))
-        in_flight += flight_change
-        put_aside += aside_change
+        in_flight_change, deferred_change = _CHANGES.get(half.kind, (0, 0))
+        in_flight += in_flight_change
+        deferred_weight_grads += deferred_change
         peaks = Outstanding(
-            max(peaks.in_flight, in_flight), max(peaks.put_aside, put_aside), max(peaks.held, in_flight + put_aside)
+            max(peaks.in_flight, in_flight),
+            max(peaks.deferred_weight_grads, deferred_weight_grads),
+            max(peaks.held, in_flight + deferred_weight_grads),
         )
     return peaks
 
 
-def recomputed_cells(plan: Plan, rank: int, keep: int) -> frozenset[Cell]:
-    """The microbatches of a rank that recompute fully where only ``keep`` of those outstanding at once need not.
+def recomputed_cells(plan: Plan, rank: int, num_unrecomputed: int) -> frozenset[Cell]:
+    """The microbatches of a rank that recompute fully if only ``num_unrecomputed`` of those outstanding at once need not.
 
-    The i-th forward of a rank (from 0, its chunks counted through) recomputes where i mod window ≥ keep, the window
+    The i-th forward of a rank (from 0, its chunks counted through) recomputes where i mod window ≥ num_unrecomputed, the window
     being the most forwards that are outstanding on that rank. So late stages, which have few, recompute few or none.
-    Where backwards come in the order of their forwards, at most ``keep`` outstanding ones keep their activations;
+    Where backwards come in the order of their forwards, at most ``num_unrecomputed`` outstanding ones save their activations;
     chunks come back in another order, so that now and then it is one or two more.
 
     Source: arXiv 2205.05198, appendix C; Megatron-LM ``num_microbatches_with_partial_activation_checkpoints``, whose
     window (warmup forwards + 1) is the same number in its two schedules.
 
     Raises:
-        UsageError: ``keep`` is negative.
+        UsageError: ``num_unrecomputed`` is negative.
     """
-    if keep < 0:
-        raise UsageError(f"{keep} outstanding microbatches without full recompute; expected 0 or more")
+    if num_unrecomputed < 0:
+        raise UsageError(f"{num_unrecomputed} outstanding microbatches without full recompute; expected 0 or more")
     window = outstanding(plan, rank).in_flight
     forwards = [half for half in iter_halves(plan.ranks[rank]) if half.kind is Kind.F]
-    return frozenset(_cell(action) for index, action in enumerate(forwards) if index % window >= keep)
+    return frozenset(_cell(action) for index, action in enumerate(forwards) if index % window >= num_unrecomputed)
 
 
 _CHANGES: Mapping[Kind, tuple[int, int]] = MappingProxyType(

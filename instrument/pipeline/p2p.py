@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What every message looks like: (microbatch size, sequence, hidden), dtype, device.
+    """Shape, dtype and device of every message: (microbatch size, sequence, hidden).
 
     ``shape`` None means that sequences vary: each message is preceded by its shape.
     """
@@ -97,7 +97,7 @@ class Arrival:
     _recorder: Recorder
 
     def wait(self, step: int) -> Tensor:
-        """What was received, waited for in a range of its own."""
+        """Wait for the tensor, in a range of the wait, and return it."""
         with self._recorder.wait(self._item, step):
             return self._pending.wait()
 
@@ -118,7 +118,7 @@ class Communicator:
         recorder: Recorder,
         posting: Posting = Posting(),  # noqa: B008
     ) -> None:
-        if posting.ahead and spec.shape is None:
+        if posting.prefetch_depth and spec.shape is None:
             raise UsageError("messages of negotiated shape cannot be posted ahead; use a prefetch depth of 0")
         self._mesh = mesh
         self._plan = plan
@@ -157,11 +157,11 @@ class Communicator:
     def post(self, messages: Sequence[Message], step: int) -> list[tuple[Action, Arrival]]:
         """Post all transfers together and wait for none of them; the call's range ends with the posting.
 
-        Sends are awaited later, in ranges of their own: when so many more groups with sends have been posted as the
-        prefetch depth says, or by :meth:`complete_sends`.
+        Sends are awaited later, in separate ranges: when as many more groups with sends have been posted as the prefetch
+        depth says, or by :meth:`complete_sends`.
 
         Returns:
-            The receives, to be awaited by whoever reads them.
+            The receives, to be awaited by the actions that read them.
         """
         routed = [self._route(message) for message in messages]
         with self._recorder.p2p(routed, Axis.PP, step):
@@ -169,7 +169,7 @@ class Communicator:
         sends = [entry for entry in posted if _is_send(entry)]
         if sends:
             self._sending.append(sends)
-            if len(self._sending) > self._posting.ahead:
+            if len(self._sending) > self._posting.prefetch_depth:
                 self._complete_oldest(step)
         return [(item.action, Arrival(item, pending, self._recorder)) for item, pending in posted if item.is_recv]
 
@@ -184,7 +184,7 @@ class Communicator:
                 pending.wait()
 
     def _one_at_a_time(self, messages: Sequence[Message], step: int) -> list[Tensor | None]:
-        """A call of several transfers as several calls, in the order in which neighbours' calls meet.
+        """Split a call of several transfers into several calls, in the order in which neighbours' calls meet.
 
         Even stages send first and odd ones receive first, activations before gradients, so nobody waits in a ring.
         """
@@ -193,10 +193,10 @@ class Communicator:
             kind = messages[index].action.kind
             return (kind is Kind.SEND_B or kind is Kind.RECV_B, kind.is_send == bool(self._mesh.pp_rank % 2))
 
-        answers: dict[int, Tensor | None] = {}
+        received: dict[int, Tensor | None] = {}
         for index in sorted(range(len(messages)), key=turn):
-            (answers[index],) = self.exchange([messages[index]], step)
-        return [answers[index] for index in range(len(messages))]
+            (received[index],) = self.exchange([messages[index]], step)
+        return [received[index] for index in range(len(messages))]
 
     def _route(self, message: Message) -> _Routed:
         action = message.action
@@ -210,7 +210,7 @@ class Communicator:
         return _Routed(action, pp_rank, self._mesh.global_rank(pp_rank), self._tag(action), tensor)
 
     def _tag(self, action: Action) -> int:
-        """The same number at both ends, another for every message: it counts by the stage that sends."""
+        """A unique tag per message, equal at both ends: numbered by direction, sending stage and microbatch."""
         message = message_of(self._plan, action)
         forward = message.direction is Direction.FORWARD
         return ((message.microbatch or 0) * self._plan.num_stages + message.source_stage) * 2 + forward
@@ -223,10 +223,10 @@ class Communicator:
         return list(zip(routed, self._transport.post(parcels), strict=True))
 
     def _negotiate(self, item: _Routed) -> tuple[_Routed, Pending]:
-        """Send the shape and the tensor after it, or wait for the shape and then post the receive.
+        """Send the shape and then the tensor, or wait for the shape and then post the receive.
 
         One message at a time, in the plan's order: two ranks whose groups differ would wait for each other's shapes if
-        each wanted those of its whole group first. Reading a shape waits on the host, on NCCL for all work before it on
+        each waited for those of its whole group first. Reading a shape waits on the host, on NCCL for all work before it on
         the stream too.
         """
         header = item.parcel(self._header(item), True)

@@ -1,4 +1,4 @@
-"""Which layers each stage holds. The embedding goes with the first stage and the head with the last."""
+"""Partition of layers over stages. The embedding goes with the first stage and the head with the last."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pptrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How layers are shared out over stages, in the words of Megatron-LM's options.
+    """Distribution of layers over stages, by Megatron-LM's options.
 
     ``split`` says it all: the layers of each stage. Or ``first`` and ``last`` fix those of the two end stages
     (``--decoder-first-pipeline-num-layers``), or ``counts_embedding`` and ``counts_loss`` count the embedding and the
-    loss as a layer of theirs (``--account-for-embedding-in-pipeline-split``); what is left is shared out evenly.
+    loss as a layer of theirs (``--account-for-embedding-in-pipeline-split``); the remaining layers are distributed evenly.
     """
 
     split: tuple[int, ...] | None = None
@@ -25,7 +25,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.split is not None and (self.counts_embedding or self.counts_loss or self.first or self.last):
-            raise UsageError("an explicit split leaves nothing to share out; give the split alone")
+            raise UsageError("an explicit split determines all stages; give the split alone")
         if (self.counts_embedding and self.first is not None) or (self.counts_loss and self.last is not None):
             raise UsageError("a stage whose layers are given has nothing to count; give one of the two")
 
@@ -37,7 +37,7 @@ class Layout:
         """
         if self.split is not None:
             return self.split
-        fixed = {place: count for place, count in ((0, self.first), (num_stages - 1, self.last)) if count is not None}
+        fixed = {index: count for index, count in ((0, self.first), (num_stages - 1, self.last)) if count is not None}
         free = [stage for stage in range(num_stages) if stage not in fixed]
         left = num_layers - sum(fixed.values()) + self.counts_embedding + self.counts_loss
         if (left < len(free)) if free else left:
@@ -46,7 +46,7 @@ class Layout:
                 "expected at least 1 for each, and none for none"
             )
         share, rest = divmod(left, len(free)) if free else (0, 0)
-        counts = fixed | {stage: share + (place < rest) for place, stage in enumerate(free)}
+        counts = fixed | {stage: share + (index < rest) for index, stage in enumerate(free)}
         counts[0] -= self.counts_embedding
         counts[num_stages - 1] -= self.counts_loss
         return tuple(counts[stage] for stage in range(num_stages))
@@ -67,7 +67,7 @@ def partition(num_layers: int, num_stages: int, split: Sequence[int] | None = No
     Args:
         num_layers: transformer blocks of the whole model.
         num_stages: stages of the whole pipeline, all chunks of all ranks counted.
-        split: layers of each stage; None shares them out evenly, the first stages taking one more where they do not
+        split: layers of each stage; None distributes them evenly, the first stages taking one more where they do not
             divide (the last stage has the head to compute).
 
     Raises:

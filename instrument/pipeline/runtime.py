@@ -19,7 +19,7 @@ from instrument.data.text import Batch
 from instrument.optim.clipping import ClippedOptimizer
 from instrument.optim.gradient_sync import GradientSync, finishing_actions
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
-from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.ledger import MicrobatchBuffers
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.step import Handler, RankProgram, StepRun
@@ -39,16 +39,16 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """What a step gives back.
+    """Result of a step.
 
     ``loss`` is the mean over the microbatches of all pipelines, on ranks that hold the last stage, else None; it stays
-    on its device. ``peak_in_flight`` counts forwards whose backward (B or I) had not run yet, all chunks together, at
-    most; ``peak_put_aside`` input gradients whose weight gradients had not.
+    on its device. ``peak_in_flight`` is the most forwards whose backward (B or I) had not run yet, all chunks together;
+    ``peak_deferred_weight_grads`` the most I whose W had not.
     """
 
     loss: Tensor | None
     peak_in_flight: int
-    peak_put_aside: int
+    peak_deferred_weight_grads: int
 
 
 class PipelineRuntime:
@@ -61,8 +61,8 @@ class PipelineRuntime:
         handlers: kind → handler; left out, those that fit ``posting``.
 
     Raises:
-        ScheduleError: the plan has a kind without a handler, or stages that are not given, or transfers that cannot be
-            posted so; before anything runs.
+        ScheduleError: the plan has a kind without a handler, or stages that ``program`` lacks, or transfers that
+            cannot be posted so; before anything runs.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class PipelineRuntime:
     ) -> None:
         self.program = program
         self.gradients = gradients
-        self.make_ledger: Callable[[], Ledger] = Ledger  # memory.measure has one that observes
-        self._handlers = handlers or (POSTING_HANDLERS if posting.ahead else HANDLERS)
+        self.make_buffers: Callable[[], MicrobatchBuffers] = MicrobatchBuffers  # memory.measure has one that observes
+        self._handlers = handlers or (POSTING_HANDLERS if posting.prefetch_depth else HANDLERS)
         plan, pp_rank = program.plan, program.pp_rank
         _require_runnable(plan, self._handlers)
         self._posting = posting
@@ -83,13 +83,13 @@ class PipelineRuntime:
         self._finishing = finishing_actions(plan.compute_actions(pp_rank))
         if set(program.stages) != set(plan.stages_of(pp_rank)):
             raise ScheduleError(
-                f"{plan.name}: rank {pp_rank} runs stages {plan.stages_of(pp_rank)} and was given "
+                f"{plan.name}: rank {pp_rank} runs stages {plan.stages_of(pp_rank)} and its program has "
                 f"{tuple(program.stages)}"
             )
-        _ = program.queues  # before the first forward, so that its layers put their weight gradients there
+        _ = program.queues  # attached before the first forward
 
     def run(self, batch: Batch, step: int, optimizer: ClippedOptimizer | None = None) -> StepResult:
-        """All microbatches forward and backward, then the gradient sums. Gradients add to what ``.grad`` holds.
+        """Run all microbatches forward and backward, then the gradient sums. Gradients add to what ``.grad`` holds.
 
         Args:
             batch: of this pipeline; read by the first stage (tokens) and the last (targets).
@@ -98,31 +98,31 @@ class PipelineRuntime:
                 runs again with the weights that it leaves, where it had to change any.
         """
         self.program.recorder.step = step
-        run = StepRun(self.program, step, batch, self.make_ledger())
+        run = StepRun(self.program, step, batch, self.make_buffers())
         start = 0
         if optimizer is not None:
             self._execute(run, 0, self.num_speculative)
             start = self.num_speculative
             if optimizer.validate(step):
                 self._complete(run)
-                run, start = StepRun(self.program, step, batch, self.make_ledger()), 0
+                run, start = StepRun(self.program, step, batch, self.make_buffers()), 0
         self._execute(run, start, len(self._instructions))
         self.program.communicator.complete_sends(step)
         self.gradients.run(step)
         loss = None
         if run.losses:
             loss = self.gradients.mean_loss(torch.stack(run.losses), step)
-        return StepResult(loss, run.ledger.peak_in_flight, run.ledger.peak_put_aside)
+        return StepResult(loss, run.buffers.peak_in_flight, run.buffers.peak_deferred_weight_grads)
 
     def optimize(self, optimizer: Optimizer, step: int) -> None:
-        """One optimizer step, and gradients cleared for the next."""
+        """Run one optimizer step and clear the gradients."""
         with self.program.recorder.span(SpanKind.OPTIMIZER, step):
             optimizer.step()
         optimizer.zero_grad()
 
     @cached_property
     def num_speculative(self) -> int:
-        """How many of this rank's instructions may run with weights that are not validated."""
+        """Number of this rank's instructions that may run with weights that are not validated."""
         arranged = [arrange(self.program.plan, rank, self._posting) for rank in range(self.program.plan.pp)]
         return prefix_lengths(self.program.plan, arranged)[self.program.pp_rank]
 
@@ -136,7 +136,7 @@ class PipelineRuntime:
                 self._handlers[instruction[0].kind](run, instruction)
 
     def _complete(self, run: StepRun) -> None:
-        """Wait for all transfers of a run that is given up; the prefixes of all ranks hold both ends of each."""
+        """Wait for all transfers of a run that is abandoned; the prefixes of all ranks hold both ends of each."""
         for arrival in run.arrivals.values():
             arrival.wait(run.step)
         self.program.communicator.complete_sends(run.step)

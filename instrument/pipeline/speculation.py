@@ -1,8 +1,8 @@
-"""How far each rank may run into a step before it knows whether the weights it runs with are right.
+"""Speculative prefix of a step: what each rank may run before its weights are validated.
 
 The *speculative prefix* of a rank's instructions consists of forwards and their messages only, and it is closed under messages:
-of each message the prefixes of all ranks hold both ends or none. So when all ranks have run their prefixes nothing is
-in flight, and each may drop what it has computed and begin the step anew.
+of each message the prefixes of all ranks hold both ends or none. So when all ranks have run their prefixes no message is
+under way, and each may drop what it has computed and restart the step.
 
 The last rank has no prefix: it has the whole state, from which the others' answer comes, before it can begin.
 Used by :mod:`instrument.optim.clipping`.
@@ -18,11 +18,11 @@ from pptrace.schedule.messages import Message, message_of, peer_of
 from pptrace.schedule.plan import Plan
 
 _REPEATABLE = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.UNSHARD})
-"""What leaves nothing behind when its results are dropped."""
+"""Kinds without side effects, whose results can be dropped."""
 
 
 def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) -> tuple[int, ...]:
-    """How many instructions each rank's speculative prefix has: the longest prefixes that are closed together.
+    """Number of instructions in each rank's speculative prefix: the longest prefixes that are closed under messages.
 
     Args:
         plan: whose messages they are.
@@ -42,7 +42,7 @@ def prefix_lengths(plan: Plan, instructions: Sequence[Sequence[Instruction]]) ->
 
 
 def _repeatable(row: Sequence[Instruction]) -> int:
-    """Instructions before the first that cannot be run again."""
+    """Number of instructions before the first that cannot be run again."""
     for index, group in enumerate(row):
         if any(action.kind not in _REPEATABLE for action in group):
             return index
@@ -50,7 +50,7 @@ def _repeatable(row: Sequence[Instruction]) -> int:
 
 
 def _closed(plan: Plan, prefix: Sequence[Instruction], ends: Sequence[set[Message]]) -> int:
-    """Instructions before the first with a message whose other end is in no prefix."""
+    """Number of instructions before the first with a message whose other end is in no prefix."""
     for index, group in enumerate(prefix):
         for action in group:
             if action.kind.is_p2p and message_of(plan, action) not in ends[peer_of(plan, action)]:

@@ -1,4 +1,4 @@
-"""What one rank of a pipeline runs in every step, and one step under way."""
+"""The program that one pipeline rank runs in every step, and the state of a running step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import WeightQueue, attach
 from instrument.data.text import Batch
-from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.ledger import MicrobatchBuffers
 from instrument.pipeline.p2p import Arrival, Cell, Communicator
 from instrument.recorder import Recorder
-from instrument.sequence.dropout import Moment
+from instrument.sequence.dropout import MicrobatchKey
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
@@ -33,8 +33,8 @@ class RankProgram:
         stages: stage → module, for every stage that the plan puts on this rank.
         loss_function: of the last stage.
         communicator: sends and receives for this rank.
-        recomputed: microbatches whose forward keeps its input alone (``stage(x, recompute=True)``).
-        pass_step_key: every forward gets its step and microbatch (``stage(x, moment=…)``).
+        recomputed: microbatches whose forward saves its input alone (``stage(x, recompute=True)``).
+        pass_step_key: every forward gets its step and microbatch (``stage(x, microbatch_key=…)``).
     """
 
     plan: Plan
@@ -44,25 +44,25 @@ class RankProgram:
     communicator: Communicator
     recorder: Recorder
     recomputed: frozenset[Cell] = frozenset()
-    pass_step_key: bool = False
+    pass_microbatch_key: bool = False
 
     @cached_property
     def queues(self) -> Mapping[int, WeightQueue]:
-        """Stage → where its weight gradients wait for W; none where the plan never splits the backward.
+        """Stage → queue of its deferred weight gradients; empty where the plan never splits the backward.
 
-        Layers without a queue are torch's own, so that the other plans keep the fused backward.
+        Layers without a queue are those of torch, so that the other plans keep the fused backward.
         """
         return {stage: attach(module) for stage, module in self.stages.items()} if self.plan.splits_backward else {}
 
     def forward_kwargs(self, step: int, cell: Cell) -> dict[str, object]:
-        """What a stage's forward is given with its input."""
+        """Keyword arguments of a stage's forward."""
         kwargs: dict[str, object] = {"recompute": True} if cell in self.recomputed else {}
-        if self.pass_step_key:
-            kwargs["moment"] = Moment(step, cell.microbatch)
+        if self.pass_microbatch_key:
+            kwargs["microbatch_key"] = MicrobatchKey(step, cell.microbatch)
         return kwargs
 
     def is_local(self, stage: int | None) -> bool:
-        """Whether this rank runs a stage, so that its neighbours on this rank hand over without a message."""
+        """Whether this rank runs a stage, so that neighbouring stages on it need no message."""
         return stage in self.stages
 
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -72,16 +72,16 @@ class RankProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRun:
-    """One step under way: what handlers work with.
+    """State of a running step, for the handlers.
 
     ``losses`` grows by one scalar per microbatch of the last stage. ``arrivals`` are receives that have been posted and
-    that nobody has waited for.
+    not yet waited for.
     """
 
     program: RankProgram
     step: int
     batch: Batch
-    ledger: Ledger
+    buffers: MicrobatchBuffers
     losses: list[Tensor] = field(default_factory=list)
     arrivals: dict[tuple[Kind, Cell], Arrival] = field(default_factory=dict)
 

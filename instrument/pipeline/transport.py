@@ -1,4 +1,4 @@
-"""How tensors travel between two pipeline ranks: posting modes, and the way through host memory."""
+"""Transport of tensors between two pipeline ranks: posting modes, direct or through host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pptrace.marks import Axis
 
 
 class Mode(StrEnum):
-    """How the transfers of one call are posted."""
+    """The way in which the transfers of one call are posted."""
 
     BATCHED = "batched"  # one batch_isend_irecv
     EVEN_ODD = "even-odd"  # one isend or irecv each; even ranks serve the next rank first, odd ranks the previous
@@ -40,7 +40,7 @@ class Pending(Protocol):
     def wait(self) -> Tensor:
         """Return the tensor once it has arrived, or once a sent one may be changed.
 
-        On NCCL that holds for work put on the current stream after this call, and the host goes on at once.
+        On NCCL that holds for work put on the current stream after this call, and the host continues at once.
         """
         ...
 
@@ -85,7 +85,7 @@ class Wire:
         self._coalesces = dist.get_backend(self._group) == "nccl"
 
     def post(self, parcels: Sequence[Parcel]) -> list[_Posted]:
-        """Start all transfers; the answers stand in the order of the parcels."""
+        """Start all transfers; returns them in the order of the parcels."""
         if self._mode is Mode.BATCHED and self._coalesces:
             return self._post_coalesced(parcels)
         if self._mode is not Mode.EVEN_ODD:
@@ -113,7 +113,7 @@ class Wire:
         return [_Posted(work, parcel.tensor) for work, parcel in zip(works, parcels, strict=True)]
 
     def _post_one(self, parcel: Parcel, group: dist.ProcessGroup | None = None) -> _Posted:
-        """One isend or irecv, by the group's own methods.
+        """One isend or irecv, by the group's methods.
 
         On a backend that does not coalesce, batch_isend_irecv is no more than a loop of these, and its checks cost half
         as much again as the calls.

@@ -1,11 +1,11 @@
-"""Dropout whose masks depend on what is dropped, and on nothing that ran before.
+"""Dropout whose masks depend on layer, step, microbatch and rank, and on nothing that ran before.
 
-A mask is drawn from a seed of its own, made of the place in the model, the step, the microbatch and the rank's position. So
+Each mask has a separate seed, made of the dropout's layer and site, the step, the microbatch and the rank's coordinates. So
 a run draws the same masks again, in whatever order a schedule runs its microbatches, and a recomputed forward those of the
 first one, as long as the seed is among the recomputed function's arguments.
 
 Which ranks share a mask (Megatron-LM ``tensor_parallel/random.py``): all of tp where all hold the same activations; none
-where each holds its own, be they heads, features or a sequence shard. Ranks of dp and cp never do.
+where each holds different ones, be they heads, features or a sequence shard. Ranks of dp and cp never do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pptrace.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Which microbatch of which step a forward is of."""
+class MicrobatchKey:
+    """Step and microbatch of a forward."""
 
     step: int = 0
     microbatch: int = 0
@@ -31,27 +31,27 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class DropoutSeeds:
-    """The seeds of one rank; ``position`` is its place on the axes along which masks differ (such as dp, cp)."""
+    """The seeds of one rank; ``position`` is its coordinates on the axes along which masks differ (such as dp, cp)."""
 
     seed: int
     position: tuple[int, ...]
     tp_rank: int
 
-    def of(self, moment: Moment, layer: int, place: int, sharded: bool) -> int:
+    def of(self, microbatch_key: MicrobatchKey, layer: int, site: int, sharded: bool) -> int:
         """The seed of one mask.
 
         Args:
             moment: step and microbatch.
             layer: of the whole model.
-            place: which dropout of the layer.
-            sharded: whether each rank of tp holds its own part of the activations, or all hold the same.
+            site: index of the dropout within the layer.
+            sharded: whether each rank of tp holds a part of the activations, or all hold the same.
         """
         tp_rank = self.tp_rank + 1 if sharded else 0
-        return mix(self.seed, *self.position, tp_rank, moment.step, moment.microbatch, layer, place)
+        return mix(self.seed, *self.position, tp_rank, microbatch_key.step, microbatch_key.microbatch, layer, site)
 
 
 def dropout(x: Tensor, probability: float, seed: int) -> Tensor:
-    """Zeros in place of a share of ``x``, the rest scaled by 1 / (1 − probability); keeps one byte an element.
+    """Replace a share of ``x`` by zeros, the rest scaled by 1 / (1 − probability); keeps one byte an element.
 
     Args:
         x: of any shape.
@@ -73,12 +73,12 @@ class _Dropout(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, probability: float, seed: int) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(seed)
-        kept = torch.rand(x.shape, generator=generator, device=x.device) >= probability
-        ctx.save_for_backward(kept)
+        mask = torch.rand(x.shape, generator=generator, device=x.device) >= probability
+        ctx.save_for_backward(mask)
         ctx.scale = 1 / (1 - probability)
-        return (x * kept).mul_(1 / (1 - probability))
+        return (x * mask).mul_(1 / (1 - probability))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (kept,) = ctx.saved_tensors
-        return (gradients[0] * kept).mul_(ctx.scale), None, None
+        (mask,) = ctx.saved_tensors
+        return (gradients[0] * mask).mul_(ctx.scale), None, None

@@ -1,4 +1,4 @@
-"""Between whole sequences and sequence shards, at the ends of the part that is sequence-parallel.
+"""Conversions between whole sequences and sequence shards, at the ends of a sequence-parallel region.
 
 Source: Megatron-LM ``tensor_parallel/mappings.py``; here the sequence is the last dimension but one, (…, sequence, hidden).
 """
@@ -28,7 +28,7 @@ def require_divisible(sequence: int, group: AxisGroup) -> None:
         )
 
 
-def own_part(x: Tensor, dim: int, group: AxisGroup) -> Tensor:
+def local_part(x: Tensor, dim: int, group: AxisGroup) -> Tensor:
     """This rank's part of ``x`` along ``dim``."""
     return x.chunk(group.size, dim)[group.rank].contiguous()
 
@@ -71,7 +71,7 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: AxisGroup) -> Tensor:
         ctx.group = group
-        return own_part(x, SEQUENCE_DIM, group)
+        return local_part(x, SEQUENCE_DIM, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -89,7 +89,7 @@ class _Gather(Function):
         (gradient,) = gradients
         if ctx.partial:
             return ctx.group.reduce_scatter(gradient, SEQUENCE_DIM), None, None
-        return own_part(gradient, SEQUENCE_DIM, ctx.group), None, None
+        return local_part(gradient, SEQUENCE_DIM, ctx.group), None, None
 
 
 class _ReduceScatter(Function):

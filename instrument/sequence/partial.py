@@ -24,31 +24,31 @@ from instrument.collectives import AxisGroup
 class Partial:
     """A parameter whose gradient is a part of a sum over the ranks.
 
-    Row i of this rank's gradient, from ``first`` on, is a part of row ``places[i − first]`` of a sum of ``num_places`` rows;
-    left out, the whole gradient is a part of a sum of its own shape.
+    Row i of this rank's gradient, from ``first`` on, is a part of row ``total_rows[i − first]`` of a sum of
+    ``num_total_rows`` rows; None: the whole gradient is a part of a sum of the same shape.
     """
 
     parameter: Tensor
     first: int = 0
-    places: range | None = None
-    num_places: int = 0
+    total_rows: range | None = None
+    num_total_rows: int = 0
 
     def spread(self) -> Tensor:
-        """The rows where the other ranks look for them, zeros elsewhere."""
+        """The gradient's rows at their indices in the sum, zeros elsewhere."""
         gradient = gradient_of(self.parameter)
-        if self.places is None:
+        if self.total_rows is None:
             return gradient
-        spread = gradient.new_zeros((self.num_places, *gradient.shape[1:]))
-        spread[self.places.start : self.places.stop] = gradient[self.first : self.first + len(self.places)]
+        spread = gradient.new_zeros((self.num_total_rows, *gradient.shape[1:]))
+        spread[self.total_rows.start : self.total_rows.stop] = gradient[self.first : self.first + len(self.total_rows)]
         return spread
 
     def take(self, total: Tensor) -> None:
-        """Put the sum in place of the part."""
-        if self.places is None:
+        """Replace the part by the sum."""
+        if self.total_rows is None:
             gradient_of(self.parameter).copy_(total)
         else:
-            rows = total[self.places.start : self.places.stop]
-            gradient_of(self.parameter)[self.first : self.first + len(self.places)] = rows
+            rows = total[self.total_rows.start : self.total_rows.stop]
+            gradient_of(self.parameter)[self.first : self.first + len(self.total_rows)] = rows
 
 
 class HasPartial(ABC):
@@ -56,7 +56,7 @@ class HasPartial(ABC):
 
     @abstractmethod
     def partial_gradients(self) -> Iterable[Partial]:
-        """Its own parameters only, not those of its children; in an order that all ranks share."""
+        """Partial gradients of this module's direct parameters, not of its children's; in an order that all ranks share."""
 
 
 class LayerNorm(HasPartial, nn.LayerNorm):
@@ -71,7 +71,7 @@ class LayerNorm(HasPartial, nn.LayerNorm):
 
 
 class PositionEmbedding(HasPartial, split.Embedding):
-    """:class:`instrument.backward_split.split.Embedding`; with ``sequence_parallel`` it is asked for a shard's positions."""
+    """:class:`instrument.backward_split.split.Embedding`; with ``sequence_parallel`` it looks up a shard's positions."""
 
     def __init__(self, positions: int, hidden: int, sequence_parallel: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(positions, hidden, dtype=dtype)
@@ -82,9 +82,9 @@ class PositionEmbedding(HasPartial, split.Embedding):
 
 
 def partial_gradients(module: nn.Module) -> list[Partial]:
-    """Of all parts of a stage, in the order of the modules, which is the same on every rank."""
-    found = [part for part in module.modules() if isinstance(part, HasPartial)]
-    return [partial for part in found for partial in part.partial_gradients()]
+    """The partial gradients of a stage, in the order of its modules, which is the same on every rank."""
+    modules = [part for part in module.modules() if isinstance(part, HasPartial)]
+    return [partial for part in modules for partial in part.partial_gradients()]
 
 
 def sum_partial_gradients(partials: Sequence[Partial], group: AxisGroup) -> None:

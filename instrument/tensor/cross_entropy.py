@@ -1,7 +1,7 @@
 """Cross-entropy on logits that are cut by vocabulary.
 
 Source: Megatron-LM ``tensor_parallel/cross_entropy.py`` (arXiv 1909.08053, section 3). In place of an all-gather of b·s·V
-logits it communicates 3·b·s numbers: the largest logit of each token, then the sum of exponentials and the target's own
+logits it communicates 3·b·s numbers: the largest logit of each token, then the sum of exponentials and the target's
 logit, which travel in one all-reduce.
 """
 
@@ -21,7 +21,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group: AxisGro
 
     Args:
         logits: (…, V/n), of this rank's consecutive part of the vocabulary.
-        targets: (…), numbered over the whole vocabulary, the same on all ranks.
+        targets: (…), indices into the whole vocabulary, the same on all ranks.
         group: the ranks that share the vocabulary.
 
     Returns:
@@ -38,22 +38,22 @@ class _CrossEntropy(Function):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         largest = group.all_reduce(logits.amax(-1), Reduction.MAX)
         shifted = logits - largest.unsqueeze(-1)
-        own = targets - group.rank * logits.shape[-1]
-        foreign = (own < 0) | (own >= logits.shape[-1])
-        own = own.masked_fill(foreign, 0).unsqueeze(-1)
-        of_target = shifted.gather(-1, own).squeeze(-1).masked_fill_(foreign, 0)
+        local_targets = targets - group.rank * logits.shape[-1]
+        foreign = (local_targets < 0) | (local_targets >= logits.shape[-1])
+        local_targets = local_targets.masked_fill(foreign, 0).unsqueeze(-1)
+        of_target = shifted.gather(-1, local_targets).squeeze(-1).masked_fill_(foreign, 0)
         exponentials = shifted.exp_()
         sums = group.all_reduce(torch.stack((exponentials.sum(-1), of_target)))
         total, of_target = sums[0], sums[1]
         softmax = exponentials.div_(total.unsqueeze(-1))
-        ctx.save_for_backward(softmax, own, foreign)
+        ctx.save_for_backward(softmax, local_targets, foreign)
         return total.log().sub_(of_target)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        softmax, own, foreign = ctx.saved_tensors
+        softmax, local_targets, foreign = ctx.saved_tensors
         (gradient,) = gradients
         gradient = gradient.unsqueeze(-1)
         to_logits = softmax * gradient
-        to_logits.scatter_add_(-1, own, -gradient.masked_fill(foreign.unsqueeze(-1), 0))
+        to_logits.scatter_add_(-1, local_targets, -gradient.masked_fill(foreign.unsqueeze(-1), 0))
         return to_logits.to(ctx.dtype), None, None

@@ -22,7 +22,7 @@ from instrument.tensor.shards import HasShares, Share
 
 
 class VocabParallelEmbedding(HasShares, split.Embedding):
-    """Each rank looks up the tokens of its own part of the vocabulary and has zeros for the others.
+    """Each rank looks up the tokens of its part of the vocabulary and has zeros for the others.
 
     All-reduce in forward, identity in backward; with sequence parallelism reduce-scatter in forward, all-gather in backward.
     Under a split backward the all-gather belongs to the I.
@@ -73,8 +73,8 @@ class _Embedding(Function):
         (gradient,) = gradients
         if region.sequence:
             gradient = region.group.all_gather(gradient, SEQUENCE_DIM)
-        own = gradient.masked_fill(foreign.unsqueeze(-1), 0)
+        local_gradient = gradient.masked_fill(foreign.unsqueeze(-1), 0)
         if ctx.queue is not None and ctx.queue.collects:
-            ctx.queue.put(EmbeddingWork(weight, indices, own))
+            ctx.queue.put(EmbeddingWork(weight, indices, local_gradient))
             return None, None, None, None
-        return None, embedding_gradient(indices, own, weight), None, None
+        return None, embedding_gradient(indices, local_gradient, weight), None, None

@@ -1,4 +1,4 @@
-"""Which attention heads a tensor-parallel rank computes."""
+"""Distribution of attention heads over tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HeadShare:
     """Query and KV heads of one rank, numbered as in the whole model, which has ``num_query`` and ``num_kv`` of them.
 
     Where there are fewer KV heads than ranks, each is held by ``copies`` ranks, and each of these computes the part of its
-    gradient that comes from its own query heads.
+    gradient that comes from its query heads.
     """
 
     query: range

@@ -1,7 +1,7 @@
 """Linear layers cut by outputs (column) or by inputs (row).
 
 A column-parallel layer followed by a row-parallel one needs one all-reduce of b·s·h in forward, after the second, and one in
-backward, before the first; with sequence parallelism an all-gather before and a reduce-scatter after take its place.
+backward, before the first; with sequence parallelism an all-gather before and a reduce-scatter after replace it.
 Source: Megatron-LM ``tensor_parallel/layers.py`` (arXiv 1909.08053, 2205.05198).
 
 Under a split backward (:mod:`instrument.backward_split.split`) every collective belongs to the I, so that no W waits for another
@@ -9,9 +9,9 @@ rank. What a column-parallel layer keeps from forward to I is its sequence shard
 the whole input is kept from I to W only. A row-parallel layer keeps the whole gradient of its output from I to W.
 
 Overlap: where a column-parallel layer without sequence parallelism runs its whole backward at once, the all-reduce of the
-input's gradient runs beside the weight gradient. With sequence parallelism, GEMMs of a forward and the row-parallel layer's
-input gradient are cut into chunks, and the column-parallel layer's backward gathers its input beside the input gradient
-and scatters that beside the weight gradient.
+input's gradient overlaps with the weight gradient. With sequence parallelism, GEMMs of a forward and the row-parallel layer's
+input gradient are cut into chunks, and the column-parallel layer's backward gathers its input during the input gradient
+and scatters that during the weight gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 from instrument.backward_split import split
 from instrument.backward_split.split import BiasWork, LinearWork, WeightQueue
-from instrument.collectives import Pending, arrived
+from instrument.collectives import Pending, completed
 from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM, gather_matmul, matmul_scatter
 from instrument.sequence.partial import HasPartial, Partial
@@ -117,13 +117,13 @@ class QkvParallelLinear(HasPartial, ColumnParallelLinear):
         if self.share.copies == 1:
             return
         query, key, _ = map(len, self.rows)
-        places = range(self.share.kv.start * self.head_dim, self.share.kv.stop * self.head_dim)
+        total_rows = range(self.share.kv.start * self.head_dim, self.share.kv.stop * self.head_dim)
         for parameter in self.parameters(recurse=False):
             for first in (query, query + key):
-                yield Partial(parameter, first, places, self.share.num_kv * self.head_dim)
+                yield Partial(parameter, first, total_rows, self.share.num_kv * self.head_dim)
 
     def shares(self) -> Iterable[Share]:
-        """Of the copies of a KV head the first rank's counts; the others count their queries."""
+        """Shares of weight and bias: of the copies of a KV head the first rank counts its copy, the others only queries."""
         is_first = self.region.group.rank % self.share.copies == 0
         rows = None if is_first else len(self.rows[0])
         return [Share(parameter, rows) for parameter in self.parameters(recurse=False)]
@@ -188,7 +188,7 @@ class _Column(Function):
         ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, queue: WeightQueue | None
     ) -> Tensor:
         ctx.save_for_backward(x)
-        # Not saved as tensors: hooks on those (activation checkpointing) would give back copies in place of parameters.
+        # Not saved as tensors: hooks on those (activation checkpointing) would return copies instead of parameters.
         ctx.weight, ctx.bias, ctx.region, ctx.queue = weight, bias, region, queue
         if not region.sequence:
             return F.linear(x, weight, bias)
@@ -210,22 +210,22 @@ class _Column(Function):
 
 
 def _whole_input(x: Tensor, region: Region) -> Pending[Tensor]:
-    """Bulk overlap: the input is on its way while the input gradient is computed, which does not need it."""
+    """Gather the whole input; with overlap, while the input gradient is computed, which does not need it (bulk overlap)."""
     if not region.sequence:
-        return arrived(x)
+        return completed(x)
     if region.overlap:
         return region.group.start_all_gather(x, SEQUENCE_DIM)
-    return arrived(region.group.all_gather(x, SEQUENCE_DIM))
+    return completed(region.group.all_gather(x, SEQUENCE_DIM))
 
 
 def _sum_input_gradient(part: Tensor, region: Region) -> Pending[Tensor]:
-    """Bulk overlap: the parts are summed while the weight gradient is computed."""
+    """Sum the parts of the input gradient; with overlap, while the weight gradient is computed (bulk overlap)."""
     group = region.group
     if region.sequence:
         if region.overlap:
             return group.start_reduce_scatter(part, SEQUENCE_DIM)
-        return arrived(group.reduce_scatter(part, SEQUENCE_DIM))
-    return group.start_all_reduce(part) if region.overlap else arrived(group.all_reduce(part))
+        return completed(group.reduce_scatter(part, SEQUENCE_DIM))
+    return group.start_all_reduce(part) if region.overlap else completed(group.all_reduce(part))
 
 
 class _Row(Function):
@@ -259,16 +259,16 @@ class _Row(Function):
 def _weight_gradients(
     queue: WeightQueue | None, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of weight and bias, or nothing where they are put aside."""
-    rows, read = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+    """The gradients of weight and bias, or None where they are deferred to W."""
+    rows, rows_in = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
     if queue is not None and queue.collects:
-        queue.put(LinearWork(weight, bias, read, rows))
+        queue.put(LinearWork(weight, bias, rows_in, rows))
         return None, None
-    return rows.t().mm(read), None if bias is None else rows.sum(0)
+    return rows.t().mm(rows_in), None if bias is None else rows.sum(0)
 
 
 def _bias_gradient(queue: WeightQueue | None, bias: nn.Parameter | None, gradient: Tensor) -> Tensor | None:
-    """From the rows that this rank has added the bias to."""
+    """The bias gradient, from the rows that this rank has added the bias to."""
     if bias is None:
         return None
     rows = gradient.reshape(-1, gradient.shape[-1])

@@ -1,7 +1,7 @@
-"""Into and out of the part of a model that is tensor-parallel.
+"""Conversions at the ends of a tensor-parallel region.
 
 Source: Megatron-LM ``tensor_parallel/mappings.py``. The layers of :mod:`instrument.tensor.linear` do the same inside their
-own backward, where it can run beside a GEMM; these are for models that put layers together in another way.
+backward, where it can overlap with a GEMM; these are for models that put layers together in another way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from instrument.collectives import AxisGroup
-from instrument.sequence.mappings import own_part
+from instrument.sequence.mappings import local_part
 from instrument.tensor.region import divide
 
 
@@ -70,7 +70,7 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: AxisGroup) -> Tensor:
         ctx.group = group
-        return own_part(x, -1, group)
+        return local_part(x, -1, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -85,4 +85,4 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return own_part(gradients[0], -1, ctx.group), None
+        return local_part(gradients[0], -1, ctx.group), None

@@ -1,4 +1,4 @@
-"""What the layers of the axis tp share, and how a full tensor is cut for it."""
+"""The region of layers that are parallel over tp, and sharding of full tensors for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pptrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """How layers work together along tp.
+    """A region of layers that are parallel over tp.
 
     With ``sequence``, activations between the layers are sequence shards (Megatron SP). With ``overlap``, communication
-    runs beside the GEMMs (:mod:`instrument.sequence.overlap`); the results are the same, see there for the last bits.
+    overlaps with the GEMMs (:mod:`instrument.sequence.overlap`); the results are the same, see there for the last bits.
     """
 
     group: AxisGroup

@@ -1,4 +1,4 @@
-"""Which parameters the ranks of tp share out, and which each of them holds whole.
+"""Counting parameters once over tp, where some are sharded and others are whole on every rank.
 
 What is summed over the whole model, such as the norm of the gradient, must count every entry once: of a shared-out
 parameter each rank counts its part, of any other the first rank alone counts it. Source: Megatron-LM
@@ -24,7 +24,7 @@ class Share:
     rows: int | None = None
 
     def gradient(self) -> Tensor:
-        """What the rank counts of it."""
+        """The gradient of the rows that the rank counts."""
         return gradient_of(self.parameter)[: self.rows]
 
 
@@ -33,11 +33,11 @@ class HasShares(ABC):
 
     @abstractmethod
     def shares(self) -> Iterable[Share]:
-        """Its own parameters only, not those of its children."""
+        """Shares of this module's direct parameters, not of its children's."""
 
 
 def counted_shares(stages: Sequence[nn.Module], tp_rank: int) -> list[Share]:
-    """What a rank counts of its stages' parameters, each parameter once."""
+    """The shares that a rank counts of its stages' parameters, each parameter once."""
     modules = [part for stage in stages for part in stage.modules()]
     shared = {id(s.parameter): s for part in modules if isinstance(part, HasShares) for s in part.shares()}
     whole = [Share(parameter) for parameter in nn.ModuleList(stages).parameters() if id(parameter) not in shared]

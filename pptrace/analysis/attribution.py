@@ -71,7 +71,7 @@ def together(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
 
 def waterfall(course: ReplayGraph, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
-    keys = [stop.key for stop in course.stops]
+    keys = [stop.key for stop in course.nodes]
     if not set(keys) <= measured.ops.keys():
         return None
     whole = {key: measured.ops[key] for key in keys}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,52 +29,68 @@ from pptrace.ingest import Progress
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes to read with [default: one per core].")
-@click.option("--no-cache", is_flag=True, help="Read everything, and keep nothing for the next time.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "dask"]),
     default="local",
     show_default=True,
-    help="What reads the traces; this version has local only.",
+    help="Engine that reads the traces; this version has local only.",
 )
-def command(
-    paths: tuple[Path, ...],
-    json_file: str | None,
-    with_ops: bool,
-    html_file: Path | None,
-    csv_dir: Path | None,
-    perfetto_file: Path | None,
-    show_all: bool,
-    schedule: str | None,
-    step: int | None,
-    jobs: int | None,
-    no_cache: bool,
-    engine: str,
-) -> None:
+def command(paths: tuple[Path, ...], **options: Any) -> None:
     """Say where the step time of a run went.
 
     PATHS are trace files, a directory with one trace per rank, or a run directory of `pptrace run`.
     """
-    if engine != "local":
-        raise UsageError(f"--engine {engine}: this version has no such engine; use --engine local")
-    if str(csv_dir) == "-":
-        raise UsageError("--csv -: there are several tables, which stdout cannot take; give a directory")
-    outputs = Outputs({"--json": json_file, "--html": html_file, "--perfetto": perfetto_file})
-    # Without --jobs, jobs is None: one process per core.
-    run = load(paths, schedule=schedule, step=step, jobs=jobs, progress=_progress(), cache=not no_cache)
+    _analyze(paths, AnalyzeOptions(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """The options of ``pptrace analyze``, as click parses them. ``jobs`` None: one process per core."""
+
+    json_file: str | None
+    with_ops: bool
+    html_file: Path | None
+    csv_dir: Path | None
+    perfetto_file: Path | None
+    show_all: bool
+    schedule: str | None
+    step: int | None
+    jobs: int | None
+    no_cache: bool
+    engine: str
+
+    def __post_init__(self) -> None:
+        if self.engine != "local":
+            raise UsageError(f"--engine {self.engine}: this version has no such engine; use --engine local")
+        if str(self.csv_dir) == "-":
+            raise UsageError("--csv -: there are several tables, which stdout cannot take; give a directory")
+
+
+def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
+    outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
+    run = load(
+        paths,
+        schedule=options.schedule,
+        step=options.step,
+        jobs=options.jobs,
+        progress=_progress(),
+        cache=not options.no_cache,
+    )
     try:
-        if csv_dir is not None:
-            _write_tables(run, csv_dir)
+        if options.csv_dir is not None:
+            _write_tables(run, options.csv_dir)
         outputs.write(
             {
-                "--json": lambda: run.to_json(ops=with_ops),
+                "--json": lambda: run.to_json(ops=options.with_ops),
                 "--html": lambda: run.to_html(),
                 "--perfetto": lambda: run.to_perfetto(),
             }
         )
     finally:
         if not outputs.take_stdout:  # after the files: who reads stdout may end the program, as `| head` does
-            _print(run.report, show_all)
+            _print(run.report, options.show_all)
 
 
 def _write_tables(run: Run, directory: Path) -> None:
@@ -92,7 +110,7 @@ def analyze_and_print(paths: Sequence[Path]) -> None:
 
 
 def _print(report: Report, show_all: bool = False) -> None:
-    """The text report. Tables keep their width when the output is no terminal, so that a file or a pipe gets whole lines."""
+    """Print the text report. Tables have a fixed width when the output is no terminal, so that lines are not broken."""
     from rich.console import Console
 
     from pptrace.report.tables import Amount
@@ -103,7 +121,7 @@ def _print(report: Report, show_all: bool = False) -> None:
 
 
 def _progress() -> Progress | None:
-    """Writes how far reading is, over and over on one line of a terminal."""
+    """A callback that writes the progress of reading on one line of a terminal; None where stderr is none."""
     if not sys.stderr.isatty():
         return None
     shown = ""

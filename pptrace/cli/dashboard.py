@@ -1,4 +1,4 @@
-"""``pptrace dashboard``: look at traces in a browser."""
+"""``pptrace dashboard``: show traces in a browser."""
 
 from __future__ import annotations
 

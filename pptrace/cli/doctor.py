@@ -1,4 +1,4 @@
-"""``pptrace doctor``: what is installed here, and what that allows. Needs no torch."""
+"""``pptrace doctor``: installed versions, devices and profilers, and what they allow. Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pptrace.nsys import exported_report, last_line, run_program
 _INSTALL_TORCH = "torch is not installed: pip install 'pptrace[train]'"
 _NSYS_S = 20
 _TRIAL_S = 30.0
-"""Seconds that trying nsys may take in all."""
+"""Time limit of trying nsys, s."""
 _TRIAL_RANGE = format_mark(SpanMark(SpanKind.STEP, 0))
 _TRIAL = f"""
 from instrument.nvtx_ranges import open_domain
@@ -42,7 +42,7 @@ _PACKAGES = ("nvtx", "numpy", "pandas", "plotly", "dash")
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What PyTorch can do on this machine. Its import is what takes the doctor's time."""
+    """Version and abilities of PyTorch on this machine. Its import takes most of the doctor's time."""
 
     version: str
     cuda: str | None
@@ -54,7 +54,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class NsysTrial:
-    """Whether a range of pptrace's reached a report of nsys, and what was seen, or what to do."""
+    """Whether a range of pptrace's reached a report of nsys, with a detail or an advice."""
 
     works: bool
     detail: str
@@ -62,7 +62,7 @@ class NsysTrial:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything the doctor looked at; None for what is absent."""
+    """Versions and abilities of this machine; None for what is absent."""
 
     python: str
     cores: int
@@ -72,12 +72,12 @@ class Machine:
     """Why torch cannot be used although it is installed."""
     nsys: str | None
     nsys_trial: NsysTrial | None = None
-    """What came of a range that was recorded with nsys; None where that was not tried."""
+    """The result of recording a range with nsys; None where that was not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """One thing a person may want to do here, whether it works, and why or how."""
+    """A task, whether it works on this machine, and why or how."""
 
     what: str
     works: bool
@@ -94,7 +94,7 @@ def command() -> None:
 
 
 def examine() -> Machine:
-    """Look at this machine."""
+    """Examine this machine."""
     torch, problem = None, None
     if importlib.util.find_spec("torch") is not None:
         try:
@@ -119,7 +119,7 @@ def _examine_torch() -> Torch:
 
     activities = supported_activities()  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = {
+    available = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
         "mpi": dist.is_available() and dist.is_mpi_available(),
@@ -128,7 +128,7 @@ def _examine_torch() -> Torch:
         version=torch.__version__,
         cuda=torch.version.cuda,
         gpus=tuple(_describe_gpu(index) for index in range(count)),
-        backends=tuple(name for name, available in found.items() if available),
+        backends=tuple(name for name, is_available in available.items() if is_available),
         kineto=ProfilerActivity.CPU in activities,
         cupti=ProfilerActivity.CUDA in activities,
     )
@@ -159,34 +159,34 @@ def _nsys_version() -> str | None:
 
 
 def _try_nsys() -> NsysTrial | None:
-    """Record one range as a rank of ``pptrace run --profiler nsys`` does, and look for it in what nsys leaves."""
+    """Record one range as a rank of ``pptrace run --profiler nsys`` does, and look for it in the report of nsys."""
     nsys, nvtx = shutil.which("nsys"), _version("nvtx")
     if nsys is None or nvtx is None:
         return None
     ends_at = time.monotonic() + _TRIAL_S
 
-    def left() -> float:
+    def remaining_s() -> float:
         return max(ends_at - time.monotonic(), 1.0)
 
     with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
         stem = Path(folder) / "trial"
         options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={stem}"]
         try:
-            code, output = run_program([nsys, "profile", *options, sys.executable, "-c", _TRIAL], left())
-            export = exported_report(nsys, stem, left)
-            found = read_nsight(export) if export is not None else ()
+            code, output = run_program([nsys, "profile", *options, sys.executable, "-c", _TRIAL], remaining_s())
+            export = exported_report(nsys, stem, remaining_s)
+            traces = read_nsight(export) if export is not None else ()
         except PptraceError as err:
             return NsysTrial(False, str(err).replace(f"{folder}{os.sep}", ""))
         if export is None:
             return NsysTrial(False, f"left no report of a trial (exit code {code}: {last_line(output)})")
-        seen = any(name == _TRIAL_RANGE for trace in found for name in trace.events.names)
+        seen = any(name == _TRIAL_RANGE for trace in traces for name in trace.events.names)
     if seen:
         return NsysTrial(True, f"recorded a range of nvtx {nvtx}")
     return NsysTrial(False, f"recorded no range of nvtx {nvtx}: install a newer nsys, or 'nvtx<0.2.12'")
 
 
 def list_abilities(machine: Machine) -> list[Ability]:
-    """What this machine allows, in the order in which a person comes to need it."""
+    """List what this machine allows, from analysing traces to profiling GPUs."""
     return [
         Ability("Analyse traces, open the dashboard", True, "needs no torch and no GPU"),
         *_training_abilities(machine),
@@ -234,11 +234,11 @@ def _tracing_abilities(machine: Machine) -> list[Ability]:
         abilities.append(Ability("Trace GPU kernels (--profiler torch)", works, gpu))
     if machine.packages and dict(machine.packages).get("nvtx") is None:
         abilities.append(Ability("NVTX ranges", False, "nvtx is not installed: pip install 'pptrace[train]'"))
-    abilities.append(_with_nsys(machine))
+    abilities.append(_nsys_ability(machine))
     return abilities
 
 
-def _with_nsys(machine: Machine) -> Ability:
+def _nsys_ability(machine: Machine) -> Ability:
     what, trial = "Nsight Systems (--profiler nsys)", machine.nsys_trial
     if machine.nsys is None:
         return Ability(what, False, "nsys is not on PATH: install NVIDIA Nsight Systems")
@@ -252,7 +252,7 @@ def _why_no_kernels(torch: Torch) -> str:
 
 
 def facts_table(machine: Machine) -> Table:
-    """What was found."""
+    """A table of the machine's versions and devices."""
     torch = machine.torch
     table = Table(title="pptrace doctor", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("pptrace", pptrace.__version__)
@@ -275,13 +275,13 @@ def _torch_text(machine: Machine) -> str:
 
 def _profilers(machine: Machine) -> list[str]:
     torch = machine.torch
-    found = ["Kineto (CPU)"] if torch and torch.kineto else []
-    found += ["CUPTI (GPU)"] if torch and torch.cupti else []
-    return [*found, f"nsys {machine.nsys}"] if machine.nsys else found
+    names = ["Kineto (CPU)"] if torch and torch.kineto else []
+    names += ["CUPTI (GPU)"] if torch and torch.cupti else []
+    return [*names, f"nsys {machine.nsys}"] if machine.nsys else names
 
 
 def abilities_table(abilities: list[Ability]) -> Table:
-    """What that allows."""
+    """A table of abilities."""
     table = Table(title="What that allows", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for ability in abilities:
         answer = Text("yes", style="green") if ability.works else Text("no", style="yellow")

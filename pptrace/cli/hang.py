@@ -1,4 +1,4 @@
-"""``pptrace hang``: who is to blame for a run that hangs."""
+"""``pptrace hang``: the ranks to blame for a run that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``pptrace`` command: finds the subcommand, runs it, and turns errors into one line and an exit code."""
+"""The ``pptrace`` command: runs a subcommand, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMANDS = {
     "dashboard": "look at traces in a browser",
     "hang": "say who is to blame for a run that hangs",
     "schedule": "list and show pipeline schedules",
-    "simulate": "run a schedule on paper",
+    "simulate": "simulate a schedule",
     "doctor": "say what is installed and what that allows",
 }
 
@@ -32,7 +32,7 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        gc.disable()  # what modules make stays; looking through it for garbage takes a tenth of the start
+        gc.disable()  # imports make no garbage; collecting takes a tenth of the start
         command: click.Command = importlib.import_module(f"pptrace.cli.{cmd_name}").command
         gc.freeze()
         gc.enable()
@@ -50,7 +50,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 bad input or no place for the output, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 bad input or unwritable output, 2 wrong usage, 130 interrupted."""
     open_streams()
     try:
         code = _run()
@@ -65,7 +65,7 @@ def main() -> None:
         _fail(err.format_message(), err.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+    except BrokenPipeError:  # the reader of stdout is gone, as `| head` does
         drop_stdout()
         sys.exit(1)
     except OSError as err:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code of the command; without one, its help."""
+    """Run the command and return its exit code; without a subcommand, print the help."""
     try:
         code = cli.main(prog_name="pptrace", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as err:
@@ -85,6 +85,6 @@ def _run() -> int:
 
 
 def _fail(message: str, code: int) -> None:
-    """One line on stderr, whatever the message contains."""
+    """Print the message as one line on stderr and exit."""
     click.echo(f"pptrace: {' '.join(message.split())}", err=True)
     sys.exit(code)

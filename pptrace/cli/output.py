@@ -1,4 +1,4 @@
-"""Writing what a command was asked for: to files, and to stdout, which may be closed or full."""
+"""Output of a command: to files, and to stdout, which may be closed or full."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _write_text(target: str | Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the options ask to be written: {"--json": a file, "-" for stdout, or None}.
+    """The requested outputs by option: {"--json": a file, "-" for stdout, or None}.
 
     Raises:
-        UsageError: more than one is to go to stdout.
+        UsageError: more than one output is stdout.
     """
 
     targets: Mapping[str, str | Path | None]
@@ -42,11 +42,11 @@ class Outputs:
 
     @property
     def take_stdout(self) -> bool:
-        """Whether stdout is for one of them, and nothing else may be printed."""
+        """Whether one of them goes to stdout, so that nothing else may be printed."""
         return bool(self._for_stdout())
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write them by the makers of their texts; stdout last, since who reads it may end the program, as `| head` does.
+        """Make and write each output; stdout last, since its reader may end the program, as `| head` does.
 
         Raises:
             PptraceError: a file cannot be written.
@@ -61,11 +61,11 @@ class Outputs:
 
 
 _LOST = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Of a stream that is closed, or on a file that takes no more."""
+"""Error numbers of a stream that is closed, or on a file that is full."""
 
 
 def stdout_error(err: OSError) -> PptraceError | None:
-    """The error of one line where a write to stdout failed; None for any other. What is printed afterwards is dropped."""
+    """The error to report where a write to stdout failed, None for other errors. Later output is dropped."""
     if err.filename is not None or err.errno not in _LOST:
         return None
     drop_stdout()
@@ -76,13 +76,13 @@ def stdout_error(err: OSError) -> PptraceError | None:
 
 
 def drop_stdout() -> None:
-    """Let what stdout still holds, and what comes, go nowhere."""
+    """Drop what stdout has buffered, and all later output."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def open_streams() -> None:
-    """Streams in place of those that are closed, of which Python has None: one of stdout that fails as a closed one does."""
+    """Replace streams that are closed, which Python sets to None; stdout by one that fails on writing, as a closed one does."""
     if sys.stdout is None or sys.stderr is None:
         # The lowest free number, that of the closed stream, which no file opened later then gets.
         null = os.open(os.devnull, os.O_RDONLY)

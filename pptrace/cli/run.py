@@ -6,8 +6,9 @@ import importlib.util
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory [default: pptrace_runs/TIME-SCRIPT]."
 )
-@click.option("--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="What records.")
+@click.option(
+    "--profiler", default="torch", show_default=True, metavar="torch|nsys|none", help="Profiler that records."
+)
 @click.option("--steps", metavar="A:B", help="Steps A to B-1 are profiled; or 'all'.  [default: 2:5]")
 @click.option(
     "--timeout", type=float, default=None, metavar="SECONDS", help="End the run then, and say where it hangs."
 )
 @click.option(
-    "--no-hooks", is_flag=True, help="Watch nothing that the script imports; --steps is then 'all' by default."
+    "--no-hooks", is_flag=True, help="Wrap no functions of imported packages; --steps is then 'all' by default."
 )
 @click.option(
     "--hang-timeout",
@@ -50,50 +53,64 @@ if TYPE_CHECKING:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(
-    ctx: click.Context,
-    nproc: int,
-    nnodes: int,
-    node_rank: int | None,
-    rdzv_endpoint: str | None,
-    output: Path | None,
-    profiler: str,
-    steps: str | None,
-    timeout: float | None,
-    no_hooks: bool,
-    hang_timeout: float | None,
-    no_analyze: bool,
-    module: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> None:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Run SCRIPT with ARGS on several ranks, profile some of its steps, and analyse the traces.
 
     The script needs no change: it finds RANK, WORLD_SIZE and the like in its environment, as with torchrun, and its
-    steps are told by its optimizer. Options come before SCRIPT.
+    steps are recognised by its optimizer. Options come before SCRIPT.
     """
-    from instrument.launch.options import RunOptions, check_options, default_run_dir
-    from instrument.launch.window import DEFAULT_STEPS, parse_steps
-
-    full = ("-m", script, *args) if module else (script, *args)
-    if nnodes > 1 and (node_rank is None or output is None):
-        raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
-    options = RunOptions(
-        command=full,
-        run_dir=output or default_run_dir(full),
-        nproc=nproc,
-        nnodes=nnodes,
-        node_rank=node_rank or 0,
-        rdzv_endpoint=rdzv_endpoint,
-        profiler=profiler,
-        window=parse_steps(steps or ("all" if no_hooks else DEFAULT_STEPS)),
-        timeout_s=timeout,
-        hooks=not no_hooks,
-        hang_timeout_s=hang_timeout,
-    )
-    check_options(options)
+    parsed = CommandOptions(**options)
+    run_options = parsed.run_options()
     _require_torch()
-    ctx.exit(_run(options, analyze=not no_analyze))
+    ctx.exit(_run(run_options, analyze=not parsed.no_analyze))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOptions:
+    """The options and arguments of ``pptrace run``, as click parses them."""
+
+    nproc: int
+    nnodes: int
+    node_rank: int | None
+    rdzv_endpoint: str | None
+    output: Path | None
+    profiler: str
+    steps: str | None
+    timeout: float | None
+    no_hooks: bool
+    hang_timeout: float | None
+    no_analyze: bool
+    module: bool
+    script: str
+    args: tuple[str, ...]
+
+    def run_options(self) -> RunOptions:
+        """The launcher's options.
+
+        Raises:
+            UsageError: they do not fit together.
+        """
+        from instrument.launch.options import RunOptions, check_options, default_run_dir
+        from instrument.launch.window import DEFAULT_STEPS, parse_steps
+
+        full_command = ("-m", self.script, *self.args) if self.module else (self.script, *self.args)
+        if self.nnodes > 1 and (self.node_rank is None or self.output is None):
+            raise UsageError("--nnodes: several nodes need --node-rank K and -o DIR, and the same DIR on each")
+        options = RunOptions(
+            command=full_command,
+            run_dir=self.output or default_run_dir(full_command),
+            nproc=self.nproc,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank or 0,
+            rdzv_endpoint=self.rdzv_endpoint,
+            profiler=self.profiler,
+            window=parse_steps(self.steps or ("all" if self.no_hooks else DEFAULT_STEPS)),
+            timeout_s=self.timeout,
+            hooks=not self.no_hooks,
+            hang_timeout_s=self.hang_timeout,
+        )
+        check_options(options)
+        return options
 
 
 def _require_torch() -> None:
@@ -103,7 +120,7 @@ def _require_torch() -> None:
 
 
 def _run(options: RunOptions, *, analyze: bool) -> int:
-    """Run, report, analyse; the exit code."""
+    """Run, report and analyse; returns the exit code."""
     from instrument.launch.launcher import describe_ranks, launch
     from instrument.launch.output import Terminal
 
@@ -115,7 +132,7 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
         result = launch(options, Terminal())
     for line in describe_ranks(result):
         click.echo(f"pptrace: {line}", err=True)
-    # A node sees the end of its own ranks alone; the run is analysed when all have written their traces.
+    # A node sees only the end of its ranks; the run is analysed when all have written their traces.
     _finish(result, analyze=analyze and options.nnodes == 1, profiled=options.profiler != "none")
     if options.nnodes > 1:
         click.echo(f"when all nodes have ended: {_program()} analyze {shlex.quote(str(result.run_dir))}")
@@ -123,28 +140,28 @@ def _run(options: RunOptions, *, analyze: bool) -> int:
 
 
 def _finish(result: RunResult, *, analyze: bool, profiled: bool) -> None:
-    traces, whose = (result.traces, "") if result.traces else (result.script_traces, " of the script's own profiler")
+    traces, origin = (result.traces, "") if result.traces else (result.script_traces, " of the script's own profiler")
     count = len(traces)
     if not count:
         if profiled:
             click.echo(f"pptrace: no trace was recorded; {result.run_dir}/run.json says how the run went", err=True)
         return
-    click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'}{whose} in {result.run_dir}", err=True)
+    click.echo(f"pptrace: {count} {'trace' if count == 1 else 'traces'}{origin} in {result.run_dir}", err=True)
     if analyze:
         _analyze(result.run_dir)
     click.echo(f"{_program()} dashboard {shlex.quote(str(result.run_dir))}")
 
 
 def _program() -> str:
-    """pptrace as the user can call it: as it was called now where its name alone would not find it."""
+    """The command by which the user can call pptrace: its name, or its path where the name is not on PATH."""
     called = Path(sys.argv[0])
-    found = shutil.which("pptrace")
+    on_path = shutil.which("pptrace")
     is_program = called.name == "pptrace" and called.exists()
-    return str(called) if is_program and not (found and Path(found).samefile(called)) else "pptrace"
+    return str(called) if is_program and not (on_path and Path(on_path).samefile(called)) else "pptrace"
 
 
 def _analyze(run_dir: Path) -> None:
-    """The report of what was recorded; where it fails, that is said and the run's own result stands."""
+    """Print the report of the recorded traces; a failure is printed and leaves the run's exit code unchanged."""
     from pptrace.cli.analyze import analyze_and_print
 
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -41,28 +43,41 @@ def list_schedules() -> None:
 @click.argument("name")
 @click.option("--pp", type=int, required=True, help="Pipeline ranks.")
 @click.option("--microbatches", type=int, required=True, help="Microbatches per step.")
-@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's own].")
+@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's].")
 @click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
 @click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
 @click.option("--csv", "csv_file", metavar="FILE|-", help="Write torch's CSV ('-': to stdout, nothing else).")
 @click.option("--with-comms", is_flag=True, help="With sends and receives.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
-def show(
-    name: str,
-    pp: int,
-    microbatches: int,
-    chunks: int | None,
-    group_size: int | None,
-    lean: bool,
-    memory_limit: int | None,
-    csv_file: str | None,
-    with_comms: bool,
-    html_file: Path | None,
-) -> None:
+def show(name: str, **options: Any) -> None:
     """Show what each rank does, and what bubble that leaves."""
-    outputs = Outputs({"--csv": csv_file, "--html": html_file})
-    shape = registry.shape_for(name, pp, microbatches, chunks, group_size, lean, memory_limit)
+    _show(name, ShowOptions(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """The options of ``pptrace schedule show``, as click parses them."""
+
+    pp: int
+    microbatches: int
+    chunks: int | None
+    group_size: int | None
+    lean: bool
+    memory_limit: int | None
+    csv_file: str | None
+    with_comms: bool
+    html_file: Path | None
+
+    def shape(self, name: str) -> Shape:
+        return registry.shape_for(
+            name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit
+        )
+
+
+def _show(name: str, options: ShowOptions) -> None:
+    outputs = Outputs({"--csv": options.csv_file, "--html": options.html_file})
+    shape, with_comms = options.shape(name), options.with_comms
     plan = registry.get(name).builder(shape)
     validate(plan)
     outputs.write({"--csv": lambda: to_csv(lower(plan) if with_comms else plan), "--html": lambda: _picture(plan)})
@@ -77,13 +92,13 @@ def _picture(plan: Plan) -> str:
 
 
 def optimality_line(name: str, plan: Plan, shape: Shape) -> str | None:
-    """How far a searched schedule is from the lower bound, in words; None for a schedule that is not searched."""
+    """One line: a searched schedule's makespan above the lower bound; None for a schedule that is not searched."""
     if not registry.get(name).searches:
         return None
-    found = optimality(plan, shape)
-    if found.excess == 0:
+    result = optimality(plan, shape)
+    if result.excess == 0:
         return "no order of these actions within the memory limit is shorter: the makespan is the lower bound"
-    return f"the makespan is {found.excess:.2%} above the lower bound of what any order could reach"
+    return f"the makespan is {result.excess:.2%} above the lower bound of what any order could reach"
 
 
 def _print(plan: Plan, with_comms: bool, optimality_note: str | None) -> None:

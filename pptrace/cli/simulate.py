@@ -1,8 +1,10 @@
-"""``pptrace simulate``: a schedule on paper, with costs."""
+"""``pptrace simulate``: a schedule with costs, simulated."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,9 +18,9 @@ from pptrace.report.text import simulation_table
 
 @click.command(name="simulate")
 @click.argument("schedule", metavar="NAME|CSV")
-@click.option("--pp", type=int, help="Pipeline ranks (a CSV says its own).")
-@click.option("--microbatches", type=int, help="Microbatches per step (a CSV says its own).")
-@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's own].")
+@click.option("--pp", type=int, help="Pipeline ranks (default of a CSV: its number).")
+@click.option("--microbatches", type=int, help="Microbatches per step (default of a CSV: its number).")
+@click.option("--chunks", type=int, help="Virtual stages per rank [default: the schedule's].")
 @click.option("--group-size", type=int, help="Microbatch group size per virtual stage (interleaved) [default: p].")
 @click.option("--lean", is_flag=True, help="Fewer warmup forwards (interleaved).")
 @click.option("--memory-limit", type=int, help="Activations that a rank may hold (zb-auto) [default: all m].")
@@ -32,31 +34,46 @@ from pptrace.report.text import simulation_table
 @click.option("--json", "json_file", metavar="FILE|-", help="Write JSON ('-': to stdout, nothing else).")
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a picture as a single HTML file.")
-def command(
-    schedule: str,
-    pp: int | None,
-    microbatches: int | None,
-    chunks: int | None,
-    group_size: int | None,
-    lean: bool,
-    memory_limit: int | None,
-    forward: float,
-    backward: float,
-    wgrad: float | None,
-    p2p: float,
-    csv_file: str | None,
-    json_file: str | None,
-    with_ops: bool,
-    html_file: Path | None,
-) -> None:
-    """Run a schedule on paper: a name of the catalogue, or a CSV of actions.
+def command(schedule: str, **options: Any) -> None:
+    """Simulate a schedule: a name of the catalogue, or a CSV of actions.
 
     Costs are those of one action: one stage's chunk, one microbatch.
     """
-    outputs = Outputs({"--csv": csv_file, "--json": json_file, "--html": html_file})
-    sizes = Sizes(pp, microbatches, chunks, group_size, lean, memory_limit)
-    step = _simulate(schedule, sizes, MillisecondCosts(forward, backward, wgrad, p2p))
-    outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=with_ops), "--html": step.to_html})
+    _simulate_and_write(schedule, SimulateOptions(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The options of ``pptrace simulate``, as click parses them; costs in ms."""
+
+    pp: int | None
+    microbatches: int | None
+    chunks: int | None
+    group_size: int | None
+    lean: bool
+    memory_limit: int | None
+    forward: float
+    backward: float
+    wgrad: float | None
+    p2p: float
+    csv_file: str | None
+    json_file: str | None
+    with_ops: bool
+    html_file: Path | None
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit)
+
+    @property
+    def costs(self) -> MillisecondCosts:
+        return MillisecondCosts(self.forward, self.backward, self.wgrad, self.p2p)
+
+
+def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
+    outputs = Outputs({"--csv": options.csv_file, "--json": options.json_file, "--html": options.html_file})
+    step = _simulate(schedule, options.sizes, options.costs)
+    outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=options.with_ops), "--html": step.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
         console.print(simulation_table(step.simulation))
@@ -65,7 +82,7 @@ def command(
 
 
 def _simulate(schedule: str, sizes: Sizes, costs: MillisecondCosts) -> SimulatedStep:
-    """The simulated step; of a plan that deadlocks, the drawing is shown before the error ends the command."""
+    """Simulate one step; of a plan that deadlocks, the grid is printed before the error ends the command."""
     try:
         return simulate_as(schedule, sizes, costs, spell=lambda name: f"--{name.replace('_', '-')}")
     except ScheduleError as err:

@@ -1,4 +1,4 @@
-"""Who is to blame for a hang: a wait-for graph over ranks and process groups, and one sentence.
+"""Diagnosis of hangs: a wait-for graph over ranks and process groups, a verdict, and one sentence.
 
     calls of each rank ─waits─► who waits for whom ─verdict─► missing | cycle | mismatch | late, ranks ─words─► a sentence
 

@@ -1,4 +1,4 @@
-"""The communication calls of a rank, as a live rank's log or a dump gives them."""
+"""The communication calls of a rank, from a live rank's log or a dump."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ ANY_PEER = -1
 
 
 class CallState(StrEnum):
-    """How far a call is.
+    """Progress of a call.
 
-    ``LAUNCHED`` is what the host has handed to a device without knowing more: done if every other rank that it needs has made
-    its own. ``QUEUED`` is known not to be done; like ``LAUNCHED`` it begins when the rank's earlier calls on the device are.
+    ``LAUNCHED``: the host has queued it on a device; done if every other rank that it needs has made the matching call.
+    ``QUEUED`` is certainly not done; like ``LAUNCHED`` it begins when the rank's earlier calls on the device are done.
     """
 
     DONE = "done"
-    OFFERED = "offered"  # others can meet it, and the rank does something else meanwhile
-    BLOCKING = "blocking"  # others can meet it, and the rank waits for its end
+    OFFERED = "offered"  # others can match it, and the rank does something else meanwhile
+    BLOCKING = "blocking"  # others can match it, and the rank waits for its end
     QUEUED = "queued"
     LAUNCHED = "launched"
-    FAILED = "failed"  # the backend gave it up
+    FAILED = "failed"  # the backend aborted it
 
     @property
     def is_open(self) -> bool:
@@ -30,17 +30,17 @@ class CallState(StrEnum):
 
 
 class Presence(StrEnum):
-    """What is known of a rank besides its calls."""
+    """State of a rank's process and of its data."""
 
     ALIVE = "alive"
     GONE = "gone"  # the process has ended, cleanly or not
     EMPTY = "empty"  # it left a dump without calls, one that cannot be read, or none
-    UNSEEN = "unseen"  # on another node, of which nothing is known here
+    UNSEEN = "unseen"  # on another node, without data here
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, equal on all its members. ``ranks`` are global, () where not known; ``label`` is for people."""
+    """A process group, equal on all its members. ``ranks`` are global, () where unknown; ``label`` is for output."""
 
     name: str
     ranks: tuple[int, ...] = field(default=(), hash=False)
@@ -54,9 +54,9 @@ class Group:
 class Call:
     """A collective or one message.
 
-    ``seq`` counts the group's collectives, or the messages from one rank to another with one ``tag``: the calls that meet have
+    ``seq`` counts the group's collectives, or the messages from one rank to another with one ``tag``: matching calls have
     the same. ``peer`` is the other end, or the root, as a global rank. ``launch`` is shared by the calls of a batch.
-    ``num_bytes`` and ``dtype`` are compared where both sides tell them.
+    ``num_bytes`` and ``dtype`` are compared where both sides have them.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Call:
         return self.kind in P2P
 
     def stream(self, rank: int) -> Stream:
-        """What the call is counted in: the same for the calls of several ranks that meet."""
+        """The stream in which the call is counted: equal for matching calls of several ranks."""
         if not self.is_message:
             return Stream(self.group)
         ends = (rank, self.peer) if self.kind == "send" else (self.peer, rank)
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def signature(self) -> tuple[str, Group, int, int]:
-        """What a script's loop repeats."""
+        """The properties that repeat in a training loop."""
         return (self.kind, self.group, self.peer, self.num_bytes)
 
     def __str__(self) -> str:
@@ -107,12 +107,12 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """What is known of a rank.
+    """Calls and state of a rank.
 
     Args:
         calls: its last calls, in the order in which it made them.
-        num_made: how many calls of a stream it has made, where more is known than ``calls`` tell.
-        note: how it ended, or why nothing is known of it: "killed by SIGKILL".
+        num_made: how many calls of a stream it has made, where that is more than ``calls`` hold.
+        note: how it ended, or why it has no data: "killed by SIGKILL".
         where: where it is, outside of communication: "in sleep, called from train (train.py:7)".
     """
 

@@ -1,4 +1,4 @@
-"""Calls that should meet and do not fit each other: another kind, root, size or element type, or another order."""
+"""Conflicts between calls of several ranks that should match: another kind, root, size, dtype or order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The calls at one place of a stream, by rank, and the ranks whose call is not that of the others.
+    """The calls at one index of a stream, by rank, and the ranks whose call differs from the others'.
 
-    Where nothing tells who is wrong, ``guilty`` are all that differ.
+    Where it is undecidable which are wrong, ``guilty`` are all that differ.
     """
 
     stream: Stream
@@ -30,12 +30,12 @@ class Conflict:
 def find_conflicts(ranks: Sequence[RankCalls]) -> tuple[Conflict, ...]:
     """The first conflict of each stream with a call that is not done, the oldest first."""
     history = {rank.rank: rank.calls for rank in ranks}
-    found: dict[Stream, Conflict] = {}
+    conflicts: dict[Stream, Conflict] = {}
     open_streams = {call.stream(rank.rank) for rank in ranks for call in rank.calls if call.state is not CallState.DONE}
     for stream, seq, calls in _meetings(ranks, open_streams):
-        if stream not in found and (clusters := _clusters(calls)):
-            found[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history))
-    return tuple(sorted(found.values(), key=_age))
+        if stream not in conflicts and (clusters := _clusters(calls)):
+            conflicts[stream] = Conflict(stream, seq, calls, _guilty(clusters, calls, history))
+    return tuple(sorted(conflicts.values(), key=_age))
 
 
 def _age(conflict: Conflict) -> int:
@@ -43,7 +43,7 @@ def _age(conflict: Conflict) -> int:
 
 
 def _meetings(ranks: Sequence[RankCalls], streams: set[Stream]) -> Iterator[tuple[Stream, int, Mapping[int, Call]]]:
-    """The calls of two ranks or more that meet, in the order of their numbers."""
+    """The matching calls of two ranks or more, in the order of their numbers."""
     meetings: dict[tuple[Stream, int], dict[int, Call]] = defaultdict(dict)
     for rank in ranks:
         for call in rank.calls:
@@ -56,23 +56,23 @@ def _meetings(ranks: Sequence[RankCalls], streams: set[Stream]) -> Iterator[tupl
 
 
 def _clusters(calls: Mapping[int, Call]) -> list[list[int]]:
-    """The ranks by what they call, the most first; nothing where all fit each other."""
+    """The ranks grouped by their call, largest group first; empty where all calls match."""
     by_kind = _by(calls, lambda call: "message" if call.is_message else call.kind)
     if len(by_kind) > 1:
         return by_kind
     if all(call.state is CallState.DONE for call in calls.values()):
-        return []  # of the same kind, and done: they did fit
-    for what in (_root, _size, _dtype):
-        known = {rank: call for rank, call in calls.items() if what(call) is not None}
-        if len(parts := _by(known, what)) > 1:
+        return []  # of the same kind, and done: they matched
+    for aspect in (_root, _size, _dtype):
+        calls_with_value = {rank: call for rank, call in calls.items() if aspect(call) is not None}
+        if len(parts := _by(calls_with_value, aspect)) > 1:
             return parts
     return []
 
 
-def _by(calls: Mapping[int, Call], what: Callable[[Call], Hashable]) -> list[list[int]]:
+def _by(calls: Mapping[int, Call], aspect: Callable[[Call], Hashable]) -> list[list[int]]:
     parts: dict[Hashable, list[int]] = defaultdict(list)
     for rank, call in calls.items():
-        parts[what(call)].append(rank)
+        parts[aspect(call)].append(rank)
     return sorted(parts.values(), key=len, reverse=True)
 
 
@@ -91,33 +91,33 @@ def _dtype(call: Call) -> str | None:
 def _guilty(
     clusters: list[list[int]], calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]
 ) -> tuple[int, ...]:
-    """All but the largest cluster; of equal ones, those who do what they have never done before."""
+    """All but the largest cluster; of equal ones, the ranks whose call is new in its context."""
     if len(clusters[0]) > len(clusters[1]):
         return tuple(sorted(rank for cluster in clusters[1:] for rank in cluster))
-    everyone = sorted(rank for cluster in clusters for rank in cluster)
-    return tuple(deviants({rank: calls[rank] for rank in everyone}, history)) or tuple(everyone)
+    all_ranks = sorted(rank for cluster in clusters for rank in cluster)
+    return tuple(deviants({rank: calls[rank] for rank in all_ranks}, history)) or tuple(all_ranks)
 
 
 def deviants(calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]) -> list[int]:
-    """The ranks whose call follows one that it never followed before, where the others' calls are as always.
+    """The ranks whose call never followed the calls before it earlier, where the others' calls did.
 
-    Nothing where that tells no difference: early in a run everything is new.
+    Empty where that does not separate them: early in a run every call is new.
     """
     new = {rank: _is_new(call, history.get(rank, ())) for rank, call in calls.items()}
-    found = [rank for rank, value in new.items() if value is True]
-    return found if found and all(new[rank] is False for rank in new if rank not in found) else []
+    deviating = [rank for rank, value in new.items() if value is True]
+    return deviating if deviating and all(new[rank] is False for rank in new if rank not in deviating) else []
 
 
 def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
-    """Whether the call never came after the calls before it: as many of them as occurred together earlier.
+    """Whether the call never came after the calls before it, of which as many count as occurred together earlier.
 
     None where not even the last of them did. What comes only now and then, such as a barrier every five steps, is not new where
     it has come after a whole iteration of these calls before.
     """
-    places = [index for index, other in enumerate(calls) if other is call]
-    if not places:
+    indices = [index for index, other in enumerate(calls) if other is call]
+    if not indices:
         return None
-    place = places[0]
+    place = indices[0]
     signatures = [other.signature for other in calls[: place + 1]]
     alike = {end: length for end in range(1, place) if (length := _num_alike(signatures, end, place))}
     if not alike:

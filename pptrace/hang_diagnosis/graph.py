@@ -1,4 +1,4 @@
-"""Small graph questions: who reaches whom, in how many hops, and who waits in a ring. Without recursion: runs have many ranks."""
+"""Graph algorithms: reachability, hops, and strongly connected components. Without recursion: runs have many ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
 Targets = Mapping[int, Collection[int]]
-_MOST_STARTS = 64
+_MAX_STARTS = 64
 
 
 def reachable(targets: Targets, starts: Iterable[int]) -> set[int]:
@@ -22,8 +22,8 @@ def reachable(targets: Targets, starts: Iterable[int]) -> set[int]:
 
 
 def hops_to(targets: Targets, goals: Collection[int]) -> dict[int, int]:
-    """How many edges each node is away from the nearest of ``goals``; those from which none is reached are left out."""
-    sources = _reversed(targets)
+    """Distance of each node to the nearest of ``goals``, in edges; nodes that reach none are left out."""
+    sources = _reverse(targets)
     hops = dict.fromkeys(goals, 0)
     queue = deque(goals)
     while queue:
@@ -49,7 +49,7 @@ def _components(targets: Targets) -> list[list[int]]:
     """Kosaraju's algorithm, on the reversed graph first: each component comes after those that it reaches."""
     finished: list[int] = []
     seen: set[int] = set()
-    sources = _reversed(targets)
+    sources = _reverse(targets)
     nodes = sorted({*targets, *sources})
     for node in nodes:
         if node not in seen:
@@ -65,7 +65,7 @@ def _components(targets: Targets) -> list[list[int]]:
 
 
 def _finish(start: int, targets: Targets, seen: set[int], finished: list[int]) -> None:
-    """Depth first from ``start``; nodes are added when all below them are."""
+    """Depth-first search from ``start``; nodes are added in postorder."""
     seen.add(start)
     stack = [(start, iter(sorted(targets.get(start, ()))))]
     while stack:
@@ -79,7 +79,7 @@ def _finish(start: int, targets: Targets, seen: set[int], finished: list[int]) -
             stack.append((following, iter(sorted(targets.get(following, ())))))
 
 
-def _reversed(targets: Targets) -> dict[int, set[int]]:
+def _reverse(targets: Targets) -> dict[int, set[int]]:
     sources: dict[int, set[int]] = defaultdict(set)
     for node, others in targets.items():
         for other in others:
@@ -90,7 +90,7 @@ def _reversed(targets: Targets) -> dict[int, set[int]]:
 def shortest_ring(targets: Targets, component: Collection[int]) -> tuple[int, ...]:
     """The nodes of a shortest cycle through one of the first nodes of a component, in the order of its edges."""
     best: tuple[int, ...] = ()
-    for start in sorted(component)[:_MOST_STARTS]:
+    for start in sorted(component)[:_MAX_STARTS]:
         ring = _ring_through(targets, component, start)
         if ring and (not best or len(ring) < len(best)):
             best = ring

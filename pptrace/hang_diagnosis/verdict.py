@@ -1,7 +1,7 @@
-"""From the wait-for graph to a verdict: who is to blame, and who only waits.
+"""Verdict from the wait-for graph: the ranks to blame, and those that only wait.
 
-``mismatch`` is proof, whatever else is the case. A rank that is gone explains all who wait for it. Ranks that wait for each other
-in a ring will do so forever. Otherwise the ranks that others wait for, and that wait for nobody, are late.
+``mismatch`` is proof and takes precedence. A rank that is gone explains all that wait for it. Ranks that wait for each other
+in a cycle do so forever. Otherwise the ranks that others wait for, and that wait for none, are late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Why a run does not go on. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
+    """A verdict on a stuck run. ``hops`` are those from each rank that only waits to the nearest of the guilty."""
 
     verdict: Verdict
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A hang, or None and the reason why there is no verdict. ``ranks`` is what it was made from."""
+    """A hang, or None with the reason why there is no verdict. ``ranks`` is the input by rank."""
 
     hang: Hang | None
     reason: str
@@ -46,17 +46,24 @@ class Diagnosis:
 
 
 def diagnose(ranks: Sequence[RankCalls]) -> Diagnosis:
-    """Say who is to blame, from the state of all ranks at one moment."""
-    known = {rank.rank: rank for rank in ranks}
+    """Find the ranks to blame, from the state of all ranks at one moment."""
+    rank_calls = {rank.rank: rank for rank in ranks}
     conflicts = find_conflicts(ranks)
     waits = find_waits(ranks, {(conflict.stream, conflict.seq) for conflict in conflicts})
     if not waits.edges:
-        return Diagnosis(None, _why_none(waits), known)
-    hang = _mismatch(conflicts, waits) or _missing(known, waits) or _ring(known, waits) or _late(known, waits)
-    return Diagnosis(hang, "" if hang else _UNSEEN, known)
+        return Diagnosis(None, _why_none(waits), rank_calls)
+    hang = (
+        _mismatch(conflicts, waits)
+        or _missing(rank_calls, waits)
+        or _ring(rank_calls, waits)
+        or _late(rank_calls, waits)
+    )
+    return Diagnosis(hang, "" if hang else _UNTRACED_RANKS, rank_calls)
 
 
-_UNSEEN = "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
+_UNTRACED_RANKS = (
+    "what the waiting ranks wait for lies on ranks of which nothing is known here: run this on all of them"
+)
 
 
 def _why_none(waits: Waits) -> str:
@@ -73,13 +80,13 @@ def _mismatch(conflicts: Sequence[Conflict], waits: Waits) -> Hang | None:
     return None
 
 
-def _missing(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    gone = [rank for rank in _roots(waits) if _presence(known, rank) in (Presence.GONE, Presence.EMPTY)]
+def _missing(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    gone = [rank for rank in _roots(waits) if _presence(rank_calls, rank) in (Presence.GONE, Presence.EMPTY)]
     return _hang(Verdict.MISSING, gone, waits) if gone else None
 
 
-def _ring(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    """Ranks that wait for each other. One of them that left a collective out, against its habit, is a mismatch."""
+def _ring(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    """Ranks that wait for each other in a cycle. One of them that skipped a collective that it called before is a mismatch."""
     targets = waits.targets()
     free = _roots(waits)
     any_of = {edge.rank for edge in waits.edges if edge.any_of}
@@ -89,7 +96,7 @@ def _ring(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
         edges = tuple(edge for edge in waits.edges if edge.rank in ring and set(edge.waits_for) & set(ring))
         if any(not edge.call.is_message for edge in edges):
             calls = {edge.rank: edge.call for edge in edges}
-            guilty = deviants(calls, {rank: known[rank].calls for rank in calls})
+            guilty = deviants(calls, {rank: rank_calls[rank].calls for rank in calls})
             guilty = _others_than_most(calls) or guilty
             if guilty:
                 return _hang(Verdict.MISMATCH, guilty, waits, ring=edges)
@@ -110,19 +117,19 @@ def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
     return [rank for rank, call in calls.items() if call.kind != kinds[0][0]]
 
 
-def _late(known: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
-    late = [rank for rank in _roots(waits) if _presence(known, rank) is Presence.ALIVE]
+def _late(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
+    late = [rank for rank in _roots(waits) if _presence(rank_calls, rank) is Presence.ALIVE]
     return _hang(Verdict.LATE, late, waits) if late else None
 
 
 def _roots(waits: Waits) -> set[int]:
-    """Those that are waited for and wait for nobody."""
+    """The ranks that others wait for and that wait for none."""
     targets = waits.targets()
     return {rank for others in targets.values() for rank in others if rank not in targets}
 
 
-def _presence(known: Mapping[int, RankCalls], rank: int) -> Presence:
-    return known[rank].presence if rank in known else Presence.EMPTY
+def _presence(rank_calls: Mapping[int, RankCalls], rank: int) -> Presence:
+    return rank_calls[rank].presence if rank in rank_calls else Presence.EMPTY
 
 
 def _hang(

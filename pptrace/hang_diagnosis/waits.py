@@ -1,8 +1,8 @@
-"""Who waits for whom.
+"""The wait-for graph over ranks.
 
-What can still complete is completed first, as the backends would: a call whose partners have all made theirs is in transfer, and
-no reason for a hang. What remains waits for a rank that has not made its call, or has it queued behind one that waits itself. A
-rank waits for *all* ranks of an edge, except in a receive from any rank.
+Calls that can complete are completed first, as the backends would: a call whose partners have all made theirs is in transfer,
+and no reason for a hang. A remaining call waits for ranks that have not made the matching call, or have it queued behind one
+that waits. A rank waits for *all* ranks of an edge, except in a receive from any rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IN_ORDER = (CallState.QUEUED, CallState.LAUNCHED)
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A call in which ``rank`` waits, and the ranks that it waits for; ``any_of`` where one of them would do."""
+    """A call in which ``rank`` waits, and the ranks that it waits for; ``any_of`` where one of them suffices."""
 
     rank: int
     waits_for: tuple[int, ...]
@@ -37,26 +37,26 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The wait-for graph. ``in_transfer`` are the ranks that wait in calls which all others have made as well."""
+    """The wait-for graph. ``in_transfer`` are the ranks that wait in calls that all others have made too."""
 
     edges: tuple[Edge, ...]
     in_transfer: tuple[int, ...]
 
     def targets(self) -> dict[int, set[int]]:
         """Rank → the ranks that it waits for."""
-        found: dict[int, set[int]] = defaultdict(set)
+        targets_of: dict[int, set[int]] = defaultdict(set)
         for edge in self.edges:
-            found[edge.rank].update(edge.waits_for)
-        return dict(found)
+            targets_of[edge.rank].update(edge.waits_for)
+        return dict(targets_of)
 
 
 def find_waits(ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]] = ()) -> Waits:
-    """The wait-for graph of what the ranks have open. ``conflicting`` calls (stream, seq) never complete."""
+    """Build the wait-for graph of the ranks' open calls. ``conflicting`` calls (stream, seq) never complete."""
     return _Matching(ranks, conflicting).waits()
 
 
 class _Matching:
-    """Completes what can complete. Ranks that are gone made the calls that they made: messages under way may arrive."""
+    """Completes the calls that can complete. The calls of ranks that are gone count: their messages may still arrive."""
 
     def __init__(self, ranks: Sequence[RankCalls], conflicting: Collection[tuple[Stream, int]]) -> None:
         self._ranks = {rank.rank: rank for rank in ranks}
@@ -68,7 +68,7 @@ class _Matching:
             for rank in ranks
             if rank.presence is Presence.ALIVE
         }
-        self._held: dict[int, set[tuple[Stream, int]]] = {}
+        self._queued_behind: dict[int, set[tuple[Stream, int]]] = {}
         self._wildcards = _num_wildcards(ranks)
 
     def waits(self) -> Waits:
@@ -79,28 +79,28 @@ class _Matching:
         return Waits(edges, tuple(sorted(blocked - stuck)))
 
     def _complete(self) -> None:
-        self._held = {rank: _held(rank, calls) for rank, calls in self._open.items()}
+        self._queued_behind = {rank: _queued_behind(rank, calls) for rank, calls in self._open.items()}
         moved = True
         while moved:
             moved = False
             for rank, calls in self._open.items():
-                left = self._left(rank, calls)
-                if len(left) < len(calls):
-                    self._open[rank], moved = left, True
-                    self._held[rank] = _held(rank, left)
+                remaining = self._remaining(rank, calls)
+                if len(remaining) < len(calls):
+                    self._open[rank], moved = remaining, True
+                    self._queued_behind[rank] = _queued_behind(rank, remaining)
 
-    def _left(self, rank: int, calls: Sequence[Call]) -> list[Call]:
+    def _remaining(self, rank: int, calls: Sequence[Call]) -> list[Call]:
         """The rank's open calls without those that can complete one after the other."""
-        left: list[Call] = []
+        remaining: list[Call] = []
         first: Call | None = None
         for call in calls:
-            if _is_behind(call, first) or self._lacking(rank, call):
-                left.append(call)
+            if _is_behind(call, first) or self._awaited_ranks(rank, call):
+                remaining.append(call)
                 first = _first(first, call)
-        return left
+        return remaining
 
-    def _lacking(self, rank: int, call: Call) -> list[int]:
-        """The ranks that the call still needs; the rank itself where it can never complete."""
+    def _awaited_ranks(self, rank: int, call: Call) -> list[int]:
+        """The ranks that the call waits for; its own rank where it can never complete."""
         stream = call.stream(rank)
         partners = self._partners(rank, call)
         if (stream, call.seq) in self._conflicting:
@@ -119,10 +119,10 @@ class _Matching:
         made = self._made.get(other, {}).get(stream, 0)
         if call.kind == "send" and made <= call.seq and self._wildcards.get((other, stream.group.name), 0):
             return True  # one of its receives from any rank can take the message
-        return call.seq < made and (stream, call.seq) not in self._held.get(other, ())
+        return call.seq < made and (stream, call.seq) not in self._queued_behind.get(other, ())
 
     def _any_sent(self, rank: int, call: Call) -> bool:
-        """Whether a message to the rank is there for it: neither its receives from one sender nor earlier ones took it."""
+        """Whether a sent message is left for the receive: taken neither by receives from one sender nor by earlier ones."""
         made = self._made[rank]
         streams = [Stream(call.group, other, rank, call.tag) for other in self._partners(rank, call)]
         sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
@@ -130,27 +130,27 @@ class _Matching:
 
     def _edges(self) -> Iterator[Edge]:
         for rank, calls in self._open.items():
-            held = self._held[rank]
+            queued = self._queued_behind[rank]
             for call in calls:
-                if not _blocks(call) or (call.stream(rank), call.seq) in held:
+                if not _blocks(call) or (call.stream(rank), call.seq) in queued:
                     continue
-                if lacking := self._lacking(rank, call):
-                    yield Edge(rank, tuple(sorted(lacking)), call, call.is_message and call.peer == ANY_PEER)
+                if awaited := self._awaited_ranks(rank, call):
+                    yield Edge(rank, tuple(sorted(awaited)), call, call.is_message and call.peer == ANY_PEER)
 
 
 def _blocks(call: Call) -> bool:
     return call.state is not CallState.OFFERED
 
 
-def _held(rank: int, calls: Sequence[Call]) -> set[tuple[Stream, int]]:
-    """The calls that wait on their rank's device for earlier ones."""
-    held: set[tuple[Stream, int]] = set()
+def _queued_behind(rank: int, calls: Sequence[Call]) -> set[tuple[Stream, int]]:
+    """The calls that are queued on their rank's device behind earlier ones."""
+    queued: set[tuple[Stream, int]] = set()
     first: Call | None = None
     for call in calls:
         if _is_behind(call, first):
-            held.add((call.stream(rank), call.seq))
+            queued.add((call.stream(rank), call.seq))
         first = _first(first, call)
-    return held
+    return queued
 
 
 def _is_behind(call: Call, first: Call | None) -> bool:
@@ -181,10 +181,10 @@ def _num_wildcards(ranks: Sequence[RankCalls]) -> Mapping[tuple[int, str], int]:
 
 
 def _members(ranks: Sequence[RankCalls]) -> Mapping[str, tuple[int, ...]]:
-    """For groups whose ranks nothing tells: those that made calls in them."""
-    found: dict[str, set[int]] = defaultdict(set)
+    """Members of groups whose ranks are unknown: the ranks that made calls in them."""
+    members_of: dict[str, set[int]] = defaultdict(set)
     for rank in ranks:
         for call in rank.calls:
             if not call.group.ranks:
-                found[call.group.name].add(rank.rank)
-    return {name: tuple(sorted(members)) for name, members in found.items()}
+                members_of[call.group.name].add(rank.rank)
+    return {name: tuple(sorted(members)) for name, members in members_of.items()}

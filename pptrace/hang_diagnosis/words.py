@@ -1,4 +1,4 @@
-"""A verdict in words: one sentence, and a few lines of who waits where."""
+"""A verdict as text: one sentence, and a line for each set of ranks that wait in one call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pptrace.hang_diagnosis.conflicts import Conflict
 from pptrace.hang_diagnosis.graph import shortest_ring
 from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict
 
-_MOST_LINES = 6
-_MOST_LINKS = 4
-_MOST_RANGES = 8
+_MAX_LINES = 6
+_MAX_LINKS = 4
+_MAX_RANGES = 8
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """Who is to blame, who only waits, and in how many hops; the reason where there is no verdict."""
+    """One sentence: the ranks to blame, those that only wait, and their hops; the reason where there is no verdict."""
     hang = diagnosis.hang
     if hang is None:
         return f"no verdict: {diagnosis.reason}"
@@ -30,14 +30,14 @@ def sentence(diagnosis: Diagnosis) -> str:
 
 
 def lines(hang: Mapping[str, Any]) -> list[str]:
-    """Who waits where for whom, of the JSON field ``hang``: ranks that wait alike in one line, the most first."""
-    alike: dict[tuple[Hashable, ...], list[Mapping[str, Any]]] = {}
+    """Lines of who waits in which call for whom, from the JSON field ``hang``: one per call, most ranks first."""
+    by_call: dict[tuple[Hashable, ...], list[Mapping[str, Any]]] = {}
     for edge in hang["edges"]:
         message = (edge["rank"], tuple(edge["waits_for"])) if edge["call"] in P2P else ()
-        alike.setdefault((edge["call"], edge["group"], edge["seq"], *message), []).append(edge)
-    ordered = sorted(alike.values(), key=len, reverse=True)
-    shown = [_line(edges) for edges in ordered[:_MOST_LINES]]
-    left = sum(len(edges) for edges in ordered[_MOST_LINES:])
+        by_call.setdefault((edge["call"], edge["group"], edge["seq"], *message), []).append(edge)
+    ordered = sorted(by_call.values(), key=len, reverse=True)
+    shown = [_line(edges) for edges in ordered[:_MAX_LINES]]
+    left = sum(len(edges) for edges in ordered[_MAX_LINES:])
     return [*shown, f"{left} more {'call waits' if left == 1 else 'calls wait'}"] if left else shown
 
 
@@ -55,13 +55,13 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def rank_text(ranks: Iterable[int]) -> str:
-    """Such as ``rank 3``, ``ranks 0 and 2``, ``ranks 4–15, 20``."""
+    """Ranks as text, such as ``rank 3``, ``ranks 0 and 2``, ``ranks 4–15, 20``."""
     ordered = sorted(set(ranks))
     parts: list[str] = []
     for first, last in _ranges(ordered):
         parts += [str(first), str(last)] if last == first + 1 else [f"{first}–{last}" if last > first else str(first)]
-    if len(parts) > _MOST_RANGES:
-        parts = [*parts[:_MOST_RANGES], f"… ({len(ordered)} in all)"]
+    if len(parts) > _MAX_RANGES:
+        parts = [*parts[:_MAX_RANGES], f"… ({len(ordered)} in all)"]
     if len(parts) == 2 and len(ordered) == 2:
         return f"ranks {parts[0]} and {parts[1]}"
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
@@ -76,37 +76,37 @@ def _ranges(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _missing(diagnosis: Diagnosis, hang: Hang) -> str:
-    def story(rank: int) -> str:
-        known = diagnosis.ranks.get(rank)
-        if known is None:
+    def describe(rank: int) -> str:
+        rank_calls = diagnosis.ranks.get(rank)
+        if rank_calls is None:
             return "missing (there is no dump of it)"
-        reason = f" ({known.note})" if known.note else ""
-        return f"{'gone' if known.presence is Presence.GONE else 'missing'}{reason}"
+        reason = f" ({rank_calls.note})" if rank_calls.note else ""
+        return f"{'gone' if rank_calls.presence is Presence.GONE else 'missing'}{reason}"
 
-    return _joined(hang.ranks, story)
+    return _joined(hang.ranks, describe)
 
 
 def _late(diagnosis: Diagnosis, hang: Hang) -> str:
-    def story(rank: int) -> str:
-        known = diagnosis.ranks[rank]
-        if known.where:
-            return known.where
-        last = f"after {known.calls[-1]}" if known.calls else "having made none"
+    def describe(rank: int) -> str:
+        rank_calls = diagnosis.ranks[rank]
+        if rank_calls.where:
+            return rank_calls.where
+        last = f"after {rank_calls.calls[-1]}" if rank_calls.calls else "having made none"
         return f"outside of any communication call, {last}"
 
-    return _joined(hang.ranks, story)
+    return _joined(hang.ranks, describe)
 
 
-def _joined(ranks: Sequence[int], story: Callable[[int], str]) -> str:
-    """Each rank's story, those with the same one together."""
+def _joined(ranks: Sequence[int], describe: Callable[[int], str]) -> str:
+    """The description of each rank, those with equal ones joined."""
     same: dict[str, list[int]] = {}
     for rank in ranks:
-        same.setdefault(story(rank), []).append(rank)
+        same.setdefault(describe(rank), []).append(rank)
     parts = []
-    for text, those in list(same.items())[:_MOST_LINKS]:
-        verb = "is" if len(those) == 1 else "are"
-        parts.append(f"{rank_text(those)} {verb} {text}")
-    left = sum(len(those) for those in list(same.values())[_MOST_LINKS:])
+    for text, ranks_of_text in list(same.items())[:_MAX_LINKS]:
+        verb = "is" if len(ranks_of_text) == 1 else "are"
+        parts.append(f"{rank_text(ranks_of_text)} {verb} {text}")
+    left = sum(len(ranks_of_text) for ranks_of_text in list(same.values())[_MAX_LINKS:])
     return "; ".join([*parts, f"and {left} more ranks"] if left else parts)
 
 
@@ -115,41 +115,40 @@ def _cycle(_: Diagnosis, hang: Hang) -> str:
     ring = shortest_ring(targets, hang.ranks)
     calls = {edge.rank: edge.call for edge in hang.ring}
     links = [f"rank {rank} in {calls[rank]}" for rank in ring if rank in calls]
-    shown = ", ".join(links[:_MOST_LINKS]) + (
-        f" and {len(links) - _MOST_LINKS} more" if len(links) > _MOST_LINKS else ""
-    )
+    shown = ", ".join(links[:_MAX_LINKS]) + (f" and {len(links) - _MAX_LINKS} more" if len(links) > _MAX_LINKS else "")
     return f"{rank_text(hang.ranks)} wait for each other: {shown}"
 
 
 def _mismatch(_: Diagnosis, hang: Hang) -> str:
     if hang.conflict is None:
         calls = {edge.rank: edge.call for edge in hang.ring}
-        own = ", ".join(f"{rank_text([rank])} is in {calls[rank]}" for rank in hang.ranks if rank in calls)
+        guilty_calls = ", ".join(f"{rank_text([rank])} is in {calls[rank]}" for rank in hang.ranks if rank in calls)
         others = ", ".join(
-            f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MOST_LINKS] if rank not in hang.ranks
+            f"rank {rank} is in {call}" for rank, call in list(calls.items())[:_MAX_LINKS] if rank not in hang.ranks
         )
-        return f"{own}, out of the order that it kept before" + (f", while {others}" if others else "")
+        return f"{guilty_calls}, out of the order that it kept before" + (f", while {others}" if others else "")
     return _conflict(hang.conflict, hang.ranks)
 
 
 def _conflict(conflict: Conflict, guilty: Sequence[int]) -> str:
     calls = conflict.calls
-    what = _difference(calls.values())
+    describe_call = _difference(calls.values())
     parts: dict[str, list[int]] = {}
     for rank, call in calls.items():
-        parts.setdefault(what(call), []).append(rank)
+        parts.setdefault(describe_call(call), []).append(rank)
     ordered = sorted(parts.items(), key=lambda part: (not set(part[1]) <= set(guilty), -len(part[1])))
-    told = [f"{text} on {rank_text(those)}" for text, those in ordered[:_MOST_LINKS]]
+    descriptions = [f"{text} on {rank_text(ranks_of_text)}" for text, ranks_of_text in ordered[:_MAX_LINKS]]
     first = next(iter(calls.values()))
     if first.is_message:
         name = f"message #{conflict.seq} from rank {conflict.stream.source} to rank {conflict.stream.target}"
     else:
         name = f"collective #{conflict.seq} of group {conflict.stream.group}"
-    return f"{name} is {' but '.join([told[0], ', '.join(told[1:])]) if len(told) > 1 else told[0]}"
+    first_text, *other_texts = descriptions
+    return f"{name} is {' but '.join([first_text, ', '.join(other_texts)]) if other_texts else first_text}"
 
 
 def _difference(calls: Iterable[Call]) -> Callable[[Call], str]:
-    """What to say of each of the calls: as little as tells them apart."""
+    """A function that describes each call, as briefly as distinguishes them."""
     listed = list(calls)
 
     def kind(call: Call) -> str:
@@ -167,13 +166,15 @@ def _difference(calls: Iterable[Call]) -> Callable[[Call], str]:
     if listed[0].is_message:
         sizes = {call.num_bytes for call in listed if call.num_bytes >= 0}
         return with_size if len(sizes) > 1 else with_dtype
-    for what in (kind, with_root, with_size):
-        known = [call for call in listed if what is kind or (call.peer if what is with_root else call.num_bytes) >= 0]
-        rooted = what is not with_root or all(
+    for describe in (kind, with_root, with_size):
+        comparable = [
+            call for call in listed if describe is kind or (call.peer if describe is with_root else call.num_bytes) >= 0
+        ]
+        rooted = describe is not with_root or all(
             call.kind in ("broadcast", "reduce", "gather", "scatter") for call in listed
         )
-        if rooted and len({what(call) for call in known}) > 1:
-            return what
+        if rooted and len({describe(call) for call in comparable}) > 1:
+            return describe
     return with_dtype
 
 

@@ -1,7 +1,7 @@
-"""Colours and words for what the pictures show.
+"""Colours and names in figures.
 
-The kinds of ops take Okabe and Ito's palette, which stays apart for every common colour blindness and in grey: forward is
-cold, everything backward is warm. Colours without a meaning of their own are grey, and work on light and dark ground.
+The kinds of ops take Okabe and Ito's palette, which is distinguishable with every common colour blindness and in grey: forward is
+cold, backward is warm. Colours without a meaning are grey, and work on light and dark ground.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of a long step to draw: what is too short to be seen apart is drawn as one block."""
+"""Level of detail of a long step: ops too short to be distinguished are drawn as blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pptrace.intervals import Int64
 from pptrace.model.tables import COMPUTE_KINDS
 
 MOST_BARS = 6_000
-"""Up to so many ops each gets a bar: a browser draws them in well under a second."""
+"""Up to this number of ops each gets a bar: a browser draws them in well under a second."""
 
 _WIDTH_PX = 1_200
 _THIN_PX = 4
@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A stretch of time, ns, that a timeline shows about 1,200 pixels wide."""
+    """A range of time, ns, that a timeline shows about 1,200 pixels wide."""
 
     start_ns: int
     end_ns: int
@@ -47,30 +47,30 @@ class Detail:
     blocks: pd.DataFrame
 
 
-def in_detail(ops: pd.DataFrame, view: View) -> Detail:
-    """What to draw of the ops for a view.
+def select_detail(ops: pd.DataFrame, view: View) -> Detail:
+    """Select what to draw of the ops for a view.
 
-    Few ops all stay; else those beside the view go, and neighbours too thin to be seen apart merge.
-    Half a view on either side is kept, so that moving a little shows no blank.
+    Few ops are all drawn; else those outside the view are dropped, and neighbours too thin to be distinguished merge.
+    Half a view on either side is included, so that moving a little shows no blank.
     """
     if len(ops) <= MOST_BARS:
         return Detail(ops, _blocks(ops.iloc[:0], np.empty(0, dtype=np.int64)))
-    mine = near(ops, view)
-    if len(mine) <= MOST_BARS:
-        return Detail(mine, _blocks(mine.iloc[:0], np.empty(0, dtype=np.int64)))
-    is_thin = mine["kind"].isin(COMPUTE_KINDS) & (mine["end_ns"] - mine["start_ns"] < _THIN_PX * view.pixel_ns)
-    thin = mine[is_thin].sort_values(["rank", "start_ns"], kind="stable")
-    return Detail(mine[~is_thin], _blocks(thin, _block_numbers(thin, view)))
+    nearby = rows_near(ops, view)
+    if len(nearby) <= MOST_BARS:
+        return Detail(nearby, _blocks(nearby.iloc[:0], np.empty(0, dtype=np.int64)))
+    is_thin = nearby["kind"].isin(COMPUTE_KINDS) & (nearby["end_ns"] - nearby["start_ns"] < _THIN_PX * view.pixel_ns)
+    thin = nearby[is_thin].sort_values(["rank", "start_ns"], kind="stable")
+    return Detail(nearby[~is_thin], _blocks(thin, _block_numbers(thin, view)))
 
 
-def near(table: pd.DataFrame, view: View) -> pd.DataFrame:
-    """The rows of a table that lie in a view, or at most half its width beside it."""
+def rows_near(table: pd.DataFrame, view: View) -> pd.DataFrame:
+    """The rows of a table within a view, or within half its width on either side."""
     margin = (view.end_ns - view.start_ns) // 2
     return table[(table["end_ns"] > view.start_ns - margin) & (table["start_ns"] < view.end_ns + margin)]
 
 
 def visible(intervals: Int64, view: View | None) -> Int64:
-    """Those of a set of intervals that are near a view and at least a pixel wide in it; all of them without a view."""
+    """The intervals that are near a view and at least a pixel wide in it; all of them without a view."""
     if view is None:
         return intervals
     margin = (view.end_ns - view.start_ns) // 2
@@ -80,7 +80,7 @@ def visible(intervals: Int64, view: View | None) -> Int64:
 
 
 def _block_numbers(ops: pd.DataFrame, view: View) -> Numbers:
-    """Which block each op belongs to: a new one begins at a gap, with a new rank, and at each 60th of the view."""
+    """Index of each op's block: a new one begins at a gap, with a new rank, and at each 60th of the view."""
     rank, start, end = (ops[name].to_numpy(dtype=np.int64) for name in ("rank", "start_ns", "end_ns"))
     cell = (start - view.start_ns) // max((view.end_ns - view.start_ns) // _BLOCKS_PER_ROW, 1)
     begins = np.ones(len(ops), dtype=bool)

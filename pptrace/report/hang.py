@@ -10,19 +10,20 @@ from pptrace.workflow.find_hang import HangResult
 HANG_SCHEMA = "pptrace.hang/1"
 
 
-def hang_text(found: HangResult) -> str:
-    """One sentence, and a few lines of who waits where."""
-    if found.hang is None:
-        seen = f" (read {rank_text(found.ranks)})" if found.ranks else ""
-        return f"no hang: {found.reason}{seen}"
-    return "\n".join([str(found.hang["detail"]), *(f"  {line}" for line in lines(found.hang))])
+def hang_text(report: HangResult) -> str:
+    """The verdict in one sentence, and lines of who waits in which call."""
+    if report.hang is None:
+        seen = f" (read {rank_text(report.ranks)})" if report.ranks else ""
+        return f"no hang: {report.reason}{seen}"
+    return "\n".join([str(report.hang["detail"]), *(f"  {line}" for line in lines(report.hang))])
 
 
-def hang_object(found: HangResult) -> dict[str, Any]:
+def hang_object(report: HangResult) -> dict[str, Any]:
+    """The verdict as a JSON object."""
     return {
         "schema": HANG_SCHEMA,
-        "hang": found.hang,
-        "reason": found.reason or None,
-        "ranks": list(found.ranks),
-        "warnings": list(found.warnings),
+        "hang": report.hang,
+        "reason": report.reason or None,
+        "ranks": list(report.ranks),
+        "warnings": list(report.warnings),
     }

@@ -1,4 +1,4 @@
-"""A hang as a table and as a graph: who waits where, and for whom. Takes the JSON field ``hang``."""
+"""A hang as a table and as a graph: who waits in which call for whom. Takes the JSON field ``hang``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HEIGHT = 300
 
 
 def edge_rows(hang: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The cells below :data:`EDGE_COLUMNS`: ranks that wait alike in one row, the most first."""
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    """The cells below :data:`EDGE_COLUMNS`: one row for all ranks that wait in one call, most ranks first."""
+    ranks_by_call: dict[tuple[Any, ...], list[int]] = {}
     for edge in hang["edges"]:
         key = (edge["call"], edge["group"], edge["seq"], tuple(edge["waits_for"]))
-        alike.setdefault(key, []).append(edge["rank"])
-    ordered = sorted(alike.items(), key=lambda item: -len(item[1]))
+        ranks_by_call.setdefault(key, []).append(edge["rank"])
+    ordered = sorted(ranks_by_call.items(), key=lambda item: -len(item[1]))
     rows: list[tuple[str, ...]] = [
         (rank_text(ranks), _text(call), _text(group), _text(seq), rank_text(others) if others else "–")
         for (call, group, seq, others), ranks in ordered[:_MOST_ROWS]
@@ -34,16 +34,16 @@ def edge_rows(hang: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def wait_graph(hang: Mapping[str, Any]) -> go.Figure | None:
-    """Ranks on a circle with an arrow from each to those it waits for, the guilty ones red; None for more than can be seen."""
+    """Ranks on a circle with an arrow from each to those it waits for, the guilty ones red; None for too many ranks."""
     arrows = {(edge["rank"], other) for edge in hang["edges"] for other in edge["waits_for"] if other != edge["rank"]}
     ranks = sorted({rank for arrow in arrows for rank in arrow} | set(hang["ranks"]))
     if not arrows or len(ranks) > _MOST_NODES:
         return None
     turn = 2 * math.pi / len(ranks)
-    at = {rank: (math.sin(turn * index), math.cos(turn * index)) for index, rank in enumerate(ranks)}
-    figure = go.Figure(_nodes(ranks, at, hang["ranks"]))
+    position = {rank: (math.sin(turn * index), math.cos(turn * index)) for index, rank in enumerate(ranks)}
+    figure = go.Figure(_nodes(ranks, position, hang["ranks"]))
     for waiting, other in sorted(arrows):
-        (x0, y0), (x1, y1) = at[waiting], at[other]
+        (x0, y0), (x1, y1) = position[waiting], position[other]
         figure.add_annotation(
             x=x1, y=y1, ax=x0, ay=y0, xref="x", yref="y", axref="x", ayref="y", text="", standoff=19, startstandoff=19,
             showarrow=True, arrowhead=2, arrowsize=1.3, arrowwidth=1.5, arrowcolor=OTHER,
@@ -64,10 +64,10 @@ def wait_graph(hang: Mapping[str, Any]) -> go.Figure | None:
     return figure
 
 
-def _nodes(ranks: Sequence[int], at: Mapping[int, tuple[float, float]], guilty: Sequence[int]) -> go.Scatter:
+def _nodes(ranks: Sequence[int], position: Mapping[int, tuple[float, float]], guilty: Sequence[int]) -> go.Scatter:
     return go.Scatter(
-        x=[at[rank][0] for rank in ranks],
-        y=[at[rank][1] for rank in ranks],
+        x=[position[rank][0] for rank in ranks],
+        y=[position[rank][1] for rank in ranks],
         mode="markers+text",
         text=[str(rank) for rank in ranks],
         textfont={"color": "#ffffff", "size": 14},

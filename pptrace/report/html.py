@@ -24,7 +24,7 @@ from pptrace.workflow.analyse import Analysis
 
 
 def report_page(analysis: Analysis) -> str:
-    """The report with a picture of every step; times are ms."""
+    """The report as a page, with a timeline of every step; times are ms."""
     report = analysis.report
     parts = [_header(report), *([] if report.hang is None else [_hang(report.hang)]), _findings(report.findings)]
     typical = report.typical_step
@@ -35,7 +35,7 @@ def report_page(analysis: Analysis) -> str:
 
 
 def simulation_page(simulation: Simulation) -> str:
-    """A simulated step: its numbers and its picture."""
+    """A simulated step as a page: its numbers and its timeline."""
     plan = simulation.plan
     facts = (
         ("ranks", str(plan.pp)),
@@ -63,7 +63,7 @@ def simulation_page(simulation: Simulation) -> str:
 
 
 def _figure(figure: Any) -> str:
-    """A figure as data, which the page draws when it is first seen (:data:`pptrace.report.html_style.DRAWING`)."""
+    """A figure as data, which the page draws when it becomes visible (:data:`pptrace.report.html_style.DRAWING`)."""
     data = figure.to_json().replace("<", "\\u003c")  # no text in it may end the script
     height = figure.layout.height or _HEIGHT
     return (
@@ -73,7 +73,7 @@ def _figure(figure: Any) -> str:
 
 
 _HEIGHT = 450
-"""plotly's own, px."""
+"""plotly's default, px."""
 
 
 def _header(report: Report) -> str:
@@ -94,7 +94,7 @@ def _has_no_pipeline(report: Report) -> bool:
 
 
 def _title(report: Report) -> str:
-    """The schedule; of a run without a pipeline, what trains it."""
+    """The schedule; of a run without a pipeline, the framework."""
     if not _has_no_pipeline(report):
         return report.schedule.name
     return "Training steps" if report.framework == UNLABELLED else report.framework.rpartition(".")[2]

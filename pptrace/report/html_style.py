@@ -1,4 +1,4 @@
-"""The look of HTML reports: one style sheet and one script, written into each file."""
+"""Style sheet and script of HTML reports, written into each file."""
 
 STYLE = """
 :root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #16181d; background: #f6f7f9; }

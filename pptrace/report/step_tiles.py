@@ -1,4 +1,4 @@
-"""The few figures that say how a step went, each with what it is measured against: for pages and notebooks."""
+"""Key figures of a step, each with its reference value, for pages and notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIGHT = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure. ``name`` identifies it, ``detail`` is what to compare it with, ``meaning`` its definition."""
+    """One figure. ``name`` identifies it, ``detail`` is its reference value, ``meaning`` its definition."""
 
     name: str
     label: str
@@ -26,9 +26,9 @@ class Tile:
 
 
 def step_tiles(step: StepReport, report: Report) -> tuple[Tile, ...]:
-    """Span, bubble ratio and share, slowest rank and exposed communication of a step; "–" is what is not known.
+    """Span, bubble ratio and share, slowest rank and exposed communication of a step; "–" where unknown.
 
-    A step without a pipeline has shares of compute and of the rest in place of bubbles.
+    A step without a pipeline has shares of compute and of the rest instead of bubbles.
     """
     return (
         _span(step, report),
@@ -100,14 +100,14 @@ def _plain(step: StepReport) -> tuple[Tile, Tile]:
 
 
 def _share(step: StepReport, times: Sequence[int | None]) -> float | None:
-    """The share of all ranks' windows that these times of theirs are; None where one is not known."""
+    """The sum of the ranks' times as a share of their windows; None where a time is unknown."""
     window = sum(rank.window_ns for rank in step.ranks)
-    known = [time for time in times if time is not None]
-    return sum(known) / window if window and len(known) == len(times) else None
+    measured = [time for time in times if time is not None]
+    return sum(measured) / window if window and len(measured) == len(times) else None
 
 
 def _slowest(step: StepReport) -> Tile:
-    """The rank with the most compute, and how much that is."""
+    """The rank with the most compute, and its compute time."""
     compute = {rank.rank: rank.compute_ns for rank in step.ranks if rank.compute_ns is not None}
     value, detail = "–", "no compute is known"
     if compute:
@@ -124,5 +124,5 @@ def _exposed(step: StepReport) -> Tile:
         "Exposed communication",
         percent(_share(step, [rank.exposed_comm_ns for rank in step.ranks])),
         f"most on rank {most.rank}: {milliseconds(most.exposed_comm_ns)} ms",
-        "Share of the step in transfers beside no compute, all ranks together. Waiting for the other side is bubble",
+        "Share of the step in transfers that overlap no compute, all ranks together. Waiting for the other side is bubble",
     )

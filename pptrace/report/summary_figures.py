@@ -1,4 +1,4 @@
-"""A step in sums: what each rank did with it, and why it took as long as it did."""
+"""Summary figures of a step: each rank's window in parts, and the waterfall of the span."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = (
     ("bubble_ns", "Bubble", BUBBLE),
 )
 _REST = ("bubble_ns", "Rest: other ranks, input, Python", BUBBLE)
-"""Of a step without a pipeline, in which nothing is a bubble."""
+"""The third part of a step without a pipeline, which has no bubbles."""
 _EITHER = ("not_compute_ns", "Bubble or exposed communication", BUBBLE)
 _CAUSES = {
     "compute": ("Ideal compute", "the ops' own time, spread evenly over the ranks"),
@@ -69,14 +69,14 @@ def overview(step: StepReport) -> go.Figure:
 
 
 def _not_split(rank: RankStep) -> bool:
-    """Whether bubble and exposed communication of a rank are known together only."""
+    """Whether only the sum of a rank's bubble and exposed communication is known."""
     return rank.bubble_ns is None and rank.not_compute_ns is not None
 
 
 def _part_bars(ranks: Sequence[RankStep], field: str, name: str, colour: str) -> go.Bar:
     """One part of every rank's window."""
     shown = [rank for rank in ranks if field != _EITHER[0] or _not_split(rank)]
-    values = [(getattr(rank, field) or 0) if rank in shown else 0 for rank in ranks]  # what is not known is left empty
+    values = [(getattr(rank, field) or 0) if rank in shown else 0 for rank in ranks]  # unknown parts are left empty
     shares = [
         percent(value / rank.window_ns if rank.window_ns else 0.0) for value, rank in zip(values, ranks, strict=True)
     ]
@@ -109,7 +109,7 @@ def _rank_name(rank: RankStep) -> str:
 
 
 def rank_label(rank: int, stages: Sequence[int]) -> str:
-    """What stands beside a rank's row."""
+    """The label of a rank's row."""
     if not stages:
         return f"<b>rank {rank}</b>"
     names = ", ".join(map(str, stages)) if len(stages) <= 4 else f"{stages[0]}, {stages[1]} … {stages[-1]}"
@@ -117,18 +117,18 @@ def rank_label(rank: int, stages: Sequence[int]) -> str:
 
 
 def _mark_ideal(figure: go.Figure, step: StepReport) -> None:
-    """Where each rank's bubble would begin if it had the plan's ideal share of the window."""
+    """Draw a line where each rank's bubble would begin if it had the plan's ideal share of the window."""
     share = step.bubble.ideal_share
     if len(step.ranks) == 1 and _not_split(step.ranks[0]) and step.ranks[0].ideal is not None:
-        share = step.ranks[0].ideal.own_share  # the window is the rank's own
+        share = step.ranks[0].ideal.own_share  # the window is that of this one rank
     if share is None:
         return
     x: list[float | None] = []
     y: list[float | None] = []
-    for place, rank in enumerate(step.ranks):
-        begin = rank.window_ns * (1 - share) / 1e6
-        x += [begin, begin, None]
-        y += [place - 0.47, place + 0.47, None]
+    for row, rank in enumerate(step.ranks):
+        ideal_start = rank.window_ns * (1 - share) / 1e6
+        x += [ideal_start, ideal_start, None]
+        y += [row - 0.47, row + 0.47, None]
     figure.add_scatter(
         x=x,
         y=y,
@@ -161,12 +161,12 @@ class _Part:
 
 def waterfall(step: StepReport) -> go.Figure:
     """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole."""
-    known = step.bubble.waterfall_ns
-    if known is None or step.span_ns is None:
+    measured = step.bubble.waterfall_ns
+    if measured is None or step.span_ns is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
-    parts = _waterfall_parts(known, step.span_ns)
+    parts = _waterfall_parts(measured, step.span_ns)
     whole = max(part.high for part in parts)
-    places = [_label_place(part, whole) for part in parts]
+    positions = [_label_position(part, whole) for part in parts]
     figure = go.Figure(
         go.Bar(
             orientation="h",
@@ -175,7 +175,7 @@ def waterfall(step: StepReport) -> go.Figure:
             x=[(part.high - part.low) / 1e6 for part in parts],
             width=0.64,
             marker={"color": [part.colour for part in parts], "line": {"width": 0}},
-            text=[part.label if place == "inside" else "" for part, place in zip(parts, places, strict=True)],
+            text=[part.label if position == "inside" else "" for part, position in zip(parts, positions, strict=True)],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -184,7 +184,7 @@ def waterfall(step: StepReport) -> go.Figure:
             hovertemplate="<b>%{customdata[0]}</b> · %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
         )
     )
-    _label_beside(figure, parts, places)
+    _label_outside(figure, parts, positions)
     _connect(figure, parts)
     figure.update_layout(
         **_BASE,
@@ -204,11 +204,11 @@ def waterfall(step: StepReport) -> go.Figure:
     return figure
 
 
-def _waterfall_parts(known: Waterfall, span_ns: int) -> list[_Part]:
+def _waterfall_parts(measured: Waterfall, span_ns: int) -> list[_Part]:
     parts: list[_Part] = []
     at = 0
     for field, (name, detail) in _CAUSES.items():
-        value = getattr(known, field)
+        value = getattr(measured, field)
         if value is None:
             continue
         colour = PART_COLOURS[field] if value >= 0 else GAIN
@@ -223,23 +223,26 @@ def _label(value: int, total: int, *, first: bool) -> str:
     return f"{sign}{milliseconds(abs(value))} ms · {percent(abs(value) / (total or 1))}"
 
 
-def _label_place(part: _Part, whole: int) -> str:
-    """Right of the bar, else left of it, else inside, wherever there is room."""
+def _label_position(part: _Part, whole: int) -> str:
+    """Position of a label: right of the bar if it fits, else left of it, else inside."""
     if part.high <= (1 - _LABEL_WIDTH) * whole:
         return "middle right"
     return "middle left" if part.low >= _LABEL_WIDTH * whole else "inside"
 
 
-def _label_beside(figure: go.Figure, parts: Sequence[_Part], places: Sequence[str]) -> None:
-    beside = [
-        (row, part, place) for row, (part, place) in enumerate(zip(parts, places, strict=True)) if place != "inside"
+def _label_outside(figure: go.Figure, parts: Sequence[_Part], positions: Sequence[str]) -> None:
+    """Draw the labels that are left or right of their bars."""
+    outside = [
+        (row, part, position)
+        for row, (part, position) in enumerate(zip(parts, positions, strict=True))
+        if position != "inside"
     ]
     figure.add_scatter(
-        x=[(part.high if place == "middle right" else part.low) / 1e6 for _, part, place in beside],
-        y=[row for row, _, _ in beside],
+        x=[(part.high if position == "middle right" else part.low) / 1e6 for _, part, position in outside],
+        y=[row for row, _, _ in outside],
         mode="text",
-        text=[f"  {part.label}  " for _, part, _ in beside],
-        textposition=[place for _, _, place in beside],
+        text=[f"  {part.label}  " for _, part, _ in outside],
+        textposition=[position for _, _, position in outside],
         textfont={"size": 12.5},
         hoverinfo="skip",
         cliponaxis=False,

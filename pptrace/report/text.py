@@ -70,7 +70,7 @@ def _header(report: Report) -> RenderableType:
 
 
 def _sizes(schedule: ScheduleSummary) -> str:
-    """A schedule's sizes as far as they are known, and where it is taken from; the candidates where nothing is certain."""
+    """A schedule's known sizes and its source; its candidates where it is not certain."""
     sizes = ""
     if schedule.num_microbatches is not None:
         sizes += f", {units.counted(schedule.num_microbatches, 'microbatch', 'microbatches')}"
@@ -83,7 +83,7 @@ def _sizes(schedule: ScheduleSummary) -> str:
 
 
 def _lacking(report: Report) -> str:
-    """What a reader should know before any figure; "" where nothing lacks."""
+    """One line on what restricts the figures; "" where nothing does."""
     if len(report.device) < report.mesh.num_ranks or any(info.warnings for info in report.inputs):
         return "parts of the run are missing or damaged"
     if any(step.bubble.ratio is None and step.has_pipeline for step in report.steps):
@@ -92,7 +92,7 @@ def _lacking(report: Report) -> str:
 
 
 def _table(table: ReportTable) -> RenderableType:
-    """Any table of a report; a bar's legend stands below it."""
+    """Any table of a report; with the legend of its bars below."""
     drawn = Table(
         title=f"\n{table.title}",
         title_justify="left",
@@ -125,7 +125,7 @@ def _legend(names: Iterable[str]) -> Text:
 
 
 def _bar(bar: Bar) -> Text:
-    """Shares of a row as a bar; rounding is carried along so that equal sums have equal widths."""
+    """Shares of a row as a bar; rounding errors carry over, so that equal sums have equal widths."""
     text = Text()
     drawn, total = 0, 0.0
     for name, share in bar.parts:
@@ -187,6 +187,6 @@ def simulation_table(simulation: Simulation) -> RenderableType:
 
 
 def plan_size(plan: Plan) -> str:
-    """p, m and v of a plan, in words."""
+    """p, m and v of a plan as text."""
     ranks, chunks = units.counted(plan.pp, "rank"), units.counted(plan.num_chunks, "chunk")
     return f"{ranks}, {units.counted(plan.num_microbatches, 'microbatch', 'microbatches')}, {chunks} per rank"

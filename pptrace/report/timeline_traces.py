@@ -1,4 +1,4 @@
-"""What a timeline is drawn from: phases, bubbles, ops and communication, each as a few traces of many bars."""
+"""Traces of a timeline: phases, bubbles, ops and communication, each as a few traces of many bars."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pptrace.timeline.phases import PhaseSpan
 from pptrace.timeline.windows import StepWindow
 
 _FEW_OPS = 12_000
-"""Above this, microbatch numbers are left out: measuring the text of each bar is what takes the browser's time."""
+"""Above this, microbatch numbers are left out: measuring the text of each bar dominates the browser's time."""
 _MOST_CHUNKS_NAMED = 3
 """With more chunks, the legend has one entry for all of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A part of a row: its centre below the row's own, and its height; a row is 1 high, and down is positive."""
+    """A part of a row: its centre relative to the row's, downwards, and its height; a row is 1 high."""
 
     centre: float
     height: float
@@ -50,18 +50,18 @@ _SENDS = Band(0.39, 0.10)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where each rank is drawn, and what time 0 is. A gap separates the pipelines of data-parallel replicas."""
+    """Vertical position of each rank, and the origin of time. A gap separates the pipelines of data-parallel replicas."""
 
-    place: Mapping[int, float]
+    position: Mapping[int, float]
     origin_ns: int
     ops: Band
 
     @property
     def height(self) -> float:
-        return max(self.place.values(), default=0.0) + 1
+        return max(self.position.values(), default=0.0) + 1
 
     def y(self, ranks: pd.Series[int], band: Band) -> Any:
-        return ranks.map(self.place).to_numpy(dtype=np.float64) + band.centre
+        return ranks.map(self.position).to_numpy(dtype=np.float64) + band.centre
 
     def ms(self, times_ns: Any) -> Any:
         return (np.asarray(times_ns, dtype=np.int64) - self.origin_ns) / 1e6
@@ -69,7 +69,7 @@ class Rows:
 
 def compute_by_rank(ops: pd.DataFrame, window: StepWindow) -> dict[int, pd.DataFrame]:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & ops["rank"].isin(window.ranks)]
-    return {int(str(rank)): own for rank, own in compute.groupby("rank")}
+    return {int(str(rank)): rank_ops for rank, rank_ops in compute.groupby("rank")}
 
 
 def _bars(y: Any, height: float, start_ms: Any, end_ms: Any, **options: Any) -> go.Bar:
@@ -88,7 +88,7 @@ def _bars(y: Any, height: float, start_ms: Any, end_ms: Any, **options: Any) -> 
 
 def phase_traces(phases: Mapping[int, Sequence[PhaseSpan]], rows: Rows) -> Iterator[go.Bar]:
     for name, colour in PHASE_COLOURS.items():
-        spans = [(rank, span) for rank, own in phases.items() for span in own if str(span.phase) == name]
+        spans = [(rank, span) for rank, rank_spans in phases.items() for span in rank_spans if str(span.phase) == name]
         if not any(span.end_ns > span.start_ns for _, span in spans):
             continue
         yield _bars(
@@ -111,30 +111,30 @@ def bubble_traces(
     rows: Rows,
     view: View | None = None,
 ) -> Iterator[go.Bar]:
-    """Transparent bars over the bubbles between ops, cut at the edges of phases; of a view, those that can be seen in it."""
-    places, parts = [], []
+    """Transparent bars over the bubbles between ops, split at the edges of phases; of a view, those that are visible in it."""
+    ranks, parts = [], []
     names: list[str] = []
     for window in windows:
-        for rank, own in compute_by_rank(ops, window).items():
-            idle = _idle(own, window, lanes.get(rank) if lanes else None)
+        for rank, rank_ops in compute_by_rank(ops, window).items():
+            idle = _idle(rank_ops, window, lanes.get(rank) if lanes else None)
             spans = [(span.start_ns, span.end_ns, str(span.phase)) for span in phases.get(rank, ())]
             for start_ns, end_ns, name in spans or [(window.start_ns, window.end_ns, "phase not known")]:
                 part = visible(clip(idle, start_ns, end_ns), view)
                 parts.append(part)
-                places += [rank] * len(part)
+                ranks += [rank] * len(part)
                 names += [name] * len(part)
-    if not places:
+    if not ranks:
         return
     edges = np.concatenate(parts)
     start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
     yield _bars(
-        rows.y(pd.Series(places), rows.ops),
+        rows.y(pd.Series(ranks), rows.ops),
         rows.ops.height,
         start,
         end,
         name="Bubble",
         marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
-        customdata=np.stack((np.asarray(places), end - start), axis=1),
+        customdata=np.stack((np.asarray(ranks), end - start), axis=1),
         hovertext=names,
         hovertemplate="<b>Bubble</b> · %{customdata[1]:.3f} ms<br>rank %{customdata[0]:d} · %{hovertext}<br>"
         "from %{base:.3f} ms<extra></extra>",
@@ -143,7 +143,7 @@ def bubble_traces(
 
 
 def _idle(ops: pd.DataFrame, window: StepWindow, lane: Lane | None) -> Int64:
-    """When a rank has neither an op nor, where that is known, exposed communication."""
+    """The intervals in which a rank has neither an op nor, where that is known, exposed communication."""
     idle = subtract(union([window.start_ns], [window.end_ns]), union(ops["start_ns"], ops["end_ns"]))
     return idle if lane is None else subtract(idle, lane.exposed)
 
@@ -151,9 +151,9 @@ def _idle(ops: pd.DataFrame, window: StepWindow, lane: Lane | None) -> Int64:
 def op_traces(ops: pd.DataFrame, rows: Rows, num_chunks: int) -> Iterator[go.Bar]:
     drawn = ops[ops["kind"] != "STEP"]
     with_text = len(drawn) <= _FEW_OPS
-    known = [kind for kind in KIND_COLOURS if (drawn["kind"] == kind).any()]
-    others = sorted(set(drawn["kind"]) - set(known))
-    for kind in (*known, *others):
+    drawn_kinds = [kind for kind in KIND_COLOURS if (drawn["kind"] == kind).any()]
+    others = sorted(set(drawn["kind"]) - set(drawn_kinds))
+    for kind in (*drawn_kinds, *others):
         of_kind = drawn[drawn["kind"] == kind]
         chunks = sorted(set(of_kind["chunk"].tolist()))
         for chunk in chunks:
@@ -195,7 +195,7 @@ def block_traces(blocks: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
 
 
 def _legend(kind: str, chunk: int, chunks: Sequence[int]) -> str | None:
-    """The legend's words for a kind's ops of one chunk; None for no entry of its own."""
+    """The legend's words for a kind's ops of one chunk; None for no entry."""
     name = KIND_NAMES.get(kind, kind)
     if len(chunks) <= 1 or chunk < 0:
         return name
@@ -209,11 +209,11 @@ def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_tex
     is_compute = kind in COMPUTE_KINDS
     start, end = rows.ms(ops["start_ns"]), rows.ms(ops["end_ns"])
     columns = (ops["rank"], ops["stage"], ops["chunk"], ops["microbatch"], ops["step"], end - start)
-    is_placed = is_compute and bool((ops["microbatch"] >= 0).all())
-    what = "microbatch %{customdata[3]:d}" if is_placed else "step %{customdata[4]:d}"
-    where = " · stage %{customdata[1]:d} · chunk %{customdata[2]:d}" if is_placed else ""
+    has_microbatch = is_compute and bool((ops["microbatch"] >= 0).all())
+    what = "microbatch %{customdata[3]:d}" if has_microbatch else "step %{customdata[4]:d}"
+    where = " · stage %{customdata[1]:d} · chunk %{customdata[2]:d}" if has_microbatch else ""
     text: dict[str, Any] = {}
-    if with_text and is_placed:
+    if with_text and has_microbatch:
         text = {
             "texttemplate": "%{customdata[3]:d}",
             "textposition": "inside",
@@ -250,8 +250,8 @@ def _phase_and_source(ops: pd.DataFrame) -> list[str]:
 
 
 def comm_traces(comms: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
-    """Sends on one thin line, everything else on the other; waiting in grey around the transfer itself."""
-    seen: set[str] = set()
+    """Sends on one thin line, everything else on the other; waiting in grey around the transfer."""
+    in_legend_already: set[str] = set()
     for kind in sorted(set(comms["kind"])):
         of_kind = comms[comms["kind"] == kind]
         before = of_kind.assign(from_ns=of_kind["start_ns"], to_ns=of_kind["transfer_start_ns"])
@@ -260,8 +260,8 @@ def comm_traces(comms: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
         for part, pieces in (("Waiting", pd.concat([before, after])), ("Transfer", during)):
             drawn = pieces[pieces["to_ns"] > pieces["from_ns"]]
             if len(drawn):
-                yield _comm_trace(kind, part, drawn, rows, in_legend=part not in seen)
-                seen.add(part)
+                yield _comm_trace(kind, part, drawn, rows, in_legend=part not in in_legend_already)
+                in_legend_already.add(part)
 
 
 def _comm_trace(kind: str, part: str, comms: pd.DataFrame, rows: Rows, *, in_legend: bool) -> go.Bar:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers with their units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def num_bytes(count: int | None) -> str:
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:
-    """Without the "per second", which the column's head says."""
+    """Bytes per second, without "per second", which is in the column's head."""
     if gigabytes_per_second is None:
         return "–"
     return f"{gigabytes_per_second:.1f} GB" if gigabytes_per_second >= 1 else f"{gigabytes_per_second * 1e3:.1f} MB"

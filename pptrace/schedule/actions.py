@@ -1,11 +1,11 @@
-"""The words of the schedule language: what one rank does at one moment.
+"""Actions, the elements of plans.
 
 Text form, as torch.distributed.pipelining writes it:
 
     action  = stage kind [microbatch] | "(" action ";" action ")" "OVERLAP_F_B"
     kind    = "F" | "B" | "I" | "W" | "SEND_F" | "RECV_F" | "SEND_B" | "RECV_B" | "UNSHARD" | "RESHARD" | "REDUCE_GRAD"
 
-Only UNSHARD, RESHARD and REDUCE_GRAD come without a microbatch.
+Only UNSHARD, RESHARD and REDUCE_GRAD have no microbatch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pptrace.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """What an action does. The values are torch's own."""
+    """The kind of an action. The values are torch's."""
 
     F = "F"
     B = "B"  # full backward: I and W in one
@@ -57,7 +57,7 @@ _WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 
 class Phase(StrEnum):
-    """Where in the pipeline's life an action lies (Megatron's terms)."""
+    """The phase of an action (Megatron's terms)."""
 
     WARMUP = "warmup"
     STEADY = "steady"
@@ -74,7 +74,7 @@ class Action:
 
     ``chunk`` is the position of ``stage`` among the stages of its rank (Megatron's model chunk). ``phase`` is the builder's
     tag; a send or receive has that of the compute action it serves. ``parts`` holds the two halves of an OVERLAP_F_B, whose
-    own stage and microbatch are those of the forward half.
+    ``stage`` and ``microbatch`` are those of the forward half.
     """
 
     kind: Kind
@@ -90,7 +90,7 @@ class Action:
 
     @property
     def halves(self) -> tuple[Action, ...]:
-        """The simple actions this one consists of: its parts, or itself."""
+        """The simple actions of this one: its parts, or itself."""
         return self.parts or (self,)
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
 """V-half and V-min: two chunks on a V with the backward split, in about half and a third of the memory of 1F1B.
 
 Each is one microbatch's pattern, repeated every six ticks: the four ops F, F, I, I of a rank fall on four different ticks of
-the six, the two W's go into the others. That is the steady state, whose memory is the lifespan of the pattern. The fill and
+the six, the two W's take the others. That is the steady state, whose memory is the lifespan of the pattern. The fill and
 the drain are then packed: whenever a rank would wait, it runs the first later op that is ready, a forward only if the memory
-never grows beyond that of the steady state. W's are packed in two ways, in their place or behind everything else that is
-ready, and the shorter plan is taken. All of this is for f = i = w: with other costs the pattern's ticks drift apart and ranks
+never grows beyond that of the steady state. W's are packed in two ways, in the pattern's order or after everything else that is
+ready, and the shorter plan is taken. The patterns assume f = i = w: with other costs the pattern's ticks drift apart and ranks
 wait in the steady state, the more the less memory there is.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362);
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.phases import phases_by_order
+from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks
 
@@ -60,33 +61,34 @@ def _build(name: str, shape: Shape, pattern: Pattern) -> Plan:
     orders = [_steady_order(shape, rank, pattern(shape.pp, rank)) for rank in range(shape.pp)]
     limit = max(map(_peak, orders))
     packed = min(
-        (_pack(orders, shape, limit, weights_last) for weights_last in (False, True)), key=lambda found: found[0]
+        (_pack(orders, shape, limit, weights_last) for weights_last in (False, True)),
+        key=lambda candidate: candidate[0],
     )
-    return make_plan(name, (_tagged(shape.pp, row) for row in packed[1]))
+    return make_plan(name, (_tag_phases(shape.pp, row) for row in packed[1]))
 
 
-def _tagged(pp: int, row: list[_Op]) -> list[Action]:
+def _tag_phases(pp: int, row: list[_Op]) -> list[Action]:
     phases = phases_by_order([op.kind for op in row])
     return [Action(*op, op.stage // pp, phase) for op, phase in zip(row, phases, strict=True)]
 
 
 def _steady_order(shape: Shape, rank: int, ticks: tuple[int, int, int, int]) -> list[_Op]:
-    """The ops of a rank as the pattern places them, W's in the first free ticks after their I's."""
-    down, up = rank, 2 * shape.pp - 1 - rank
-    at: dict[int, _Op] = {}
+    """The ops of a rank in the pattern's order, W's in the first free ticks after their I's."""
+    down, up = (zigzag(chunk, rank, shape.pp) for chunk in (0, 1))
+    op_at: dict[int, _Op] = {}
     for tick, kind, stage in zip(ticks, (Kind.F, Kind.F, Kind.I, Kind.I), (down, up, up, down), strict=True):
         for mb in range(shape.num_microbatches):
-            at[tick + PERIOD * mb] = _Op(kind, stage, mb)
+            op_at[tick + PERIOD * mb] = _Op(kind, stage, mb)
     order: list[_Op] = []
-    owed: deque[_Op] = deque()
-    for tick in range(max(at) + 1):
-        if op := at.get(tick):
+    pending_weight_grads: deque[_Op] = deque()
+    for tick in range(max(op_at) + 1):
+        if op := op_at.get(tick):
             order.append(op)
             if op.kind is Kind.I:
-                owed.append(op)
-        elif owed:
-            order.append(owed.popleft()._replace(kind=Kind.W))
-    return order + [op._replace(kind=Kind.W) for op in owed]
+                pending_weight_grads.append(op)
+        elif pending_weight_grads:
+            order.append(pending_weight_grads.popleft()._replace(kind=Kind.W))
+    return order + [op._replace(kind=Kind.W) for op in pending_weight_grads]
 
 
 _HOLDS = {Kind.F: 1, Kind.I: 0, Kind.W: -1}
@@ -101,7 +103,7 @@ def _peak(order: list[_Op]) -> int:
 
 
 def _pack(orders: list[list[_Op]], shape: Shape, limit: int, weights_last: bool) -> tuple[int, list[list[_Op]]]:
-    """Run the orders in ticks of one op, ranks filling their waits; (ticks, what each rank ran)."""
+    """Run the orders in ticks of one op, ranks filling their waits; returns (number of ticks, the ops of each rank)."""
     pending = [list(order) for order in orders]
     done: list[list[_Op]] = [[] for _ in orders]
     held = [0] * len(orders)
@@ -109,9 +111,9 @@ def _pack(orders: list[list[_Op]], shape: Shape, limit: int, weights_last: bool)
     tick = 0
     while any(pending):
         for rank, ops in enumerate(pending):
-            place = _next_place(ops, limit - held[rank], tick, ended, 2 * shape.pp - 1, weights_last)
-            if place is not None:
-                op = ops.pop(place)
+            index = _next_index(ops, limit - held[rank], tick, ended, 2 * shape.pp - 1, weights_last)
+            if index is not None:
+                op = ops.pop(index)
                 held[rank] += _HOLDS[op.kind]
                 ended[op] = tick + 1
                 done[rank].append(op)
@@ -119,35 +121,35 @@ def _pack(orders: list[list[_Op]], shape: Shape, limit: int, weights_last: bool)
     return tick, done
 
 
-def _next_place(
-    ops: list[_Op], room: int, tick: int, ended: dict[_Op, int], last_stage: int, weights_last: bool
+def _next_index(
+    ops: list[_Op], num_free: int, tick: int, ended: dict[_Op, int], last_stage: int, weights_last: bool
 ) -> int | None:
-    """Where in ``ops`` the op is that runs now. ``room`` is how many activations still fit.
+    """The index in ``ops`` of the op that runs now, None for none. ``num_free`` more activations fit.
 
-    Ops of one kind and stage keep their order, so only the first of each is looked at. A forward that overtakes others needs
-    room at each of their moments too.
+    Ops of one kind and stage keep their order, so only the first of each is a candidate. A forward that overtakes others needs
+    memory at each of their moments too.
     """
     seen: set[tuple[Kind, int]] = set()
     held = most = 0
-    weight: int | None = None
-    for place, op in enumerate(ops):
+    weight_index: int | None = None
+    for index, op in enumerate(ops):
         if (op.kind, op.stage) not in seen:
             seen.add((op.kind, op.stage))
-            need = _need(op, last_stage)
-            ready = need is None or ended.get(need, tick + 1) <= tick
+            dependency = _dependency(op, last_stage)
+            ready = dependency is None or ended.get(dependency, tick + 1) <= tick
             if ready and op.kind is Kind.W and weights_last:
-                weight = place if weight is None else weight
-            elif ready and (op.kind is not Kind.F or most + 1 <= room):
-                return place
+                weight_index = index if weight_index is None else weight_index
+            elif ready and (op.kind is not Kind.F or most + 1 <= num_free):
+                return index
             if len(seen) == PERIOD:
                 break
         held += _HOLDS[op.kind]
         most = max(most, held)
-    return weight
+    return weight_index
 
 
-def _need(op: _Op, last_stage: int) -> _Op | None:
-    """What must have ended before ``op`` starts; None for the first stage's forward."""
+def _dependency(op: _Op, last_stage: int) -> _Op | None:
+    """The op that must have ended before ``op`` starts; None for the first stage's forward."""
     kind, stage, mb = op
     if kind is Kind.F:
         return _Op(Kind.F, stage - 1, mb) if stage else None

@@ -2,7 +2,7 @@
 the other.
 
 Every rank holds two model stages: rank r the r-th of the first direction and the (p−1−r)-th of the second. In the plan the
-second direction is a chain of its own, stages p … 2p−1, on the ranks in reverse; stage p+k is another copy of model stage k.
+second direction is a separate chain, stages p … 2p−1, on the ranks in reverse; stage p+k is another copy of model stage k.
 Microbatches 0 … m/2−1 go down the first chain, the others down the second.
 
 Source: DeepSeek-V3 (arXiv 2412.19437), section 3.2.1; deepseek-ai/DualPipe, ``DualPipe.step``.
@@ -13,7 +13,8 @@ from __future__ import annotations
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.counting import Row
-from pptrace.schedule.dualpipe_steps import fill
+from pptrace.schedule.dualpipe_steps import append_steps
+from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks
 
@@ -28,10 +29,10 @@ def build(shape: Shape) -> Plan:
 
 def _rank_actions(shape: Shape, rank: int) -> list[Action]:
     p, half = shape.pp, shape.num_microbatches // 2
-    first, second = rank, 2 * p - 1 - rank
+    first, second = (zigzag(chunk, rank, p) for chunk in (0, 1))
     near, far = (first, second) if rank < p // 2 else (second, first)
     row = Row({first: 0, second: 1}, {second: half})
-    fill(row, near, far, min(rank, p - 1 - rank), p // 2, half)
+    append_steps(row, near, far, min(rank, p - 1 - rank), p // 2, half)
     return row.actions
 
 

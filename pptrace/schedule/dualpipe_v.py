@@ -8,7 +8,8 @@ from __future__ import annotations
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.counting import Row
-from pptrace.schedule.dualpipe_steps import fill
+from pptrace.schedule.dualpipe_steps import append_steps
+from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks
 
@@ -25,7 +26,7 @@ def build(shape: Shape) -> Plan:
 
 
 def _rank_actions(shape: Shape, rank: int) -> list[Action]:
-    near, far = rank, 2 * shape.pp - 1 - rank
+    near, far = (zigzag(chunk, rank, shape.pp) for chunk in (0, 1))
     row = Row({near: 0, far: 1})
-    fill(row, near, far, rank, shape.pp, shape.num_microbatches)
+    append_steps(row, near, far, rank, shape.pp, shape.num_microbatches)
     return row.actions

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.pairing import one_forward_one_backward
+from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape
 
@@ -47,8 +48,8 @@ def _rank_actions(shape: Shape, rank: int) -> list[Action]:
     table = schedule_table(shape.num_microbatches, shape.num_chunks, shape.group_size or shape.pp)
     last = shape.num_chunks - 1
     return one_forward_one_backward(
-        forwards=[(chunk * shape.pp + rank, mb, chunk) for mb, chunk in table],
-        backwards=[((last - chunk) * shape.pp + rank, mb, last - chunk) for mb, chunk in table],
+        forwards=[(loop(chunk, rank, shape.pp), mb, chunk) for mb, chunk in table],
+        backwards=[(loop(last - chunk, rank, shape.pp), mb, last - chunk) for mb, chunk in table],
         num_warmup=num_warmup_forwards(shape, rank),
     )
 

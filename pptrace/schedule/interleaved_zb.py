@@ -11,6 +11,7 @@ from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.interleaved import schedule_table
 from pptrace.schedule.pairing import one_forward_one_input_grad
+from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape
 
@@ -26,8 +27,8 @@ def _rank_actions(shape: Shape, rank: int, group_size: int) -> list[Action]:
     p, m, v = shape.pp, shape.num_microbatches, shape.num_chunks
     table = schedule_table(m, v, group_size)
     return one_forward_one_input_grad(
-        forwards=[(chunk * p + rank, mb, chunk) for mb, chunk in table],
-        backwards=[((v - 1 - chunk) * p + rank, mb, v - 1 - chunk) for mb, chunk in table],
+        forwards=[(loop(chunk, rank, p), mb, chunk) for mb, chunk in table],
+        backwards=[(loop(v - 1 - chunk, rank, p), mb, v - 1 - chunk) for mb, chunk in table],
         num_warmup=min((v - 1) * group_size + p - rank - 1, m * v),
         weight_lag=rank,
     )

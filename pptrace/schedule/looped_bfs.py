@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.placement import loop
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape
 
@@ -25,9 +26,9 @@ def build(shape: Shape) -> Plan:
 def _rank_actions(shape: Shape, rank: int) -> list[Action]:
     chunks, microbatches = range(shape.num_chunks), range(shape.num_microbatches)
     return [
-        Action(Kind.F, chunk * shape.pp + rank, mb, chunk, Phase.WARMUP) for chunk in chunks for mb in microbatches
+        Action(Kind.F, loop(chunk, rank, shape.pp), mb, chunk, Phase.WARMUP) for chunk in chunks for mb in microbatches
     ] + [
-        Action(Kind.B, chunk * shape.pp + rank, mb, chunk, Phase.COOLDOWN)
+        Action(Kind.B, loop(chunk, rank, shape.pp), mb, chunk, Phase.COOLDOWN)
         for chunk in reversed(chunks)
         for mb in reversed(microbatches)
     ]

@@ -1,14 +1,14 @@
 """Adds sends and receives to a plan of compute actions, so that no order of blocking calls can deadlock.
 
-Every transfer gets a place in one total order of all computes and transfers: that of a run on paper in which F, I and W take
-one tick and B two. A message travels as late as it can without delaying anyone on paper: when its reader starts, but before
+Every transfer gets a position in one total order of all computes and transfers: that of a replay in which F, I and W take
+one tick and B two. A message is transferred as late as possible without delaying the replay: when its reader starts, but before
 its sender's next action. So on the sending rank the send directly follows its producer, and on the receiving rank the
-receive stands before the first action that starts at or after that tick. Since every rank's list is a part of the same
+receive comes before the first action that starts at or after that tick. Since every rank's list is a part of the same
 total order, the earliest unfinished entry can always run: a blocking send and its receive always meet. Messages between
 two ranks are received in the order in which they are sent, so one channel without tags is enough.
 
-For 1F1B this gives Megatron-LM's order with its fused pairs: a send-forward and the receive-backward after it stand side by
-side, and adjacent transfers are one group that is posted together (:meth:`pptrace.schedule.plan.Plan.instructions`).
+For 1F1B this gives Megatron-LM's order with its fused pairs: a send-forward and the receive-backward after it are
+adjacent, and adjacent transfers are one group that is posted together (:meth:`pptrace.schedule.plan.Plan.instructions`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Transfer:
 
 
 def _paper_cost(_rank: int, action: Action) -> int:
-    """F = I = W = 1 and B = 2, the usual proportions: a message placed too early or too late makes someone wait."""
+    """F = I = W = 1 and B = 2, the usual proportions: a message that is too early or too late makes a rank wait."""
     return sum(2 if half.kind is Kind.B else 1 for half in action.halves)
 
 
 def lower(plan: Plan) -> Plan:
-    """The plan with its sends and receives; the compute actions and their order are unchanged.
+    """Add sends and receives to a plan; the compute actions and their order are unchanged.
 
-    A plan that has sends and receives already is returned as it is.
+    A plan that has sends and receives already is returned unchanged.
 
     Raises:
         ScheduleError: the compute actions alone cannot run to the end.
@@ -57,11 +57,11 @@ def lower(plan: Plan) -> Plan:
             f"{plan.ranks[stuck.rank][stuck.index]} (validate the plan first)"
         )
     transfers = sorted(_transfers(plan, timeline), key=lambda transfer: (transfer.tick, *_rank_order(transfer.send)))
-    placed: list[list[tuple[int, Action]]] = [[] for _ in plan.ranks]
+    transfers_by_rank: list[list[tuple[int, Action]]] = [[] for _ in plan.ranks]
     for transfer in transfers:
-        placed[transfer.source].append((transfer.tick, transfer.send))
-        placed[transfer.target].append((transfer.tick, transfer.recv))
-    return replace(plan, ranks=tuple(_merge(row, placed[rank]) for rank, row in enumerate(timeline.ranks)))
+        transfers_by_rank[transfer.source].append((transfer.tick, transfer.send))
+        transfers_by_rank[transfer.target].append((transfer.tick, transfer.recv))
+    return replace(plan, ranks=tuple(_merge(row, transfers_by_rank[rank]) for rank, row in enumerate(timeline.ranks)))
 
 
 def _rank_order(action: Action) -> tuple[int, str, int]:
@@ -69,7 +69,7 @@ def _rank_order(action: Action) -> tuple[int, str, int]:
 
 
 def _transfers(plan: Plan, timeline: Replay) -> Iterator[_Transfer]:
-    """Every output that another rank reads, with the tick at which it travels."""
+    """Every output that another rank reads, with the tick of its transfer."""
     start_of = {half.key: timed.start for row in timeline.ranks for timed in row for half in timed.action.halves}
     for rank, row in enumerate(timeline.ranks):
         following = [*(timed.start for timed in row), timeline.makespan][1:]
@@ -98,7 +98,7 @@ def _reader_of(plan: Plan, producer: Action, message: Message) -> Action:
 
 
 def _merge(row: tuple[Timed, ...], transfers: list[tuple[int, Action]]) -> tuple[Action, ...]:
-    """Transfers of tick t go before the first action that starts at t or later. Both lists are in order already."""
+    """Insert transfers of tick t before the first action that starts at t or later. Both lists are sorted."""
     merged: list[Action] = []
     position = 0
     for timed in row:

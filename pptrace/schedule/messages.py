@@ -12,7 +12,7 @@ from pptrace.schedule.plan import Plan
 
 
 class Direction(StrEnum):
-    """What a message carries, and so which way it goes."""
+    """The direction of a message, by what it carries."""
 
     FORWARD = "F"  # an activation, to the next stage
     BACKWARD = "B"  # the gradient of one, to the previous stage
@@ -33,7 +33,7 @@ _PRODUCED = {kind: direction for direction in Direction for kind in direction.pr
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one stage hands to the next or the previous one for one microbatch, whether or not they are on one rank."""
+    """The output of a stage for a neighbouring one, of one microbatch, whether or not they are on one rank."""
 
     direction: Direction
     source_stage: int
@@ -63,22 +63,22 @@ def message_of(plan: Plan, action: Action) -> Message:
     """
     direction = _DIRECTION.get(action.kind)
     if direction is not None:
-        message = (_leaving if action.kind.is_send else _arriving)(plan, direction, action)
+        message = (_message_out if action.kind.is_send else _message_in)(plan, direction, action)
         if message is not None:
             return message
     raise ScheduleError(f"{plan.name}: {action} has no peer in a pipeline of {plan.num_stages} stages")
 
 
 def output_of(plan: Plan, op: Action) -> Message | None:
-    """What an F, B or I hands to another stage; None where no stage reads it, and of a W."""
+    """The message with the output of an F, B or I; None where no stage reads it, and for a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _leaving(plan, direction, op)
+    return None if direction is None else _message_out(plan, direction, op)
 
 
 def input_of(plan: Plan, op: Action) -> Message | None:
-    """What an F, B or I reads of another stage; None where it reads of none, and of a W."""
+    """The message that an F, B or I reads; None where it reads none, and for a W."""
     direction = _PRODUCED.get(op.kind)
-    return None if direction is None else _arriving(plan, direction, op)
+    return None if direction is None else _message_in(plan, direction, op)
 
 
 def crosses_ranks(plan: Plan, message: Message) -> bool:
@@ -87,7 +87,7 @@ def crosses_ranks(plan: Plan, message: Message) -> bool:
 
 
 def messages_of_rank(plan: Plan, rank: int, sends: bool) -> Iterator[tuple[Action, Message]]:
-    """What a rank sends to, or receives from, other ranks, with the op that makes or reads it, in the order of its ops."""
+    """The (op, message) pairs that a rank sends to or receives from other ranks, in the order of its ops."""
     for action in plan.compute_actions(rank):
         for half in action.halves:
             message = output_of(plan, half) if sends else input_of(plan, half)
@@ -105,13 +105,13 @@ def peer_of(plan: Plan, action: Action) -> int:
     return plan.placement[message.target_stage if action.kind.is_send else message.source_stage]
 
 
-def _leaving(plan: Plan, direction: Direction, action: Action) -> Message | None:
+def _message_out(plan: Plan, direction: Direction, action: Action) -> Message | None:
     forward = direction is Direction.FORWARD
     target = plan.next_stage(action.stage) if forward else plan.previous_stage(action.stage)
     return None if target is None else Message(direction, action.stage, target, action.microbatch)
 
 
-def _arriving(plan: Plan, direction: Direction, action: Action) -> Message | None:
+def _message_in(plan: Plan, direction: Direction, action: Action) -> Message | None:
     forward = direction is Direction.FORWARD
     source = plan.previous_stage(action.stage) if forward else plan.next_stage(action.stage)
     return None if source is None else Message(direction, source, action.stage, action.microbatch)

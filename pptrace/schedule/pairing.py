@@ -1,4 +1,4 @@
-"""The shape that all 1F1B schedules share: some forwards, forward-backward pairs, the rest of the backwards."""
+"""The order that all 1F1B schedules share: warmup forwards, forward-backward pairs, the remaining backwards."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def one_forward_one_backward(
 def one_forward_one_input_grad(
     forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int, weight_lag: int
 ) -> list[Action]:
-    """As :func:`one_forward_one_backward`, with each backward split: W of a microbatch follows ``weight_lag`` I's later.
+    """Like :func:`one_forward_one_backward` with each backward split: W of a microbatch follows ``weight_lag`` I's later.
 
-    What is left of the W's comes at the end. With nothing but ``num_warmup`` and ``weight_lag`` this says all of ZB-H1,
-    ZB-H2 and their interleaved form; a rank holds ``num_warmup + 1 + weight_lag`` activations at most.
+    The remaining W's come at the end. ``num_warmup`` and ``weight_lag`` are all that ZB-H1, ZB-H2 and their interleaved
+    form differ in; a rank holds ``num_warmup + 1 + weight_lag`` activations at most.
     """
     num_steady = len(forwards) - num_warmup
     actions = [Action(Kind.F, *forward, Phase.WARMUP) for forward in forwards[:num_warmup]]

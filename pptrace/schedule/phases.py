@@ -1,4 +1,4 @@
-"""Warmup, steady and cooldown from the order of actions alone, for plans that no builder tagged."""
+"""Warmup, steady and cooldown from the order of actions, for plans without tagged phases."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
 
 @dataclass(frozen=True)
 class Plan:
-    """What every pipeline rank does in one step.
+    """The actions of every pipeline rank in one step.
 
     ``ranks[r]`` are the actions of pipeline rank r. ``placement[s]`` is the rank that owns stage s. Adjacent sends and
     receives of a rank form one *group*: they are posted together and waited for together, as Megatron's fused
     send-forward/receive-backward is (see :meth:`instructions`).
 
-    The stages form ``num_chains`` equal chains, one after the other, each with its own share of the microbatches in order. Only
+    The stages form ``num_chains`` equal chains, one after the other, each with a share of the microbatches in order. Only
     a bidirectional plan (DualPipe) has two: its second chain, stages p … 2p−1, runs over the ranks in reverse and holds
     copies of the first one's stages.
     """
@@ -30,7 +30,7 @@ class Plan:
     num_chains: int = 1
 
     def __repr__(self) -> str:
-        """The plan's size: its actions are thousands."""
+        """The plan's size, without its thousands of actions."""
         size = f"pp={self.pp}, num_microbatches={self.num_microbatches}, num_chunks={self.num_chunks}"
         return f"<Plan {self.name!r}: {size}>"
 
@@ -50,7 +50,7 @@ class Plan:
 
     @cached_property
     def num_chunks(self) -> int:
-        """Stages on the rank that has most of them (v)."""
+        """The most stages on one rank (v)."""
         return max(self.placement.count(rank) for rank in range(self.pp))
 
     @cached_property
@@ -59,12 +59,12 @@ class Plan:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether weight gradients are actions of their own."""
+        """Whether weight gradients are separate actions (W)."""
         return any(action.kind is Kind.W for actions in self.ranks for action in iter_halves(actions))
 
     @cached_property
     def by_key(self) -> dict[Key, tuple[int, Action]]:
-        """(kind, stage, microbatch) → (rank, action), overlapped pairs taken apart."""
+        """(kind, stage, microbatch) → (rank, action), with overlapped pairs split."""
         return {half.key: (rank, half) for rank, actions in enumerate(self.ranks) for half in iter_halves(actions)}
 
     @cached_property
@@ -78,11 +78,11 @@ class Plan:
 
     @property
     def chain_length(self) -> int:
-        """Stages from one that reads no other's output to one whose output nobody reads: those of the model."""
+        """Number of the model's stages, from the one that reads tokens to the one that computes the loss."""
         return self.num_stages // self.num_chains
 
     def model_stage(self, stage: int) -> int:
-        """The stage of the model that a stage holds (a copy of): its place in its chain."""
+        """The model's stage of which a stage is (a copy of): its index in its chain."""
         return stage % self.chain_length
 
     def microbatches_of(self, stage: int) -> range:
@@ -107,7 +107,7 @@ class Plan:
         return replace(self, ranks=tuple(self.compute_actions(rank) for rank in range(self.pp)))
 
     def instructions(self, rank: int) -> Iterator[tuple[Action, ...]]:
-        """The rank's actions, one tuple per thing it waits for: a single action, or a group of sends and receives."""
+        """The rank's instructions: single compute actions, and groups of sends and receives."""
         group: list[Action] = []
         for action in self.ranks[rank]:
             if action.kind.is_p2p:
@@ -122,9 +122,9 @@ class Plan:
 
 
 def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
-    """A plan from its actions: counts microbatches, infers which rank owns which stage, and numbers the chunks.
+    """Make a plan from its actions: count microbatches, infer the placement of stages, and number the chunks.
 
-    Two chains are inferred where there is no other reading: stages on a V of which the second half shares no microbatch with
+    Two chains are inferred only from stages on a V of which the second half shares no microbatch with
     the first.
 
     Raises:

@@ -31,7 +31,7 @@ class Schedule:
     ``bubble`` is the closed form of the ideal bubble ratio and ``in_flight`` that of the most activations (of one chunk and
     one microbatch) that rank r holds, where W frees what a split backward keeps; p ranks, m microbatches, v chunks, N the
     microbatch group size, f, b, i and w the costs of one chunk's F, B, I and W with b = i + w, F&B that of an overlapped pair.
-    They hold for m ≥ 2p; ``condition`` says what else they need. None where a search decides.
+    They hold for m ≥ 2p; ``condition`` is a further condition. None for searched schedules.
 
     ``searches``: the builder reads costs and a memory limit. ``takes_any_chunks``: any v from 2, not its default alone.
     ``bidirectional``: half of the microbatches enter at each end. ``always_labelled``: no runtime runs it whose traces lack
@@ -56,12 +56,12 @@ class Schedule:
 
     @property
     def bubble_text(self) -> str:
-        """The closed form of the bubble for people, with its condition."""
+        """The closed form of the bubble as text, with its condition."""
         return "reported with its lower bound" if self.bubble is None else f"{self.bubble} {self.condition}".rstrip()
 
     @property
     def in_flight_text(self) -> str:
-        """The closed form of the activations held for people."""
+        """The closed form of the activations held, as text."""
         return "the memory limit" if self.in_flight is None else self.in_flight
 
     def build(
@@ -75,14 +75,14 @@ class Schedule:
         memory_limit: int | None = None,
         costs: OpCosts | None = None,
     ) -> Plan:
-        """The plan of this schedule; the arguments are those of :func:`shape_for`.
+        """Build the plan of this schedule; the arguments are those of :func:`shape_for`.
 
             >>> print(get("1f1b").build(pp=2, microbatches=2))
             rank 0 | 0F0 0F1     0B0     0B1
             rank 1 |     1F0 1B0 1F1 1B1
 
         Raises:
-            ShapeError: the schedule has no plan of this size; the message says what it has.
+            ShapeError: the schedule has no plan of this size; the message names legal sizes.
         """
         return self.builder(shape_for(self.name, pp, microbatches, chunks, group_size, lean, memory_limit, costs))
 
@@ -232,7 +232,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def get(name: str) -> Schedule:
-    """The entry of a name.
+    """The catalogue entry of a name.
 
     Raises:
         UnknownScheduleError: no schedule has that name.
@@ -253,11 +253,11 @@ def build(
     memory_limit: int | None = None,
     costs: OpCosts | None = None,
 ) -> Plan:
-    """The plan of a named schedule, as :func:`shape_for` takes its size.
+    """Build the plan of a named schedule; the arguments are those of :func:`shape_for`.
 
     Raises:
         UnknownScheduleError: no schedule has that name.
-        ShapeError: the shape is illegal for it; the message says what is legal.
+        ShapeError: the shape is illegal for it; the message names legal sizes.
     """
     return get(name).build(
         pp, num_microbatches, num_chunks, group_size=group_size, lean=lean, memory_limit=memory_limit, costs=costs
@@ -274,7 +274,7 @@ def shape_for(
     memory_limit: int | None = None,
     costs: OpCosts | None = None,
 ) -> Shape:
-    """The shape that a named schedule is asked for; ``num_chunks`` None means the schedule's own default.
+    """The shape of a named schedule; ``num_chunks`` None means the schedule's default.
 
     Raises:
         UnknownScheduleError: no schedule has that name.

@@ -1,4 +1,4 @@
-"""Runs a plan on paper: when does each action start, if every one takes a given time and starts as soon as it may?
+"""Replay of a plan: start times of all actions, if each takes a given time and starts as soon as it may.
 
 This is the one engine behind validation (does it end?), lowering (in which order do messages travel?) and the simulator.
 """
@@ -20,7 +20,7 @@ Latency = Callable[[Action, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An action with its place in time."""
+    """An action with its start and end."""
 
     action: Action
     start: int
@@ -29,7 +29,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A rank that cannot go on: its action at ``index`` waits for ``needs``, which never ends."""
+    """A rank that is stuck: its action at ``index`` waits for ``needs``, which never ends."""
 
     rank: int
     index: int
@@ -38,7 +38,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The timeline of each rank as far as it got, and the ranks that got stuck (none for a sound plan)."""
+    """The timeline of each rank, and the ranks that got stuck (none for a valid plan)."""
 
     ranks: tuple[tuple[Timed, ...], ...]
     blocked: tuple[Blocked, ...]
@@ -52,10 +52,10 @@ _BACKWARD = (Kind.B, Kind.I)
 
 
 def needs_of(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
-    """What must have ended before ``action`` starts: for each need the keys of which any one satisfies it.
+    """The dependencies of ``action``: for each, the keys of which any one satisfies it.
 
-    F needs the forward of the previous stage. B and I need their own forward and the backward (B or I) of the next
-    stage. W needs its own I. The two halves of an overlapped pair need what they need on their own.
+    F needs the forward of the previous stage. B and I need the forward of the same stage and the backward (B or I) of the
+    next one. W needs its I. An overlapped pair needs what both of its halves need.
     """
     return tuple(need for half in action.halves for need in _needs_of_half(plan, half))
 
@@ -66,9 +66,9 @@ def _needs_of_half(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
         previous = plan.previous_stage(action.stage)
         return () if previous is None else (((Kind.F, previous, mb),),)
     if action.kind in _BACKWARD:
-        own: tuple[Key, ...] = ((Kind.F, action.stage, mb),)
+        forward: tuple[Key, ...] = ((Kind.F, action.stage, mb),)
         following = plan.next_stage(action.stage)
-        return (own,) if following is None else (own, ((Kind.B, following, mb), (Kind.I, following, mb)))
+        return (forward,) if following is None else (forward, ((Kind.B, following, mb), (Kind.I, following, mb)))
     if action.kind is Kind.W:
         return (((Kind.I, action.stage, mb),),)
     return ()
@@ -100,7 +100,7 @@ class _Engine:
     """Runs ranks one after the other as far as each can go; a finished action wakes the ranks that wait for it.
 
     Everything that can be waited for has a slot: (stage · m + microbatch) · 3 + {forward, backward, weight gradient}.
-    Plans have millions of actions, so this speaks in slots and lists where the rest of the package speaks in types.
+    Plans have millions of actions, so this uses slots and lists where the rest of the package uses types.
     """
 
     def __init__(self, plan: Plan, duration: Duration, latency: Latency) -> None:
@@ -166,15 +166,15 @@ class _Engine:
         if kind is Kind.F:
             stage = self.before[half.stage]
             return [] if stage is None else [(stage * m + (half.microbatch or 0)) * 3]
-        own = (half.stage * m + (half.microbatch or 0)) * 3
+        forward_slot = (half.stage * m + (half.microbatch or 0)) * 3
         if kind is Kind.W:
-            return [own + _BACKWARD_SLOT]
+            return [forward_slot + _BACKWARD_SLOT]
         stage = self.after[half.stage]
         if stage is None:
-            return [own]
-        return [own, (stage * m + (half.microbatch or 0)) * 3 + _BACKWARD_SLOT]
+            return [forward_slot]
+        return [forward_slot, (stage * m + (half.microbatch or 0)) * 3 + _BACKWARD_SLOT]
 
     def _key(self, slot: int) -> Key:
-        place, what = divmod(slot, 3)
-        stage, microbatch = divmod(place, self.plan.num_microbatches)
+        cell, what = divmod(slot, 3)
+        stage, microbatch = divmod(cell, self.plan.num_microbatches)
         return ((Kind.F, Kind.B, Kind.W)[what], stage, microbatch)

@@ -1,4 +1,4 @@
-"""What a builder is asked for."""
+"""The size of a schedule, as its builder takes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_FORWARDS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class OpCosts:
-    """What one F, I and W of a chunk and one message cost, in any unit: for schedules that are searched, not written down."""
+    """Costs of one F, I and W of a chunk and of one message, in any unit, for schedules that are searched."""
 
     forward: int = 1
     input_grad: int = 1
@@ -29,7 +29,7 @@ class Shape:
     """The size of a schedule: p = ``pp`` ranks, m = ``num_microbatches``, v = ``num_chunks`` per rank.
 
     ``group_size`` is N, the microbatch group size per virtual-pipeline stage of interleaved schedules (None: p). ``lean``
-    asks the interleaved schedule for its variant with fewer warmup forwards. ``memory_limit`` is the number of activations (of
+    selects the interleaved variant with fewer warmup forwards. ``memory_limit`` is the number of activations (of
     one chunk and one microbatch) that a rank may hold, and ``costs`` what its ops take; only searched schedules read them.
     """
 

@@ -1,6 +1,6 @@
-"""Plans as text: torch's CSV, and a grid for people.
+"""Plans as text: torch's CSV, and a readable grid.
 
-CSV: one row per rank, one cell per action; an empty cell means no action at that place and is skipped on reading.
+CSV: one row per rank, one cell per action; empty cells are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan
     """A plan from cells. Phases are tagged by order, as :func:`pptrace.schedule.phases.tag_phases` says.
 
     Raises:
-        ScheduleError: a cell that is no action, or cells that make no plan; the message says row and column.
+        ScheduleError: a cell that is no action, or cells that make no plan; the message names row and column.
     """
     parsed: list[list[Action]] = []
     for row_number, row in enumerate(rows, 1):
@@ -50,7 +50,7 @@ def from_rows(rows: Iterable[Iterable[str]], name: str, where: str = "") -> Plan
 
 
 def from_csv(text: str, name: str = "custom", where: str = "") -> Plan:
-    """Read torch's CSV; trailing blank lines are no ranks.
+    """Read torch's CSV; trailing blank lines are ignored.
 
     Raises:
         ScheduleError: as :func:`from_rows`.

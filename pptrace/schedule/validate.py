@@ -1,4 +1,4 @@
-"""Is a plan sound? Every dependency met, every send paired with one receive, and no deadlock when sends block."""
+"""Validation of plans: every dependency met, every send paired with one receive, no deadlock when sends block."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def validate(plan: Plan) -> None:
     """Check a plan, lowered or not; a plan without sends and receives is lowered and checked in that form as well.
 
     Raises:
-        ScheduleError: what is wrong, in one line; its ``grid`` is the plan drawn with the places marked.
+        ScheduleError: what is wrong, in one line; its ``grid`` is the plan drawn with the wrong cells marked.
     """
-    _require_places(plan)
+    _require_placement(plan)
     _require_unique(plan)
     _require_complete(plan)
     _require_runnable(plan)
@@ -32,7 +32,7 @@ def validate(plan: Plan) -> None:
     _require_message_order(lowered)
 
 
-def _require_places(plan: Plan) -> None:
+def _require_placement(plan: Plan) -> None:
     """Every action is on the rank that owns its stage, and of a microbatch that exists."""
     for rank, row in enumerate(plan.ranks):
         for action, index in _halves_with_index(row):
@@ -69,15 +69,15 @@ def _require_complete(plan: Plan) -> None:
         for mb in plan.microbatches_of(stage):
             has = {kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W) if (kind, stage, mb) in present}
             if has not in ({Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}):
-                found = ", ".join(sorted(has)) or "nothing"
-                places = [
+                present_text = ", ".join(sorted(has)) or "nothing"
+                cells = [
                     (rank, index)
                     for rank, row in enumerate(plan.ranks)
                     for action, index in _halves_with_index(row)
                     if (action.stage, action.microbatch) == (stage, mb)
                 ]
-                message = f"stage {stage}, microbatch {mb} has {found}; expected F and B, or F, I and W"
-                raise _error(plan, message, places)
+                message = f"stage {stage}, microbatch {mb} has {present_text}; expected F and B, or F, I and W"
+                raise _error(plan, message, cells)
 
 
 def _require_runnable(plan: Plan) -> None:
@@ -86,23 +86,23 @@ def _require_runnable(plan: Plan) -> None:
     blocked = replay(compute).blocked
     if not blocked:
         return
-    waits = {entry.rank: (_holder(compute, entry), entry) for entry in blocked}
-    cycle = _find_cycle({rank: holder for rank, (holder, _) in waits.items()})
+    waits = {entry.rank: (_rank_of_need(compute, entry), entry) for entry in blocked}
+    cycle = _find_cycle({rank: other for rank, (other, _) in waits.items()})
     steps = [waits[rank][1] for rank in cycle]
-    story = "; ".join(
+    description = "; ".join(
         f"rank {step.rank} waits at {compute.ranks[step.rank][step.index]} for {_key_text(step.needs)} "
         f"on rank {waits[step.rank][0]}"
         for step in steps
     )
-    raise _error(compute, f"deadlock: {story}", [(step.rank, step.index) for step in steps])
+    raise _error(compute, f"deadlock: {description}", [(step.rank, step.index) for step in steps])
 
 
-def _holder(plan: Plan, entry: Blocked) -> int:
-    """The rank that would run what ``entry`` waits for."""
+def _rank_of_need(plan: Plan, entry: Blocked) -> int:
+    """The rank that runs what ``entry`` waits for."""
     kind, stage, mb = entry.needs
     for candidate in (kind, Kind.I if kind is Kind.B else kind):
-        if found := plan.by_key.get((candidate, stage, mb)):
-            return found[0]
+        if producer := plan.by_key.get((candidate, stage, mb)):
+            return producer[0]
     raise ScheduleError(
         f"{plan.name}: {plan.ranks[entry.rank][entry.index]} needs {_key_text(entry.needs)}, which no rank runs"
     )
@@ -168,7 +168,7 @@ def _require_inputs_received(plan: Plan) -> None:
 
 
 def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, ...]]:
-    """What a simple action needs from before it on its own rank: for each need the keys of which any one satisfies it."""
+    """Dependencies of a simple action on the same rank: for each, the keys of which any one satisfies it."""
     mb = action.microbatch
     if action.kind is Kind.SEND_F:
         yield ((Kind.F, action.stage, mb),)
@@ -179,13 +179,13 @@ def _local_needs(plan: Plan, rank: int, action: Action) -> Iterator[tuple[Key, .
         if plan.placement[stage] == rank:
             yield need
         else:
-            own = stage + 1 if kind is Kind.F else stage - 1
-            yield ((Kind.RECV_F if kind is Kind.F else Kind.RECV_B, own, mb),)
+            local_stage = stage + 1 if kind is Kind.F else stage - 1
+            yield ((Kind.RECV_F if kind is Kind.F else Kind.RECV_B, local_stage, mb),)
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where a rank stands: its instruction, and which transfers of it have not met their counterpart."""
+    """Progress of a rank through its instructions."""
 
     instructions: list[tuple[Action, ...]]
     position: int = 0
@@ -228,9 +228,11 @@ def _require_no_deadlock(plan: Plan) -> None:
 def _deadlock(plan: Plan, stuck: dict[int, _Cursor], met: set[Key]) -> ScheduleError:
     pending = {rank: next(a for a in cursor.current if a.key not in met) for rank, cursor in stuck.items()}
     cycle = _find_cycle({rank: peer_of(plan, action) for rank, action in pending.items()})
-    story = "; ".join(f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle)
-    places = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
-    return _error(plan, f"deadlock: {story}", places)
+    description = "; ".join(
+        f"rank {rank} blocks in {pending[rank]} to rank {peer_of(plan, pending[rank])}" for rank in cycle
+    )
+    cells = [(rank, plan.ranks[rank].index(pending[rank])) for rank in cycle]
+    return _error(plan, f"deadlock: {description}", cells)
 
 
 def _halves_with_index(row: Sequence[Action]) -> Iterator[tuple[Action, int]]:
@@ -243,5 +245,5 @@ def _key_text(key: Key) -> str:
     return str(Action(*key))
 
 
-def _error(plan: Plan, message: str, places: list[tuple[int, int]]) -> ScheduleError:
-    return ScheduleError(f"{plan.name}: {message}", draw(plan, places))
+def _error(plan: Plan, message: str, cells: list[tuple[int, int]]) -> ScheduleError:
+    return ScheduleError(f"{plan.name}: {message}", draw(plan, cells))

@@ -1,12 +1,12 @@
 """ZB-auto: a zero-bubble schedule searched for given costs of F, I, W and a message, and a memory limit per rank.
 
 The search is the heuristic of the paper. Warm up with as many forwards as memory allows before the first input gradient
-arrives; then one F and one I per round, with W's put where a rank would wait for a W's time or longer, where waiting would
-make it the rank that waits most, and where memory is full; what W's are left come at the end. Each rank stays a forward
-ahead of the next one while it has any. Three yes-or-no choices of the heuristic are tried in all eight combinations; the
+arrives; then one F and one I per round, with a W where a rank would wait for a W's time or longer, where waiting would
+make it the rank that waits most, and where memory is full; the remaining W's come at the end. Each rank stays a forward
+ahead of the next one while it has any. Three binary choices of the heuristic are tried in all eight combinations; the
 shortest step wins, and among equals the one whose slowest rank is busy for the shortest time (what counts without an
-optimizer barrier), then the one with the least memory. Beside these drafts stand two of a list scheduler, which is shorter
-where memory holds fewer microbatches than there are ranks, and ZB-H1 and ZB-H2 where they fit into memory.
+optimizer barrier), then the one with the least memory. The other candidates are two orders of a list scheduler, which is
+shorter where memory holds fewer microbatches than there are ranks, and ZB-H1 and ZB-H2 where they fit into memory.
 
 Source: Qi et al. (arXiv 2401.10241), section 3; sail-sg/zero-bubble-pipeline-parallelism ``scheduler/zb.py``.
 """
@@ -29,48 +29,48 @@ NAME = "zb-auto"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the heuristic leaves open."""
+    """The binary choices of the heuristic."""
 
     overfill: bool  # a last warmup forward even if it delays the first input gradient
-    backward_first: bool  # leave a round's forward out when the next rank has no use for it yet
+    backward_first: bool  # skip a round's forward when the next rank cannot use it yet
     fill_short_gaps: bool  # W into a gap shorter than W even if the rank is not the one that waits most
 
 
 @dataclass(frozen=True, slots=True)
 class Optimality:
-    """A plan's makespan and the least that any plan of its shape could have, in the unit of the costs."""
+    """A plan's makespan and a lower bound for any plan of its shape, in the unit of the costs."""
 
     makespan: int
     lower_bound: int
 
     @property
     def excess(self) -> float:
-        """How much longer than the lower bound, as a share of it."""
+        """The makespan above the lower bound, as a share of the bound."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
 
 
 def build(shape: Shape) -> Plan:
     require_one_chunk(NAME, shape)
-    drafts = [draft(shape, Choices(*choices)) for choices in product((True, False), repeat=3)]
-    drafts += [list_schedule(shape, patient) for patient in (True, False)]
-    best = min(drafts, key=lambda found: (found.makespan, found.longest_rank, found.most_in_flight))
-    plan, makespan = make_plan(NAME, (_tagged(rank, row) for rank, row in enumerate(best.rows))), best.makespan
-    for fixed in _fixed_that_fit(shape):
-        if (length := _replayed(fixed, shape.costs).makespan) < makespan:
-            plan, makespan = replace(fixed, name=NAME), length
+    drafts = [run_heuristic(shape, Choices(*choices)) for choices in product((True, False), repeat=3)]
+    drafts += [list_schedule(shape, weight_waits) for weight_waits in (True, False)]
+    best = min(drafts, key=lambda draft: (draft.makespan, draft.longest_rank, draft.peak_in_flight))
+    plan, makespan = make_plan(NAME, (_tag_phases(rank, row) for rank, row in enumerate(best.rows))), best.makespan
+    for handmade in _handmade_within_limit(shape):
+        if (length := _replayed(handmade, shape.costs).makespan) < makespan:
+            plan, makespan = replace(handmade, name=NAME), length
     return plan
 
 
 def optimality(plan: Plan, shape: Shape) -> Optimality:
-    """How far a plan is from the best that its shape allows."""
+    """Compare a plan with the lower bound of its shape."""
     return Optimality(_replayed(plan, shape.costs).makespan, lower_bound(shape))
 
 
-def _fixed_that_fit(shape: Shape) -> Iterator[Plan]:
+def _handmade_within_limit(shape: Shape) -> Iterator[Plan]:
     plain = Shape(shape.pp, shape.num_microbatches)
-    for fixed, held in ((build_h1, shape.pp), (build_h2, 2 * shape.pp - 1)):
-        if shape.memory_limit is None or min(held, shape.num_microbatches) <= shape.memory_limit:
-            yield fixed(plain)
+    for handmade, peak in ((build_h1, shape.pp), (build_h2, 2 * shape.pp - 1)):
+        if shape.memory_limit is None or min(peak, shape.num_microbatches) <= shape.memory_limit:
+            yield handmade(plain)
 
 
 def _replayed(plan: Plan, costs: OpCosts) -> Replay:
@@ -78,13 +78,13 @@ def _replayed(plan: Plan, costs: OpCosts) -> Replay:
     return replay(plan, lambda _rank, action: cost[action.kind], lambda _action, _source, _target: costs.p2p)
 
 
-def _tagged(rank: int, row: list[tuple[Kind, int]]) -> list[Action]:
+def _tag_phases(rank: int, row: list[tuple[Kind, int]]) -> list[Action]:
     phases = phases_by_order([kind for kind, _ in row])
     return [Action(kind, rank, mb, 0, phase) for (kind, mb), phase in zip(row, phases, strict=True)]
 
 
 def lower_bound(shape: Shape) -> int:
-    """No step of p ranks with one chunk each, whatever its order, is shorter than this; in the unit of the costs.
+    """A lower bound on the makespan of any order for p ranks with one chunk each, in the unit of the costs.
 
     Rank r cannot start before r forwards and messages. Its first I cannot start before the first microbatch has gone down
     and come back, and until then it can only run as many forwards as memory holds. After its last I the gradient goes up r
@@ -108,15 +108,15 @@ def lower_bound(shape: Shape) -> int:
 
 
 class _Draft:
-    """A schedule in the making: what each rank has run, until when, and how long it has waited since its first forward."""
+    """A partial schedule: per rank its actions, its clock, and its waiting time since its first forward."""
 
     def __init__(self, pp: int, num_microbatches: int, costs: OpCosts, memory_limit: int) -> None:
         self.pp, self.m, self.costs, self.limit = pp, num_microbatches, costs, memory_limit
         self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(pp)]
         self.clock = [0] * pp
-        self.begun = [0] * pp
-        self.waited = [0] * pp
-        self.most_in_flight = 0
+        self.first_start = [0] * pp
+        self.wait_time = [0] * pp
+        self.peak_in_flight = 0
         self.num = {kind: [0] * pp for kind in (Kind.F, Kind.I, Kind.W)}
         self.ended: dict[Kind, list[list[int]]] = {kind: [[] for _ in range(pp)] for kind in (Kind.F, Kind.I)}
         self._cost = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
@@ -128,161 +128,161 @@ class _Draft:
     @property
     def longest_rank(self) -> int:
         """The longest time from a rank's first action to its last."""
-        return max(end - begin for begin, end in zip(self.begun, self.clock, strict=True))
+        return max(end - begin for begin, end in zip(self.first_start, self.clock, strict=True))
 
     def in_flight(self, rank: int) -> int:
         return self.num[Kind.F][rank] - self.num[Kind.W][rank]
 
-    def owes_weight_grad(self, rank: int) -> bool:
+    def has_pending_weight_grad(self, rank: int) -> bool:
         return self.num[Kind.W][rank] < self.num[Kind.I][rank]
 
     def arrival(self, kind: Kind, rank: int) -> int:
-        """When the input of the rank's next F or I is there; 0 where it comes from no other rank."""
+        """The time at which the input of the rank's next F or I arrives; 0 where no other rank sends it."""
         other = rank - 1 if kind is Kind.F else rank + 1
         if not 0 <= other < self.pp:
             return 0
         return self.ended[kind][other][self.num[kind][rank]] + self.costs.p2p
 
-    def put(self, kind: Kind, rank: int) -> None:
+    def append(self, kind: Kind, rank: int) -> None:
         microbatch = self.num[kind][rank]
         start = self.clock[rank]
         if kind is not Kind.W:
             start = max(start, self.arrival(kind, rank))
         if self.rows[rank]:
-            self.waited[rank] += start - self.clock[rank]
+            self.wait_time[rank] += start - self.clock[rank]
         else:
-            self.begun[rank] = start
+            self.first_start[rank] = start
         self.clock[rank] = start + self._cost[kind]
         if kind is not Kind.W:
             self.ended[kind][rank].append(self.clock[rank])
         self.num[kind][rank] += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight(rank))
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight(rank))
         self.rows[rank].append((kind, microbatch))
 
     def fill_gap(self, kind: Kind, rank: int, fill_short_gaps: bool) -> None:
-        """W's for as long as the rank waits for the input of its next F or I."""
+        """Append W's while the rank waits for the input of its next F or I."""
         arrival = self.arrival(kind, rank)
-        while self.owes_weight_grad(rank) and self.clock[rank] + self.costs.weight_grad <= arrival:
-            self.put(Kind.W, rank)
+        while self.has_pending_weight_grad(rank) and self.clock[rank] + self.costs.weight_grad <= arrival:
+            self.append(Kind.W, rank)
         gap = arrival - self.clock[rank]
-        if gap > 0 and self.owes_weight_grad(rank):
-            waits_most = self.waited[rank] + gap > max(self.waited)
+        if gap > 0 and self.has_pending_weight_grad(rank):
+            waits_most = self.wait_time[rank] + gap > max(self.wait_time)
             if waits_most or fill_short_gaps:
-                self.put(Kind.W, rank)
+                self.append(Kind.W, rank)
 
 
-def draft(shape: Shape, choices: Choices) -> _Draft:
-    """One run of the heuristic."""
-    found = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
-    _warm_up(found, choices.overfill)
-    for _ in range(1, found.m):
-        _forward_round(found, choices)
-        for rank in reversed(range(found.pp)):
-            found.fill_gap(Kind.I, rank, choices.fill_short_gaps)
-            found.put(Kind.I, rank)
-    for rank in range(found.pp):
-        while found.owes_weight_grad(rank):
-            found.put(Kind.W, rank)
-    return found
+def run_heuristic(shape: Shape, choices: Choices) -> _Draft:
+    """Run the heuristic once."""
+    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    _warm_up(draft, choices.overfill)
+    for _ in range(1, draft.m):
+        _forward_round(draft, choices)
+        for rank in reversed(range(draft.pp)):
+            draft.fill_gap(Kind.I, rank, choices.fill_short_gaps)
+            draft.append(Kind.I, rank)
+    for rank in range(draft.pp):
+        while draft.has_pending_weight_grad(rank):
+            draft.append(Kind.W, rank)
+    return draft
 
 
 _ORDER = (Kind.I, Kind.F, Kind.W)
 
 
-def list_schedule(shape: Shape, patient: bool) -> _Draft:
-    """Every rank runs what it can start first, an I before an F before a W; never more forwards than memory holds.
+def list_schedule(shape: Shape, weight_waits: bool) -> _Draft:
+    """List scheduling: each rank runs what it can start first, I before F before W, within the memory limit.
 
-    ``patient``: a W waits where an input that is on its way comes before the W would end.
+    ``weight_waits``: a W is delayed where a pending input arrives before the W would end.
     """
-    found = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
-    ready = [_next(found, rank, patient) for rank in range(found.pp)]
-    while (chosen := min((entry for entry in ready if entry is not None), default=None)) is not None:
-        _, place, rank = chosen
-        found.put(_ORDER[place], rank)
-        for near in range(max(0, rank - 1), min(found.pp, rank + 2)):
-            ready[near] = _next(found, near, patient)
-    return found
+    draft = _Draft(shape.pp, shape.num_microbatches, shape.costs, shape.memory_limit or shape.num_microbatches)
+    ready = [_next(draft, rank, weight_waits) for rank in range(draft.pp)]
+    while (earliest := min((entry for entry in ready if entry is not None), default=None)) is not None:
+        _, order_index, rank = earliest
+        draft.append(_ORDER[order_index], rank)
+        for neighbour in range(max(0, rank - 1), min(draft.pp, rank + 2)):
+            ready[neighbour] = _next(draft, neighbour, weight_waits)
+    return draft
 
 
-def _next(found: _Draft, rank: int, patient: bool) -> tuple[int, int, int] | None:
-    """(start, place of its kind in the order, rank) of what a rank can start first, as far as is known; None: nothing yet."""
-    clock = found.clock[rank]
+def _next(draft: _Draft, rank: int, weight_waits: bool) -> tuple[int, int, int] | None:
+    """(start, index of its kind in :data:`_ORDER`, rank) of the action that a rank can start first; None: nothing yet."""
+    clock = draft.clock[rank]
     starts = [
-        (max(clock, found.arrival(kind, rank)), _ORDER.index(kind))
+        (max(clock, draft.arrival(kind, rank)), _ORDER.index(kind))
         for kind in (Kind.I, Kind.F)
-        if _has_input(found, kind, rank)
+        if _has_input(draft, kind, rank)
     ]
     soonest = min(starts, default=None)
-    if found.owes_weight_grad(rank):
-        ends = clock + found.costs.weight_grad
-        if soonest is None or (soonest[0] > clock and not (patient and soonest[0] < ends)):
+    if draft.has_pending_weight_grad(rank):
+        ends = clock + draft.costs.weight_grad
+        if soonest is None or (soonest[0] > clock and not (weight_waits and soonest[0] < ends)):
             soonest = (clock, _ORDER.index(Kind.W))
     return None if soonest is None else (*soonest, rank)
 
 
-def _has_input(found: _Draft, kind: Kind, rank: int) -> bool:
-    """Whether the rank's next F or I is due, fits into memory, and has an input that was made."""
-    number = found.num[kind][rank]
+def _has_input(draft: _Draft, kind: Kind, rank: int) -> bool:
+    """Whether the rank has a next F or I that fits into memory and whose input has been computed."""
+    number = draft.num[kind][rank]
     if kind is Kind.F:
-        made = rank == 0 or number < len(found.ended[kind][rank - 1])
-        return number < found.m and made and found.in_flight(rank) < found.limit
-    return number < found.num[Kind.F][rank] and (rank == found.pp - 1 or number < len(found.ended[kind][rank + 1]))
+        is_available = rank == 0 or number < len(draft.ended[kind][rank - 1])
+        return number < draft.m and is_available and draft.in_flight(rank) < draft.limit
+    return number < draft.num[Kind.F][rank] and (rank == draft.pp - 1 or number < len(draft.ended[kind][rank + 1]))
 
 
-def _warm_up(found: _Draft, overfill: bool) -> None:
-    """The first forward of every rank, more where they fit, and the first input gradients."""
-    costs, pp = found.costs, found.pp
+def _warm_up(draft: _Draft, overfill: bool) -> None:
+    """Append the first forward of every rank, more where they fit, and the first input gradients."""
+    costs, pp = draft.costs, draft.pp
     for rank in range(pp):
-        found.put(Kind.F, rank)
+        draft.append(Kind.F, rank)
     extra = [0] * pp
-    input_grad_ends = found.clock[-1] + costs.input_grad
+    input_grad_ends = draft.clock[-1] + costs.input_grad
     for rank in reversed(range(pp - 1)):
-        arrival, clock = input_grad_ends + costs.p2p, found.clock[rank]
-        while extra[rank] + 1 < min(found.m, found.limit):
+        arrival, clock = input_grad_ends + costs.p2p, draft.clock[rank]
+        while extra[rank] + 1 < min(draft.m, draft.limit):
             if clock >= arrival or (not overfill and clock + costs.forward > arrival):
                 break
             clock += costs.forward
             extra[rank] += 1
         input_grad_ends = max(clock, arrival) + costs.input_grad
     for rank in range(1, pp):
-        ahead = extra[rank - 1] if extra[rank - 1] + 1 == found.m else max(0, extra[rank - 1] - 1)
-        extra[rank] = min(extra[rank], ahead)
+        most_extra = extra[rank - 1] if extra[rank - 1] + 1 == draft.m else max(0, extra[rank - 1] - 1)
+        extra[rank] = min(extra[rank], most_extra)
     for rank in range(pp):
         for _ in range(extra[rank]):
-            found.put(Kind.F, rank)
+            draft.append(Kind.F, rank)
     for rank in reversed(range(pp)):
-        found.put(Kind.I, rank)
+        draft.append(Kind.I, rank)
 
 
-def _forward_round(found: _Draft, choices: Choices) -> None:
-    """At most one forward per rank, and none on a rank whose follower runs none."""
-    forwards = found.num[Kind.F]
-    wanted = [forwards[rank] < found.m for rank in range(found.pp)]
+def _forward_round(draft: _Draft, choices: Choices) -> None:
+    """Append at most one forward per rank, and none on a rank whose next rank runs none."""
+    forwards = draft.num[Kind.F]
+    runs_forward = [forwards[rank] < draft.m for rank in range(draft.pp)]
     if choices.backward_first:
-        wanted = [wants and not _can_wait(found, rank) for rank, wants in enumerate(wanted)]
-    for rank in reversed(range(found.pp - 1)):
-        wanted[rank] = wanted[rank] and wanted[rank + 1]
-    for rank in range(found.pp):
-        if not wanted[rank] or (rank > 0 and forwards[rank] == forwards[rank - 1]):
+        runs_forward = [runs and not _can_wait(draft, rank) for rank, runs in enumerate(runs_forward)]
+    for rank in reversed(range(draft.pp - 1)):
+        runs_forward[rank] = runs_forward[rank] and runs_forward[rank + 1]
+    for rank in range(draft.pp):
+        if not runs_forward[rank] or (rank > 0 and forwards[rank] == forwards[rank - 1]):
             continue
-        while found.in_flight(rank) >= found.limit and found.owes_weight_grad(rank):
-            found.put(Kind.W, rank)
-        if found.in_flight(rank) < found.limit:
-            found.fill_gap(Kind.F, rank, choices.fill_short_gaps)
-            found.put(Kind.F, rank)
+        while draft.in_flight(rank) >= draft.limit and draft.has_pending_weight_grad(rank):
+            draft.append(Kind.W, rank)
+        if draft.in_flight(rank) < draft.limit:
+            draft.fill_gap(Kind.F, rank, choices.fill_short_gaps)
+            draft.append(Kind.F, rank)
 
 
-def _can_wait(found: _Draft, rank: int) -> bool:
-    """Whether the next rank has forwards in hand, and this one would run the forward too early or at too high a price."""
-    forwards, costs = found.num[Kind.F], found.costs
-    if rank + 1 == found.pp or forwards[rank] < forwards[rank + 1] + 2:
+def _can_wait(draft: _Draft, rank: int) -> bool:
+    """Whether the next rank has inputs for more forwards, and a forward here would be too early or delay an input gradient."""
+    forwards, costs = draft.num[Kind.F], draft.costs
+    if rank + 1 == draft.pp or forwards[rank] < forwards[rank + 1] + 2:
         return False
-    input_grad_arrives = found.clock[rank + 1] + costs.forward + costs.input_grad + costs.p2p
-    if found.clock[rank] >= input_grad_arrives:
+    input_grad_arrives = draft.clock[rank + 1] + costs.forward + costs.input_grad + costs.p2p
+    if draft.clock[rank] >= input_grad_arrives:
         return True
-    num_to_free = max(0, found.in_flight(rank) + 1 - found.limit)
-    num_owed = found.num[Kind.I][rank] - found.num[Kind.W][rank]
-    needed = costs.forward + min(num_to_free, num_owed) * costs.weight_grad
-    if found.clock[rank] + needed <= input_grad_arrives:
+    num_to_free = max(0, draft.in_flight(rank) + 1 - draft.limit)
+    num_pending = draft.num[Kind.I][rank] - draft.num[Kind.W][rank]
+    needed = costs.forward + min(num_to_free, num_pending) * costs.weight_grad
+    if draft.clock[rank] + needed <= input_grad_arrives:
         return False
-    return input_grad_arrives - found.clock[rank] <= max(found.waited) - found.waited[rank]
+    return input_grad_arrives - draft.clock[rank] <= max(draft.wait_time) - draft.wait_time[rank]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pptrace.schedule.actions import Action, Phase
 from pptrace.schedule.counting import Row
+from pptrace.schedule.placement import zigzag
 from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.shape import Shape, require_two_chunks
 
@@ -20,7 +21,7 @@ def build(shape: Shape) -> Plan:
 
 
 def _rank_actions(pp: int, rank: int, num_microbatches: int) -> list[Action]:
-    down, up = rank, 2 * pp - 1 - rank
+    down, up = (zigzag(chunk, rank, pp) for chunk in (0, 1))
     row = Row({down: 0, up: 1})
     total = max(2 * pp - 1, num_microbatches)
     _warm_up(row, pp, rank)
@@ -38,7 +39,7 @@ def _rank_actions(pp: int, rank: int, num_microbatches: int) -> list[Action]:
 
 
 def _warm_up(row: Row, pp: int, rank: int) -> None:
-    down, up = rank, 2 * pp - 1 - rank
+    down, up = (zigzag(chunk, rank, pp) for chunk in (0, 1))
     for _ in range(2 * (pp - rank) - 1):
         row.forward(down)
     for _ in range(rank):
@@ -50,7 +51,7 @@ def _warm_up(row: Row, pp: int, rank: int) -> None:
 
 
 def _cool_down(row: Row, pp: int, rank: int) -> None:
-    down, up = rank, 2 * pp - 1 - rank
+    down, up = (zigzag(chunk, rank, pp) for chunk in (0, 1))
     for _ in range(rank):
         row.input_grad(down)
         row.input_grad(up)

@@ -1,4 +1,4 @@
-"""What each action of a plan costs."""
+"""Costs of a plan's actions and messages, in ns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Costs:
     """Nanoseconds per action: ``ops`` (kind, stage, microbatch) wins over ``stages`` (kind, stage), that over ``kinds``.
 
     A message costs ``p2p_latency_ns``; ``transfers`` gives it per producing action, (F | B | I, stage, microbatch). An
-    overlapped pair without a cost of its own costs the sum of its halves.
+    overlapped pair without a cost costs the sum of its halves.
     """
 
     kinds: Mapping[Kind, int] = field(default_factory=dict)
@@ -39,19 +39,19 @@ class Costs:
         Raises:
             UsageError: no cost covers it.
         """
-        for found in (
+        for cost in (
             self.ops.get(action.key),
             self.stages.get((action.kind, action.stage)),
             self.kinds.get(action.kind),
         ):
-            if found is not None:
-                return found
+            if cost is not None:
+                return cost
         if action.parts:
             return sum(self.duration(_rank, part) for part in action.parts)
         raise UsageError(f"no cost for {action}: give one for its kind {action.kind}, its stage or the action itself")
 
     def latency(self, producer: Action, _source: int, _target: int) -> int:
-        """From the end of ``producer`` until its output has arrived on another rank, ns."""
+        """Time from the end of ``producer`` until its output has arrived on another rank, ns."""
         measured = self.transfers.get(producer.key)
         return self.p2p_latency_ns if measured is None else measured
 
@@ -61,7 +61,7 @@ def _words(what: object) -> str:
 
 
 def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_ns: int = 0) -> Costs:
-    """The same cost for every stage; ``wgrad_ns`` (default half of the backward) is W's share of a full B, I has the rest.
+    """Equal costs for every stage; ``wgrad_ns`` (default half of the backward) is W's share of a full B, I has the rest.
 
     Raises:
         UsageError: a negative cost, W larger than B, or no cost at all.
@@ -79,4 +79,4 @@ def uniform(forward_ns: int, backward_ns: int, wgrad_ns: int | None = None, p2p_
 
 
 IDEAL = uniform(forward_ns=1_000_000, backward_ns=2_000_000)
-"""F = I = W, messages for nothing: the costs behind the ideal bubble of a plan."""
+"""F = I = W, free messages: the costs of the ideal bubble of a plan."""

@@ -1,4 +1,4 @@
-"""A plan made ready to be run on paper many times, with other costs each time: as often as a run has steps."""
+"""A plan compiled to a dependency graph, to be replayed once per step with that step's costs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pptrace.simulator.simulation import simulate
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """The action at ``place`` must have ended, and ``message`` have come if that is on another rank (None: on the same)."""
+    """A dependency on the node at ``index``, and on the arrival of ``message`` if that is on another rank (None: it is not)."""
 
-    place: int
+    index: int
     message: Key | None
 
 
@@ -29,32 +29,32 @@ class _ReplayNode:
 
 @dataclass(frozen=True, slots=True)
 class ReplayGraph:
-    """A plan's compute actions in an order in which each comes after all that it needs."""
+    """A plan's compute actions in topological order."""
 
     plan: Plan
-    stops: tuple[_ReplayNode, ...]
+    nodes: tuple[_ReplayNode, ...]
 
     def makespan(self, durations: Mapping[Key, int], transfers: Mapping[Key, int]) -> int:
-        """How long the plan takes, ns: what :func:`~pptrace.simulator.simulation.simulate` finds.
+        """The makespan of the plan in ns: equal to that of :func:`~pptrace.simulator.simulation.simulate`.
 
-        ``durations`` has every action; a message of which ``transfers`` has not the producing action comes at once.
+        ``durations`` has every action; a message whose producing action ``transfers`` lacks takes no time.
         """
         free = [0] * self.plan.pp
         ended: list[int] = []
-        for stop in self.stops:
-            start = free[stop.rank]
-            for need in stop.needs:
-                arrival = ended[need.place]
+        for node in self.nodes:
+            start = free[node.rank]
+            for need in node.needs:
+                arrival = ended[need.index]
                 if need.message is not None:
                     arrival += transfers.get(need.message, 0)
                 start = max(start, arrival)
-            free[stop.rank] = start + durations[stop.key]
-            ended.append(free[stop.rank])
+            free[node.rank] = start + durations[node.key]
+            ended.append(free[node.rank])
         return max(free)
 
 
 def compile_plan(plan: Plan) -> ReplayGraph:
-    """Make a plan ready.
+    """Compile a plan.
 
     Raises:
         ScheduleError: the plan cannot run to the end.
@@ -67,20 +67,19 @@ def compile_plan(plan: Plan) -> ReplayGraph:
         ),
         key=lambda entry: entry[:3],
     )
-    places: dict[
-        Key, int
-    ] = {}  # of what has run: an action that a measured order has twice counts from its first run on
-    stops = []
-    for place, (_, _, rank, action) in enumerate(timed):
-        stops.append(_ReplayNode(rank, action.key, tuple(_needs(plan, action, places))))
+    # Of a key that a measured order has twice, the first run counts.
+    index_of: dict[Key, int] = {}
+    nodes = []
+    for index, (_, _, rank, action) in enumerate(timed):
+        nodes.append(_ReplayNode(rank, action.key, tuple(_needs(plan, action, index_of))))
         for half in action.halves:
-            places.setdefault(half.key, place)
-    return ReplayGraph(plan, tuple(stops))
+            index_of.setdefault(half.key, index)
+    return ReplayGraph(plan, tuple(nodes))
 
 
-def _needs(plan: Plan, action: Action, places: Mapping[Key, int]) -> Iterator[_Need]:
+def _needs(plan: Plan, action: Action, index_of: Mapping[Key, int]) -> Iterator[_Need]:
     for half in action.halves:
         for any_of in needs_of(plan, half):
-            key = next(key for key in any_of if key in places)
-            is_away = plan.placement[key[1]] != plan.placement[half.stage]
-            yield _Need(places[key], key if is_away else None)
+            key = next(key for key in any_of if key in index_of)
+            is_remote = plan.placement[key[1]] != plan.placement[half.stage]
+            yield _Need(index_of[key], key if is_remote else None)

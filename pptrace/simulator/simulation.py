@@ -1,4 +1,4 @@
-"""A plan and costs → the ops table that a measured run would give, with bubbles and memory."""
+"""Simulation of a plan with costs: timelines, bubbles, memory, and the ops table that a measured run would have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimulatedRank:
 
     @property
     def inner_bubble_ns(self) -> int:
-        """The bubble between the rank's own first and last action: what is left of it when steps follow without a barrier."""
+        """The bubble between the rank's first and last action, ns: what remains when steps follow without a barrier."""
         return self.timeline[-1].end - self.timeline[0].start - self.compute_ns if self.timeline else 0
 
 
@@ -77,7 +77,7 @@ class Simulation:
 
 
 def simulate(plan: Plan, costs: Costs) -> Simulation:
-    """Run a plan on paper. Each action starts as soon as its rank is free and its inputs have arrived; messages overlap compute.
+    """Simulate a plan. Each action starts as soon as its rank is free and its inputs have arrived; messages overlap compute.
 
     Raises:
         ScheduleError: the plan cannot run to the end.
@@ -101,7 +101,7 @@ def _summarise(plan: Plan, timeline: Replay) -> Simulation:
 
 
 def peak_inflight(actions: Sequence[Action]) -> int:
-    """Most activations that one rank holds at once: from a forward until its B, or its W where the backward is split."""
+    """Peak number of activations that one rank holds: from a forward until its B, or its W where the backward is split."""
     inflight = peak = 0
     with_weight = {half.key[1:] for action in actions for half in action.halves if half.kind is Kind.W}
     for action in actions:

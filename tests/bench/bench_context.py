@@ -33,7 +33,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 )
 
 from instrument.context.attention import ContextAttention, make_context_groups
-from instrument.context.shard import ContextShape, cut
+from instrument.context.shard import ContextShape, shard_sequence
 from instrument.mesh import fit_shape, make_mesh
 from instrument.recorder import Recorder
 from pptrace.marks import Axis
@@ -111,7 +111,7 @@ def work(rank: int, port: int, setting: Setting, answers: SimpleQueue[Seconds]) 
     sides: dict[str, Attention] = {"ours": ours, "theirs": lambda q, k, v: TorchRing.apply(q, k, v, group)}
     torch.manual_seed(0)
     size = (setting.microbatch_size, setting.heads, setting.sequence, setting.head_dim)
-    *inputs, gradient = (cut(torch.randn(size, dtype=setting.dtype), shape, rank, dim=2) for _ in range(4))
+    *inputs, gradient = (shard_sequence(torch.randn(size, dtype=setting.dtype), shape, rank, dim=2) for _ in range(4))
     inputs = [tensor.requires_grad_() for tensor in inputs]
     compare(sides, inputs, gradient)
     seconds: Seconds = {name: [] for name in sides}

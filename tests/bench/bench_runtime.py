@@ -89,7 +89,7 @@ Seconds = dict[str, list[float]]
 def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:
     plan = setting.plan
     cut = partition(setting.layers, plan.num_stages)
-    wiring = Wiring(CPU, Mode.BATCHED, ahead=setting.prefetch)
+    wiring = Wiring(CPU, Mode.BATCHED, prefetch_depth=setting.prefetch)
     runtime = make_gpt_runtime(mesh, plan, setting.config, cut, setting.microbatch_size, wiring, Recorder())
 
     def step() -> None:

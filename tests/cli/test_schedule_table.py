@@ -10,13 +10,13 @@ from pptrace.errors import UsageError
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import build
-from tests.support.sleeping import Measured, Nap, forwards_in_flight
+from tests.support.sleeping import Measured, SleepingRun, forwards_in_flight
 from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
 
 
 def row() -> Measured:
-    nap = Nap("zbv", 4, 8, None, 0.1, 2, 2)
-    return Measured(nap, nap.plan, 0.0625, 0.08, 0.0808, (0.0011,), 8, 7)
+    run = SleepingRun("zbv", 4, 8, None, 0.1, 2, 2)
+    return Measured(run, run.plan, 0.0625, 0.08, 0.0808, (0.0011,), 8, 7)
 
 
 def test_the_table_has_a_line_for_each_run_with_the_error_of_its_bubble() -> None:

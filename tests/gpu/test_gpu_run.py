@@ -187,11 +187,11 @@ ARGUMENTS = {name: run.arguments for name, run in recorded.RUNS.items()} | dict(
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_arguments_of_the_runs_fit_together(name: str) -> None:
     from instrument.examples.gpt_arguments import make_parser
-    from instrument.examples.gpt_settings import Place, settle
+    from instrument.examples.gpt_settings import RankInfo, resolve_settings
 
     ranks = 2 if name.endswith("_p2") else 4
     options = make_parser().parse_args([*ARGUMENTS[name], "--backend", "gloo"])
-    assert settle(options, Place(0, ranks, 0, ranks)).shape.world == ranks
+    assert resolve_settings(options, RankInfo(0, ranks, 0, ranks)).shape.world == ranks
 
 
 def test_the_wheels_bring_all_that_they_need_in_turn() -> None:

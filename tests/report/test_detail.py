@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.report.detail import MOST_BARS, View, in_detail, visible
+from pptrace.report.detail import MOST_BARS, View, select_detail, visible
 from pptrace.report.figures import timeline
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
@@ -22,13 +22,13 @@ def whole(ops: pd.DataFrame) -> View:
 
 def test_few_ops_are_all_drawn(long_step: pd.DataFrame) -> None:
     few = long_step.iloc[:MOST_BARS]
-    detail = in_detail(few, View(0, 1))
+    detail = select_detail(few, View(0, 1))
     assert detail.ops is few
     assert len(detail.blocks) == 0
 
 
 def test_blocks_hold_every_op_once_and_cover_no_bubble(long_step: pd.DataFrame) -> None:
-    detail = in_detail(long_step, whole(long_step))
+    detail = select_detail(long_step, whole(long_step))
     blocks = detail.blocks
     assert len(blocks) < MOST_BARS < len(long_step)
     assert len(detail.ops) + int((blocks["num_forward"] + blocks["num_backward"]).sum()) == len(long_step)
@@ -42,7 +42,7 @@ def test_blocks_hold_every_op_once_and_cover_no_bubble(long_step: pd.DataFrame) 
 def test_looking_closer_shows_every_op_of_the_stretch(long_step: pd.DataFrame) -> None:
     end = whole(long_step).end_ns
     view = View(end // 2, end // 2 + end // 10)
-    detail = in_detail(long_step, view)
+    detail = select_detail(long_step, view)
     inside = long_step[(long_step["end_ns"] > view.start_ns) & (long_step["start_ns"] < view.end_ns)]
     assert len(detail.blocks) == 0
     assert set(inside.index) <= set(detail.ops.index)

@@ -24,7 +24,7 @@ def test_a_course_takes_as_long_as_the_simulation(
     plan = build(name, pp, num_microbatches, num_chunks)
     chance = random.Random(seed)
     course = compile_plan(plan)
-    durations = {stop.key: chance.randrange(50) for stop in course.stops}
+    durations = {stop.key: chance.randrange(50) for stop in course.nodes}
     makers = [key for key in plan.by_key if key[0] in (Kind.F, Kind.B, Kind.I)]
     transfers = {key: chance.randrange(30) for key in makers if chance.random() < 0.8}
     simulated = simulate(plan, Costs(ops=durations, transfers=transfers))
@@ -34,5 +34,5 @@ def test_a_course_takes_as_long_as_the_simulation(
 def test_an_action_that_a_measured_order_has_twice_counts_from_its_first_run_on() -> None:
     plan = from_rows([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B0", "1B1"]], "custom")
     course = compile_plan(plan)
-    durations = {stop.key: 10 for stop in course.stops}
+    durations = {stop.key: 10 for stop in course.nodes}
     assert course.makespan(durations, {}) == simulate(plan, Costs(ops=durations)).makespan_ns

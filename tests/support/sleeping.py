@@ -38,7 +38,7 @@ MICROBATCH_SIZE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Nap:
+class SleepingRun:
     """A run: which schedule, and how long its ops sleep. ``forward_s`` is that of one chunk's F; I and W sleep as long."""
 
     schedule: str
@@ -54,30 +54,30 @@ class Nap:
         return lower(build(self.schedule, self.pp, self.microbatches, self.chunks))
 
 
-def sleep_through(nap: Nap, folder: str) -> int:
+def sleep_through(run: SleepingRun, folder: str) -> int:
     """Run the steps under the profiler and write ``rank<r>.json.gz``; called by every rank of a pool.
 
     Returns:
         The most forwards in flight in any step.
     """
-    plan = nap.plan
-    mesh = make_mesh(fit_shape(nap.pp, nap.pp), "cpu", "gloo", plan.num_chains > 1)
+    plan = run.plan
+    mesh = make_mesh(fit_shape(run.pp, run.pp), "cpu", "gloo", plan.num_chains > 1)
     recorder = Recorder()
     config = GptConfig(plan.chain_length, hidden=8, heads=2, sequence=4)
     cut = partition(config.layers, plan.chain_length)
 
     def wrap(stage: GptStage) -> torch.nn.Module:
-        return SleepingStage(stage, nap.forward_s, 2 * nap.forward_s)
+        return SleepingStage(stage, run.forward_s, 2 * run.forward_s)
 
     runtime = make_gpt_runtime(
-        mesh, plan, config, cut, MICROBATCH_SIZE, Wiring(torch.device("cpu"), ahead=nap.ahead), recorder, wrap
+        mesh, plan, config, cut, MICROBATCH_SIZE, Wiring(torch.device("cpu"), prefetch_depth=run.ahead), recorder, wrap
     )
     batch = TextData(plan.num_microbatches, MICROBATCH_SIZE, config.sequence).batch(0, 0)
     profiler = TraceProfiler(Path(folder) / f"rank{mesh.rank}.json.gz")
     profiler.prepare()
     peak = 0
     started = sample_clock()
-    for step in Session(recorder).steps(WARMUP_STEPS + nap.steps):
+    for step in Session(recorder).steps(WARMUP_STEPS + run.steps):
         if step == WARMUP_STEPS:
             profiler.start()
         dist.barrier()  # ranks that end early would begin the next step in this one's window
@@ -87,9 +87,9 @@ def sleep_through(nap: Nap, folder: str) -> int:
         {
             "schema": TRACE_SCHEMA,
             "rank": mesh.rank,
-            "world_size": nap.pp,
+            "world_size": run.pp,
             "host": host_name(),
-            "mesh": {"pp": nap.pp},
+            "mesh": {"pp": run.pp},
             "pp_ranks": list(mesh.pp_ranks),
             "plan": plan_as_json(plan),
             "clock": clock,
@@ -106,7 +106,7 @@ class Measured:
     flight are forwards whose backward (B or I) has not run, on the rank that has most.
     """
 
-    nap: Nap
+    run: SleepingRun
     plan: Plan
     ideal: float
     simulated: float
@@ -126,9 +126,9 @@ class Measured:
         return self.measured / self.simulated - 1
 
 
-def measure(pool: Pool, nap: Nap, folder: Path) -> Measured:
+def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
     """Run a plan on the pool and compare what its traces say with the simulator."""
-    peaks = pool.run(sleep_through, nap, str(folder), world=nap.pp, timeout_s=300)
+    peaks = pool.run(sleep_through, run, str(folder), world=run.pp, timeout_s=300)
     analysis = load([folder])
     plan = analysis.schedule.plan
     assert plan is not None
@@ -142,9 +142,9 @@ def measure(pool: Pool, nap: Nap, folder: Path) -> Measured:
         simulated.append(paper.bubble_ratio)
         measured.append(step.bubble.ratio)
         errors.append(step.span_ns / paper.makespan_ns - 1)
-    assert len(errors) == nap.steps
+    assert len(errors) == run.steps
     return Measured(
-        nap,
+        run,
         plan,
         simulate(plan, IDEAL).bubble_ratio,
         median(simulated),

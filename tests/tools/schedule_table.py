@@ -23,7 +23,7 @@ if str(ROOT) not in sys.path:  # worker processes import the same modules by the
 from pptrace.errors import UsageError  # noqa: E402
 from pptrace.schedule.registry import SCHEDULES  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
-from tests.support.sleeping import Measured, Nap, forward_for, measure  # noqa: E402
+from tests.support.sleeping import Measured, SleepingRun, forward_for, measure  # noqa: E402
 
 BEGIN = "<!-- schedules measured by `make table` -->"
 END = "<!-- end of the measured schedules -->"
@@ -66,9 +66,9 @@ def _measure_all(options: argparse.Namespace) -> list[Measured]:
         for name in options.schedules:
             traces = Path(folder) / name
             traces.mkdir()
-            nap = Nap(name, RANKS, MICROBATCHES, None, 0.0, options.steps, options.prefetch)
-            nap = replace(nap, forward_s=forward_for(nap.plan, options.bubble_ms / 1e3))
-            rows.append(measure(pool, nap, traces))
+            run = SleepingRun(name, RANKS, MICROBATCHES, None, 0.0, options.steps, options.prefetch)
+            run = replace(run, forward_s=forward_for(run.plan, options.bubble_ms / 1e3))
+            rows.append(measure(pool, run, traces))
             print(_line(_cells(rows[-1])), file=sys.stderr, flush=True)
     return rows
 
@@ -93,7 +93,7 @@ def replace_between(text: str, table: str, where: str) -> str:
 def _cells(row: Measured) -> tuple[str, ...]:
     plan = row.plan
     return (
-        f"`{row.nap.schedule}`",
+        f"`{row.run.schedule}`",
         str(plan.pp),
         str(plan.num_microbatches),
         str(plan.num_chunks),

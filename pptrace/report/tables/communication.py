@@ -1,4 +1,4 @@
-"""Communication by axis and kind, of a step and of whole traces; and what devices did."""
+"""Tables of communication by axis and kind, of a step and of whole traces, and of devices."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean
 
-from pptrace.analysis.result import CommSummary, Report, StepReport
+from pptrace.analysis.result import CommSummary, CommTotal, Report, StepReport
 from pptrace.report import units
 from pptrace.report.tables.table import FEW_RANKS, Amount, ReportTable, mean, share
 
 
 def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     """Communication of a step by axis and kind: rank by rank, or brief, per rank on the average."""
-    found = sorted(
+    entries = sorted(
         ((comm.axis, comm.kind, rank.rank, comm) for rank in step.ranks for comm in rank.comms), key=lambda row: row[:3]
     )
     times = ("time ms", "wait ms", "hidden ms", "exposed ms", "overlap")
-    known = [
-        (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in found if comm.predicted_bytes is not None
+    measured = [
+        (f"{axis} {kind}, rank {rank}", comm) for axis, kind, rank, comm in entries if comm.predicted_bytes is not None
     ]
-    notes = (_against_prediction(known),) if known else ()
+    notes = (_against_prediction(measured),) if measured else ()
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
-        rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in found]
+        rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
         return ReportTable("comms", "Communication", columns, tuple(rows), notes, num_labels=2)
     columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most exposed")
     rows = [
         (*key, *_comm_means([(rank, comm) for _, _, rank, comm in group]))
-        for key, group in groupby(found, key=lambda row: row[:2])
+        for key, group in groupby(entries, key=lambda row: row[:2])
     ]
     return ReportTable("comms", "Communication, means over the ranks", columns, tuple(rows), notes, num_labels=2)
 
@@ -45,12 +45,12 @@ def _comm(comm: CommSummary) -> tuple[str, ...]:
 
 
 def _comm_means(comms: Sequence[tuple[int, CommSummary]]) -> tuple[str, ...]:
-    """One row for the ranks that communicate so: means, hidden over all transfer, and the rank that exposes most."""
+    """One row for the ranks of an axis and kind: means, hidden over all transfer, and the rank that exposes most."""
     hidden, exposed = (
         mean(value) for value in zip(*((comm.hidden_ns, comm.exposed_ns) for _, comm in comms), strict=True)
     )
-    known = [(comm.exposed_ns, rank) for rank, comm in comms if comm.exposed_ns is not None]
-    most, where = max(known, default=(None, 0))
+    measured = [(comm.exposed_ns, rank) for rank, comm in comms if comm.exposed_ns is not None]
+    most, where = max(measured, default=(None, 0))
     rates = [comm.busbw_gbps for _, comm in comms]
     return (
         str(len(comms)),
@@ -70,7 +70,7 @@ _SHOWN_DIFFERENCES = 4
 
 
 def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> str:
-    """Whether the bytes are those that the run's sizes and options come to, in one sentence."""
+    """One sentence: measured bytes compared with those predicted from the model's sizes and options."""
     wrong = [
         f"{name}: {comm.predicted_bytes:,} predicted, {comm.bytes:,} measured"
         for name, comm in rows
@@ -89,34 +89,17 @@ def _against_prediction(rows: Sequence[tuple[str, CommSummary]]) -> str:
 
 def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
     """Communication over whole traces, for those without steps; brief, per rank on the average."""
-    found = sorted(
+    entries = sorted(
         ((comm.axis, comm.kind, entry.rank, comm) for entry in report.device for comm in entry.comms),
         key=lambda row: row[:3],
     )
     is_brief = amount is Amount.BRIEF and len(report.device) > FEW_RANKS
-    together = (
-        [list(group) for _, group in groupby(found, key=lambda row: row[:2])] if is_brief else [[row] for row in found]
+    groups = (
+        [list(group) for _, group in groupby(entries, key=lambda row: row[:2])]
+        if is_brief
+        else [[row] for row in entries]
     )
-    rows = []
-    for several in together:
-        axis, kind, rank, _ = several[0]
-        comms = [comm for *_, comm in several]
-        sizes = {comm.group_size for comm in comms}
-        ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
-        rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
-        rows.append(
-            (
-                axis,
-                kind,
-                str(len(several) if is_brief else rank),
-                str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
-                str(mean(comm.count for comm in comms)),
-                units.num_bytes(mean(comm.bytes for comm in comms)),
-                units.milliseconds(mean(comm.total_ns for comm in comms)),
-                units.percent(fmean(ratios) if ratios else None),
-                units.bandwidth(fmean(rates) if rates else None),
-            )
-        )
+    rows = [_totals_row(group, str(len(group) if is_brief else group[0][2])) for group in groups]
     columns = (
         "axis",
         "kind",
@@ -133,8 +116,28 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
     return ReportTable("comm-totals", title, columns, tuple(rows), notes, num_labels=2)
 
 
+def _totals_row(group: Sequence[tuple[str, str, int, CommTotal]], ranks: str) -> tuple[str, ...]:
+    """One row for the (axis, kind, rank, total) of one rank, or of several: means."""
+    axis, kind, _, _ = group[0]
+    comms = [comm for *_, comm in group]
+    sizes = {comm.group_size for comm in comms}
+    ratios = [comm.overlap_ratio for comm in comms if comm.overlap_ratio is not None]
+    rates = [comm.busbw_gbps for comm in comms if comm.busbw_gbps is not None]
+    return (
+        axis,
+        kind,
+        ranks,
+        str(size) if len(sizes) == 1 and (size := sizes.pop()) is not None else "–",
+        str(mean(comm.count for comm in comms)),
+        units.num_bytes(mean(comm.bytes for comm in comms)),
+        units.milliseconds(mean(comm.total_ns for comm in comms)),
+        units.percent(fmean(ratios) if ratios else None),
+        units.bandwidth(fmean(rates) if rates else None),
+    )
+
+
 def device_table(report: Report, amount: Amount) -> ReportTable:
-    """The whole trace of each rank by what its device did; of many ranks, the mean and the extremes."""
+    """Device time of each rank's whole trace; of many ranks, the mean and the extremes."""
     entries = [entry for entry in report.device if entry.breakdown.busy_ns is not None]
     notes: tuple[str, ...] = ()
     labelled = [(str(entry.rank), [entry]) for entry in entries]
@@ -146,9 +149,9 @@ def device_table(report: Report, amount: Amount) -> ReportTable:
         )
     names = ("busy_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns")
     rows = []
-    for label, several in labelled:
-        means = [mean(getattr(entry.breakdown, name) for entry in several) for name in names]
-        ratios = [entry.breakdown.overlap_ratio for entry in several if entry.breakdown.overlap_ratio is not None]
+    for label, group in labelled:
+        means = [mean(getattr(entry.breakdown, name) for entry in group) for name in names]
+        ratios = [entry.breakdown.overlap_ratio for entry in group if entry.breakdown.overlap_ratio is not None]
         rows.append((label, *map(units.milliseconds, means), units.percent(fmean(ratios) if ratios else None)))
     columns = ("rank", "busy ms", "compute ms", "communication ms", "memory ms", "idle ms", "overlap")
     return ReportTable("device", "Device, whole trace", columns, tuple(rows), notes)

@@ -1,4 +1,4 @@
-"""Ranks of one step as rows, or grouped by stage: what they did, bounds of their bubbles, phases."""
+"""Tables of the ranks of one step, one by one or grouped by stage: parts of the window, bounds of bubbles, phases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pptrace.report.tables.table import FEW_RANKS, MAX_ROWS, MORE, Amount, Bar, 
 
 @dataclass(frozen=True, slots=True)
 class _RankGroup:
-    """Ranks that one row stands for."""
+    """The ranks of one row."""
 
     label: str
     ranks: tuple[RankStep, ...]
@@ -23,11 +23,11 @@ class _RankGroup:
 
     @property
     def extreme(self) -> str:
-        """The rank with the most compute, where the row stands for several."""
-        known = [rank for rank in self.ranks if rank.compute_ns is not None]
-        if len(self.ranks) == 1 or not known:
+        """The rank with the most compute, of a row of several."""
+        measured = [rank for rank in self.ranks if rank.compute_ns is not None]
+        if len(self.ranks) == 1 or not measured:
             return ""
-        slowest = max(known, key=lambda rank: rank.compute_ns or 0)
+        slowest = max(measured, key=lambda rank: rank.compute_ns or 0)
         return f"rank {slowest.rank}: {units.milliseconds(slowest.compute_ns)}"
 
 
@@ -43,7 +43,7 @@ def _groups(step: StepReport, amount: Amount) -> list[_RankGroup]:
 
 
 def _shortened(groups: Sequence[_RankGroup], amount: Amount) -> tuple[list[_RankGroup], int]:
-    """First, last and extremes of many groups, in order, and how many are left out."""
+    """Reduce many groups to the first, the last and the extremes, in order; returns these and the number left out."""
     if amount is Amount.WHOLE or len(groups) <= MAX_ROWS:
         return list(groups), 0
     orders: list[Callable[[_RankGroup], int]] = [
@@ -51,15 +51,15 @@ def _shortened(groups: Sequence[_RankGroup], amount: Amount) -> tuple[list[_Rank
         lambda group: group.mean(lambda rank: rank.exposed_comm_ns) or 0,
         lambda group: group.mean(lambda rank: rank.bubble_ns) or 0,
     ]
-    kept = {0, len(groups) - 1}
+    shown = {0, len(groups) - 1}
     for order in orders:
         ranked = sorted(range(len(groups)), key=lambda index, order=order: order(groups[index]))  # type: ignore[misc]
-        kept |= {*ranked[:1], *ranked[-2:]}
-    return [groups[index] for index in sorted(kept)], len(groups) - len(kept)
+        shown |= {*ranked[:1], *ranked[-2:]}
+    return [groups[index] for index in sorted(shown)], len(groups) - len(shown)
 
 
 def ranks_table(step: StepReport, amount: Amount, of_several: bool = False) -> ReportTable:
-    """What each rank did with the step; of many ranks, the means of each stage and its slowest rank."""
+    """Parts of each rank's window; of many ranks, the means of each stage and its slowest rank."""
     groups, left_out = _shortened(_groups(step, amount), amount)
     grouped = any(len(group.ranks) > 1 for group in groups)
     rest = "bubble" if step.has_pipeline else "rest"
@@ -128,7 +128,7 @@ def _bar(group: _RankGroup) -> Bar:
 
 
 def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
-    """What is waiting and exposed transfer together, on ranks whose messages lack their other sides."""
+    """Bounds of the bubble on ranks whose messages lack their other sides, where waiting and exposed transfer are inseparable."""
     ranks = [rank for rank in step.ranks if rank.bubble_ns is None and rank.not_compute_ns is not None]
     shown = ranks if amount is Amount.WHOLE else ranks[:MAX_ROWS]
     rows = [

@@ -10,7 +10,7 @@ from pptrace.report import units
 from pptrace.report.tables.table import MAX_ROWS, Amount, ReportTable, mean
 
 _OUTLIER = 3.0
-"""A step longer than the median by so many scaled median deviations, and by a tenth, is an outlier."""
+"""A step longer than the median by this many scaled median deviations, and by a tenth, is an outlier."""
 
 
 def steps_table(report: Report, typical: StepReport, amount: Amount) -> ReportTable:
@@ -56,7 +56,7 @@ def _plain_step(step: StepReport) -> tuple[str, ...]:
 
 
 def _distribution(steps: Sequence[StepReport], typical: StepReport) -> tuple[list[StepReport], dict[int, str]]:
-    """The fastest, the typical and the slowest step and the outliers, in order; and what to say of each."""
+    """The fastest, the typical and the slowest step and the outliers, in order, with a label for each."""
     measured = [step for step in steps if step.span_ns is not None] or list(steps)
     by_span = sorted(measured, key=lambda step: step.span_ns or 0)
     labels = {id(step): "outlier" for step in outliers(measured)[: MAX_ROWS - 3]}

@@ -1,4 +1,4 @@
-"""What a table of a report is, and what its rows are made with."""
+"""The type of a report's tables, and helpers for their rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 MAX_ROWS = 12
-"""Of a brief table; one with more rows is shortened to its first, its last and its extremes."""
+"""Most rows of a brief table; longer ones are shortened to the first, the last and the extremes."""
 FEW_RANKS = 8
-"""So many ranks are shown one by one in a brief table as well."""
+"""Up to this number of ranks, a brief table shows each."""
 MORE = "… {} more: --all shows them"
 
 
 class Amount(Enum):
-    """How much of a run a table shows."""
+    """Level of detail of a table."""
 
     BRIEF = auto()
     WHOLE = auto()
@@ -22,7 +22,7 @@ class Amount(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Shares of a row, one after the other: (what, share of the whole from 0 to 1)."""
+    """Shares of a row as a bar: (name, share from 0 to 1), from left to right."""
 
     parts: tuple[tuple[str, float], ...]
 
@@ -43,9 +43,9 @@ class ReportTable:
 
 
 def mean(values: Iterable[int | None]) -> int | None:
-    """The mean where all are known, else None."""
-    known = list(values)
-    return None if not known or None in known else sum(value for value in known if value is not None) // len(known)
+    """The mean, or None where a value is unknown."""
+    listed = list(values)
+    return None if not listed or None in listed else sum(value for value in listed if value is not None) // len(listed)
 
 
 def share(part: int | None, whole: int | None) -> float | None:

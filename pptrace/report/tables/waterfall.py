@@ -1,4 +1,4 @@
-"""Where a step went, part by part."""
+"""The table of a step's waterfall."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WATERFALL = {
     "imbalance": "stages that cost more than others",
     "jitter": "ops that cost more than their stage's mean",
     "communication": "transfers that nothing hides",
-    "host": "launching, where the trace tells",
+    "host": "launching, where the trace shows it",
     "unexplained": "the rest",
 }
 
@@ -41,7 +41,7 @@ def waterfall_table(step: StepReport) -> ReportTable:
 
 
 def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:
-    """Why the step is not what the schedule's closed form says, in one sentence."""
+    """One sentence: the measured step against the plan with mean costs and free messages."""
     ideal = parts["compute"] + parts["structural"]
     beyond = {name: value for name, value in parts.items() if name not in ("compute", "structural")}
     listed = ", ".join(f"{name} {value / 1e6:+,.2f}" for name, value in beyond.items())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from instrument.context.attention import check_context
 from instrument.context.kernels import CpuFlash, CudaFlash, Exact, Kernel, kernel_for
 from instrument.context.ring import merge
-from instrument.context.shard import ContextShape, Layout, cut, join, positions
+from instrument.context.shard import ContextShape, Layout, join, positions, shard_sequence
 from instrument.context.squares import RingPlan
 from instrument.context.ulysses import ulysses_kv_heads
 from pptrace.errors import UsageError
@@ -49,7 +49,7 @@ def test_cut_and_join_are_inverse(shape: ContextShape, times: int, dim: int) -> 
     size = [2, 3, 4]
     size[dim] = times * shape.divisor
     whole = torch.arange(torch.Size(size).numel()).view(size)
-    shards = [cut(whole, shape, rank, dim) for rank in range(shape.size)]
+    shards = [shard_sequence(whole, shape, rank, dim) for rank in range(shape.size)]
     assert {shard.shape[dim] for shard in shards} == {size[dim] // shape.size}
     assert torch.equal(join(shards, shape, dim), whole)
 
@@ -66,7 +66,7 @@ def test_cut_and_join_are_inverse(shape: ContextShape, times: int, dim: int) -> 
 )
 def test_sequences_that_cannot_be_cut_are_told_in_one_line(shape: ContextShape, sequence: int, rule: str) -> None:
     with pytest.raises(UsageError) as refused:
-        cut(torch.zeros(1, sequence), shape, 0)
+        shard_sequence(torch.zeros(1, sequence), shape, 0)
     assert str(refused.value).startswith(f"sequence length {sequence} is {rule}")
     assert "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="sequence length"):
@@ -109,7 +109,7 @@ def test_squares_cover_every_visible_score_once(
     seen = torch.zeros(sequence, sequence, dtype=torch.int64)
     for rank in range(ring):
         plan = RingPlan(ring, rank, length, causal, layout)
-        steps = [(0, square) for square in ((*plan.own_early, *plan.own_late) if split else (plan.own,))]
+        steps = [(0, square) for square in ((*plan.local_early, *plan.local_late) if split else (plan.local,))]
         steps += [(step, square) for step in range(1, ring) if (square := plan.remote(step)) is not None]
         for step, square in steps:
             queries = positions(shape, sequence, rank)[square.queries]

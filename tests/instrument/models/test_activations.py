@@ -20,9 +20,9 @@ from instrument.context.shard import ContextShape
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.activations import (
     FUSED,
-    Kept,
     RankActivations,
     RankForm,
+    SavedTensor,
     embedding_tensors,
     fused_kernel,
     head_tensors,
@@ -108,7 +108,7 @@ def save(model: GptConfig, parallel: Parallel, told: bool = False, splits: bool 
     )
 
 
-def storages(tensors: tuple[Kept, ...]) -> Storages:
+def storages(tensors: tuple[SavedTensor, ...]) -> Storages:
     return Counter((tensor.bytes, tensor.dtype) for tensor in tensors)
 
 
@@ -262,9 +262,9 @@ def test_a_rank_keeps_as_many_microbatches_as_its_plan_has_in_flight() -> None:
 def test_microbatches_beyond_those_that_are_kept_keep_inputs() -> None:
     form, plan, cut = RankForm(config(), MICROBATCH), build("1f1b", 2, 4), partition(5, 2)
     none, full = (stage_activations(form, 3, True, False, how) for how in (Recompute.NONE, Recompute.FULL))
-    assert rank_activations(form, plan, cut, 0, keep=2) == none + none
-    assert rank_activations(form, plan, cut, 0, keep=1) == none + full
-    assert rank_activations(form, plan, cut, 0, keep=0) == full + full
+    assert rank_activations(form, plan, cut, 0, num_unrecomputed=2) == none + none
+    assert rank_activations(form, plan, cut, 0, num_unrecomputed=1) == none + full
+    assert rank_activations(form, plan, cut, 0, num_unrecomputed=0) == full + full
 
 
 def test_a_v_shape_counts_both_ends_on_its_first_rank() -> None:

@@ -14,7 +14,7 @@ from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute
 from instrument.models.parallel import ParallelOptions, make_parallel
 from instrument.recorder import Recorder
-from instrument.sequence.dropout import DropoutSeeds, Moment, dropout
+from instrument.sequence.dropout import DropoutSeeds, MicrobatchKey, dropout
 from pptrace.errors import UsageError
 from tests.instrument.models.cases.mixes import Mix, mesh_of, run_steps, runtime_of
 from tests.support.pool import Pool
@@ -57,7 +57,7 @@ def test_backward_has_the_mask_of_forward() -> None:
 
 def test_a_recomputed_forward_draws_the_first_ones_mask_though_another_microbatch_ran_between() -> None:
     inputs = [ones().requires_grad_() for _ in range(2)]
-    seeds = [SEEDS.of(Moment(0, microbatch), 1, 0, sharded=False) for microbatch in range(2)]
+    seeds = [SEEDS.of(MicrobatchKey(0, microbatch), 1, 0, sharded=False) for microbatch in range(2)]
 
     def layer(x: Tensor, seed: int) -> Tensor:
         return dropout(x * x, 0.3, seed)
@@ -75,17 +75,17 @@ def test_a_recomputed_forward_draws_the_first_ones_mask_though_another_microbatc
 def test_every_place_has_a_seed_of_its_own() -> None:
     ranks = [DropoutSeeds(0, (dp, cp), tp) for dp, cp, tp in product(range(3), range(2), range(4))]
     places = list(product(range(3), range(4), range(4), range(2)))
-    seeds = {rank.of(Moment(*place[:2]), *place[2:], sharded=True) for rank in ranks for place in places}
+    seeds = {rank.of(MicrobatchKey(*place[:2]), *place[2:], sharded=True) for rank in ranks for place in places}
     assert len(seeds) == len(ranks) * len(places)
 
 
 def test_ranks_of_tp_share_masks_of_what_they_all_hold_and_others_do_not() -> None:
     ranks = [DropoutSeeds(0, (dp,), tp) for dp in range(2) for tp in range(2)]
-    seeds = [rank.of(Moment(1, 2), 3, 0, sharded=False) for rank in ranks]
+    seeds = [rank.of(MicrobatchKey(1, 2), 3, 0, sharded=False) for rank in ranks]
     assert seeds[0] == seeds[1]
     assert seeds[2] == seeds[3]
     assert seeds[0] != seeds[2]
-    assert not set(seeds) & {rank.of(Moment(1, 2), 3, 0, sharded=True) for rank in ranks}
+    assert not set(seeds) & {rank.of(MicrobatchKey(1, 2), 3, 0, sharded=True) for rank in ranks}
 
 
 def test_without_dropout_nothing_is_done() -> None:
@@ -123,7 +123,7 @@ def masks_of(sizes: dict[str, int], options: ParallelOptions) -> Masks:
         x.requires_grad_()
         kept: list[bytes] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (_note(t, kept), t)[1], lambda t: t):
-            output = stage(x, Moment(3, 1))
+            output = stage(x, MicrobatchKey(3, 1))
         output.backward(torch.ones_like(output))
         assert x.grad is not None
         runs.append((*kept, output.detach().numpy().tobytes()))

@@ -45,7 +45,7 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     assert "MFU: of 0.5 TFLOP/s per rank (--peak-tflops)" in printed
     assert len(re.findall(r"tokens/s .* GFLOP/s   MFU [\d.]+ %   HFU [\d.]+ %\n", printed)) == 2
-    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   put aside 0 \(planned 0\)   activations", printed)
+    assert re.search(r"memory   rank 0   in flight 1 \(planned 1\)   deferred W 0 \(planned 0\)   activations", printed)
     predicted = re.search(
         r"memory   rank 0   predicted ([\d.]+) MiB for each in flight: layers ([\d.]+) \([\d.]+ a layer\), ", printed
     )
@@ -60,7 +60,7 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
 def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert main([*SMALL, "--steps", "1", "--memory"]) == 0
-    told = "predicted nothing, because the attention keeps its scores (scaled_dot_product_attention, math kernel)"
+    told = "predicted nothing, because the attention stores its scores (scaled_dot_product_attention, math kernel)"
     assert told in capsys.readouterr().out
 
 
@@ -179,11 +179,11 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--order", "pp-pp"], 4, "the order of axes is 'pp-pp'"),
         (["--microbatch-size", "0"], 1, "--microbatch-size is 0; expected at least 1"),
         (["--schedule", "dualpipe", "--microbatches", "3"], 4, "expected an even number, at least 2p=8"),
-        (["--zero", "1"], 4, "ZeRO-1 shares out over dp × cp, which has one rank"),
+        (["--zero", "1"], 4, "ZeRO-1 shards over dp × cp, which has one rank"),
         (
             ["--zero", "2", "--pp", "2", "--schedule", "zb-h1"],
             4,
-            "ZeRO-2 lets go of weights after a backward, and zb-h1",
+            "ZeRO-2 frees weights after a backward, and zb-h1",
         ),
         (["--zero", "3", "--tp", "2", "--dp", "2", "--kv-heads", "1"], 4, "ZeRO-3 cuts rows of 1 KV heads"),
         (["--bucket-mb", "0"], 1, "--bucket-mb is 0.0; expected MiB of gradients a call"),
@@ -219,11 +219,15 @@ def test_arguments_that_contradict_a_plan_file_are_one_line(
         (["--optimizer-sync", "post-validation"], 2, "give it one with --clip-grad"),
         (["--balance", "--split", "4,4"], 2, "leave out --split, counts and ends"),
         (["--balance", "--layer-times", "x.json"], 2, "give one of the two"),
-        (["--save-layer-times", "x.json"], 2, "keeps what --balance measures; give both"),
+        (["--save-layer-times", "x.json"], 2, "writes what --balance measures; give both"),
         (["--balance", "--save-layer-times", "no/such/x.json"], 2, "whose folder does not exist"),
         (["--layer-times", "nosuch.json"], 2, "nosuch.json: No such file"),
         (["--recompute-microbatches-beyond", "-1"], 2, "expected 0 or more outstanding microbatches"),
-        (["--recompute-microbatches-beyond", "1", "--recompute", "full"], 2, "leaves no microbatch to spare"),
+        (
+            ["--recompute-microbatches-beyond", "1", "--recompute", "full"],
+            2,
+            "--recompute full recomputes every microbatch",
+        ),
         (["--peak-tflops", "0"], 1, "--peak-tflops is 0.0; expected"),
         (["--sleep-weight", "1"], 1, "--sleep-weight is a part of --sleep-backward"),
         (["--microbatches", "0"], 1, "0"),

@@ -147,7 +147,7 @@ def test_bfloat16_trains_as_float32_does_but_for_its_rounding(pool: Pool, mix: M
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        (Mix(pp=4, zero=1), "ZeRO-1 shares out over dp × cp, which has one rank"),
+        (Mix(pp=4, zero=1), "ZeRO-1 shards over dp × cp, which has one rank"),
         (Mix(pp=2, dp=2, zero=2, schedule="zb-h1"), "zb-h1 needs them again for its W; use ZeRO-1"),
         (Mix(tp=2, dp=2, zero=3, kv_heads=1), "1 KV heads that tp=2 copies; use ZeRO-1"),
     ],

@@ -74,7 +74,7 @@ def test_recomputed_activations_are_exact(pool: Pool, recompute: Recompute) -> N
 def test_weight_gradients_put_aside_are_counted(pool: Pool) -> None:
     cases = [case(split_1f1b(2, 6, delay), 2, 6) for delay in (0, 2, 6)]
     outcomes = pool.run(compare_with_one_process, cases, world=2)
-    assert [[outcome.peak_put_aside for outcome in row] for row in outcomes] == [[1, 3, 6], [1, 3, 6]]
+    assert [[outcome.peak_deferred_weight_grads for outcome in row] for row in outcomes] == [[1, 3, 6], [1, 3, 6]]
     assert [outcome.peak_in_flight for outcome in outcomes[0]] == [2, 2, 2]
 
 

@@ -8,7 +8,7 @@ import torch
 from instrument.backward_split.split import Linear, attach
 from instrument.models.activations import RankForm, stage_activations
 from instrument.models.gpt import GptConfig, GptStage, Recompute
-from instrument.pipeline.memory import MemoryLedger, StorageWatch
+from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
 from instrument.pipeline.p2p import Cell
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator.simulation import peak_inflight
@@ -22,7 +22,7 @@ MESSAGES = 4  # on their way in or out of a rank at most, beside what its stages
 def check(measured: Measured, case: Case, rank: int) -> None:
     use = measured.use
     assert use.in_flight == use.planned.in_flight, (case, rank)
-    assert use.put_aside == use.planned.put_aside, (case, rank)
+    assert use.deferred_weight_grads == use.planned.deferred_weight_grads, (case, rank)
     assert use.planned.held == peak_inflight(build(case.schedule, 4, case.microbatches, case.chunks).ranks[rank])
     excess = use.peak_bytes - measured.predicted_bytes
     assert 0 <= excess <= MESSAGES * measured.message_bytes + 8 * case.microbatches, (case, rank, measured)
@@ -92,33 +92,33 @@ def test_a_watch_counts_what_was_made_and_is_alive_but_for_parameters_and_their_
     assert transposed.shape == (4, 4)
 
 
-def test_the_ledger_sees_the_peak_before_weights_are_taken() -> None:
+def test_the_buffers_see_the_peak_before_weights_are_taken() -> None:
     layer = Linear(8, 8, bias=False)
     queue = attach(layer)
     watch = StorageWatch(layer.parameters())
-    ledger = MemoryLedger(watch)
+    buffers = MeasuredBuffers(watch)
     with watch:
         for microbatch in range(3):
             x = torch.ones(2, 8).requires_grad_()
-            ledger.open(Cell(0, microbatch), x, layer(x))
+            buffers.put_forward(Cell(0, microbatch), x, layer(x))
         del x
         for microbatch in range(3):
             with queue.collecting() as work:
-                torch.autograd.backward(ledger.close(Cell(0, microbatch)).edge, torch.ones(2, 8))
-            ledger.put_aside(Cell(0, microbatch), work)
+                torch.autograd.backward(buffers.take_forward(Cell(0, microbatch)).edge, torch.ones(2, 8))
+            buffers.defer_weight_grads(Cell(0, microbatch), work)
         del work
         held = watch.live_bytes()
         for microbatch in range(3):
-            waiting = list(ledger.take_weights(Cell(0, microbatch)))
+            waiting = list(buffers.take_deferred_weight_grads(Cell(0, microbatch)))
             while waiting:
                 waiting.pop().run()
         assert watch.live_bytes() == 0
     assert held == 3 * 2 * 64  # three inputs and three gradients of 2 × 8 float32
-    assert ledger.peak_bytes == held
-    assert ledger.is_empty
+    assert buffers.peak_bytes == held
+    assert buffers.is_empty
 
 
-def test_a_stage_told_to_recompute_keeps_the_inputs_of_its_layers() -> None:
+def test_a_stage_that_recomputes_keeps_the_inputs_of_its_layers() -> None:
     config = GptConfig(layers=3, hidden=8, heads=2, sequence=4, dtype=torch.float64)
     stage = GptStage(config, [1])
     watch = StorageWatch(stage.parameters())

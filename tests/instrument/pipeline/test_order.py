@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.pipeline.order import Posting, arrange, post_ahead, require_total_order
+from instrument.pipeline.order import Posting, arrange, prefetch_receives, require_total_order
 from pptrace.errors import ScheduleError, ShapeError, UsageError
 from pptrace.schedule.actions import Action, parse_action
 from pptrace.schedule.lower import lower
@@ -33,21 +33,21 @@ def flat(instructions: Instructions) -> list[Action]:
 
 def test_receives_move_before_the_compute_that_they_do_not_feed() -> None:
     steady = read("1RECV_F0 1F0 1SEND_F0+1RECV_B0 1B0 1SEND_B0+1RECV_F1 1F1 1SEND_F1+1RECV_B1 1B1 1SEND_B1")
-    assert write(post_ahead(steady, 1, tagged=True)) == (
+    assert write(prefetch_receives(steady, 1, tagged=True)) == (
         "1RECV_F0+1RECV_B0 1F0 1SEND_F0+1RECV_F1 1B0 1SEND_B0+1RECV_B1 1F1 1SEND_F1 1B1 1SEND_B1"
     )
-    assert write(post_ahead(steady, 2, tagged=True)) == (
+    assert write(prefetch_receives(steady, 2, tagged=True)) == (
         "1RECV_F0+1RECV_B0+1RECV_F1 1F0 1SEND_F0+1RECV_B1 1B0 1SEND_B0 1F1 1SEND_F1 1B1 1SEND_B1"
     )
-    assert write(post_ahead(steady, 9, tagged=True)).startswith("1RECV_F0+1RECV_B0+1RECV_F1+1RECV_B1 1F0")
+    assert write(prefetch_receives(steady, 9, tagged=True)).startswith("1RECV_F0+1RECV_B0+1RECV_F1+1RECV_B1 1F0")
 
 
 def test_without_tags_a_receive_passes_no_other_transfer() -> None:
     steady = read("0F0 0F1 0RECV_B0 0B0 0SEND_B0+0RECV_F2 0F2 0SEND_F2 0B1 0W1 0RECV_B2 0B2")
-    assert write(post_ahead(steady, 1, tagged=False)) == (
+    assert write(prefetch_receives(steady, 1, tagged=False)) == (
         "0F0 0RECV_B0 0F1 0B0 0SEND_B0+0RECV_F2 0F2 0SEND_F2 0B1 0RECV_B2 0W1 0B2"
     )
-    assert write(post_ahead(steady, 5, tagged=False)) == (
+    assert write(prefetch_receives(steady, 5, tagged=False)) == (
         "0RECV_B0 0F0 0F1 0B0 0SEND_B0+0RECV_F2 0F2 0SEND_F2 0RECV_B2 0B1 0W1 0B2"
     )
 
@@ -99,7 +99,8 @@ def test_a_plan_that_needs_its_groups_is_refused_one_call_at_a_time() -> None:
     )
     plan = make_plan("crossed", [[parse_action(cell) for cell in row.split()] for row in rows])
     with pytest.raises(
-        ScheduleError, match=re.escape("crossed: deadlock with one blocking call at a time: rank 0 stays in 0SEND_F1")
+        ScheduleError,
+        match=re.escape("crossed: deadlock with one blocking call at a time: rank 0 is stuck in 0SEND_F1"),
     ):
         arrange(plan, 0, Posting(blocking=True))
 

@@ -22,8 +22,8 @@ from tests.support.pool import Pool
 
 def test_what_is_outstanding_is_counted_from_forward_to_backward_and_to_weights() -> None:
     assert [outstanding(build("1f1b", 4, 8), rank).in_flight for rank in range(4)] == [4, 3, 2, 1]
-    assert outstanding(build("gpipe", 4, 8), 0) == Outstanding(in_flight=8, put_aside=0, held=8)
-    assert outstanding(build("zb-h1", 4, 8), 3) == Outstanding(in_flight=1, put_aside=4, held=4)
+    assert outstanding(build("gpipe", 4, 8), 0) == Outstanding(in_flight=8, deferred_weight_grads=0, held=8)
+    assert outstanding(build("zb-h1", 4, 8), 3) == Outstanding(in_flight=1, deferred_weight_grads=4, held=4)
 
 
 def test_the_forward_of_an_overlapped_pair_comes_before_its_backward() -> None:

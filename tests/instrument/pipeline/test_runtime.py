@@ -10,7 +10,7 @@ from torch import nn
 
 from instrument.backward_split.split import Linear
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
-from instrument.pipeline.ledger import Ledger
+from instrument.pipeline.ledger import MicrobatchBuffers
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
@@ -57,25 +57,25 @@ def test_a_plan_that_was_not_lowered_is_refused() -> None:
 
 
 def test_stages_that_are_not_the_plans_are_refused() -> None:
-    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and was given \(1,\)"):
+    with pytest.raises(ScheduleError, match=r"rank 0 runs stages \(0,\) and its program has \(1,\)"):
         runtime(plan_of("0F0 0B0"), {1: nn.Identity()})
 
 
 def test_the_ledger_names_what_is_not_there() -> None:
-    ledger = Ledger()
+    buffers = MicrobatchBuffers()
     with pytest.raises(ScheduleError, match="stage 2 has no input of microbatch 3 at this point of the plan"):
-        ledger.take_input(Cell(2, 3))
+        buffers.take_input(Cell(2, 3))
 
 
 def test_the_ledger_keeps_the_graph_and_not_the_output() -> None:
-    ledger = Ledger()
+    buffers = MicrobatchBuffers()
     weight = torch.ones(3, requires_grad=True)
-    ledger.open(Cell(0, 0), None, weight * 2)
-    assert ledger.peak_in_flight == 1
-    torch.autograd.backward(ledger.close(Cell(0, 0)).edge, torch.ones(3))
+    buffers.put_forward(Cell(0, 0), None, weight * 2)
+    assert buffers.peak_in_flight == 1
+    torch.autograd.backward(buffers.take_forward(Cell(0, 0)).edge, torch.ones(3))
     assert weight.grad is not None
     assert weight.grad.tolist() == [2.0, 2.0, 2.0]
-    assert ledger.is_empty
+    assert buffers.is_empty
 
 
 def test_every_kind_has_a_handler() -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import instrument.context.ring
 from instrument.context.attention import ContextAttention, make_context_groups
 from instrument.context.kernels import CpuFlash, Exact, Gradients, Kernel
-from instrument.context.shard import ContextShape, cut, positions
+from instrument.context.shard import ContextShape, positions, shard_sequence
 from instrument.mesh import fit_shape, make_mesh
 from instrument.recorder import Recorder
 from instrument.route import Route
@@ -76,13 +76,13 @@ def _errors(case: ContextCase, pp: int) -> list[float]:
     finally:
         instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
     assert {tensor.dtype for tensor in found} == {case.dtype}
-    wanted = [cut(tensor, case.shape, rank) for tensor in reference(case)]
+    wanted = [shard_sequence(tensor, case.shape, rank) for tensor in reference(case)]
     return [float((mine - other).abs().max()) for mine, other in zip(found, wanted, strict=True)]
 
 
 def run_layer(attention: ContextAttention, case: ContextCase, rank: int) -> list[Tensor]:
     """Output and gradients of q, k and v of this rank, as the pipeline runs them: from an edge of the graph."""
-    q, k, v, gradient = (cut(tensor, case.shape, rank) for tensor in case.whole())
+    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank) for tensor in case.whole())
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     function = attention
     if case.again:
@@ -110,7 +110,7 @@ def reference(case: ContextCase) -> list[Tensor]:
 def marks_of(case: ContextCase) -> tuple[list[Mark], list[Mark]]:
     """The marks of forward, and of backward."""
     attention, rank = make_attention(case)
-    q, k, v, gradient = (cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
+    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     output, forward, _ = observed(lambda: attention(*leaves))
     _, backward, _ = observed(lambda: output.backward(gradient))
@@ -120,7 +120,7 @@ def marks_of(case: ContextCase) -> tuple[list[Mark], list[Mark]]:
 def order_of_work(case: ContextCase) -> tuple[str, str]:
     """Forward and backward as a letter for each event: x posts an exchange, w waits for one, c computes a square."""
     attention, rank = make_attention(case)
-    q, k, v, gradient = (cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
+    q, k, v, gradient = (shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole())
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     with profile(activities=[ProfilerActivity.CPU]) as ahead:
         output = attention(*leaves)
@@ -186,13 +186,13 @@ def rotated_by_position(case: ContextCase) -> float:
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
     attention, rank = make_attention(case)
-    shards = [cut(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
+    shards = [shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
     places = positions(case.shape, case.sequence, rank)
     found = attention(turn(shards[0], places), turn(shards[1], places), shards[2])
     q, k, v = (tensor.transpose(1, 2) for tensor in case.whole()[:3])
     everywhere = torch.arange(case.sequence)
     wanted = F.scaled_dot_product_attention(turn(q, everywhere), turn(k, everywhere), v, is_causal=case.causal)
-    return float((found - cut(wanted, case.shape, rank, dim=2)).abs().max())
+    return float((found - shard_sequence(wanted, case.shape, rank, dim=2)).abs().max())
 
 
 def refused(case: ContextCase) -> str:

@@ -183,7 +183,7 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
     route = Route.HOST_STAGED if mix.host_staged else Route.DIRECT
     device, zero = device_of(mix), Zero(mix.zero)
     wiring = Wiring(
-        device, route=route, ahead=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
+        device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
     )
     cut = partition(mix.layers, mix.plan.chain_length)
     return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)

@@ -93,7 +93,7 @@ class Outcome:
     parameters: frozenset[str]
     num_gradients: int
     peak_in_flight: int
-    peak_put_aside: int
+    peak_deferred_weight_grads: int
 
 
 def compare_with_one_process(cases: Sequence[Case]) -> list[Outcome]:
@@ -114,7 +114,14 @@ def mesh_of(case: Case) -> Mesh:
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
     return make_gpt_runtime(
-        mesh, case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, recorder or Recorder(), keep=case.keep
+        mesh,
+        case.plan,
+        case.config,
+        case.cut,
+        MICROBATCH_SIZE,
+        case.wiring,
+        recorder or Recorder(),
+        num_unrecomputed=case.keep,
     )
 
 
@@ -136,7 +143,7 @@ def _compare(case: Case, mesh: Mesh) -> Outcome:
         frozenset(names),
         len(errors),
         result.peak_in_flight,
-        result.peak_put_aside,
+        result.peak_deferred_weight_grads,
     )
 
 

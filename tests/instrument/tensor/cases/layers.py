@@ -23,7 +23,7 @@ from instrument.route import Route
 from instrument.sequence.mappings import (
     gather_for_tensor_parallel,
     gather_from_sequence,
-    own_part,
+    local_part,
     reduce_scatter_to_sequence,
     scatter_to_sequence,
 )
@@ -120,16 +120,16 @@ class _ColumnOf:
         return layer
 
     def of_input(self, x: Tensor, region: Region) -> Tensor:
-        return own_part(x, -2, region.group) if region.sequence else x
+        return local_part(x, -2, region.group) if region.sequence else x
 
     def of_output(self, y: Tensor, region: Region) -> Tensor:
-        return own_part(y, -1, region.group)
+        return local_part(y, -1, region.group)
 
     def of_weight(self, weight: Tensor, region: Region) -> Tensor:
-        return own_part(weight, 0, region.group)
+        return local_part(weight, 0, region.group)
 
     def of_bias(self, bias: Tensor, region: Region) -> Tensor:
-        return own_part(bias, 0, region.group)
+        return local_part(bias, 0, region.group)
 
 
 class _RowOf:
@@ -141,13 +141,13 @@ class _RowOf:
         return layer
 
     def of_input(self, x: Tensor, region: Region) -> Tensor:
-        return own_part(x, -1, region.group)
+        return local_part(x, -1, region.group)
 
     def of_output(self, y: Tensor, region: Region) -> Tensor:
-        return own_part(y, -2, region.group) if region.sequence else y
+        return local_part(y, -2, region.group) if region.sequence else y
 
     def of_weight(self, weight: Tensor, region: Region) -> Tensor:
-        return own_part(weight, 1, region.group)
+        return local_part(weight, 1, region.group)
 
     def of_bias(self, bias: Tensor, region: Region) -> Tensor:
         return bias
@@ -283,7 +283,7 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         places = torch.arange(SEQUENCE)
         if self.region.shards_sequence:
-            places = own_part(places, 0, self.region.group)
+            places = local_part(places, 0, self.region.group)
         x = self.tokens(tokens) + self.positions(places)
         x = (
             checkpoint(self._layer, x, use_reentrant=False, preserve_rng_state=False)
@@ -306,8 +306,8 @@ def of_this_rank(name: str, full: Tensor, model: Model) -> Tensor:
     if part == "qkv":
         return take_rows(full, model.qkv.rows)
     if part in ("tokens", "mlp_in", "head"):
-        return own_part(full, 0, group)
-    return own_part(full, 1, group) if part in ("attention_out", "mlp_out") and full.dim() == 2 else full
+        return local_part(full, 0, group)
+    return local_part(full, 1, group) if part in ("attention_out", "mlp_out") and full.dim() == 2 else full
 
 
 def model(variants: Sequence[Variant]) -> list[Outcome]:
@@ -344,12 +344,12 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
     expected = F.cross_entropy(whole.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     gradient = draw(BATCH, SEQUENCE, seed=1)
     expected.backward(gradient)
-    logits = own_part(whole.detach(), -1, group).requires_grad_()
+    logits = local_part(whole.detach(), -1, group).requires_grad_()
     loss, marks = heard(group, lambda: vocab_parallel_cross_entropy(logits, targets, group))
     _, nothing = heard(group, lambda: loss.backward(gradient))
     assert nothing == []
     assert whole.grad is not None
-    return {"loss": error(loss, expected), "input": error(logits.grad, own_part(whole.grad, -1, group))}, marks
+    return {"loss": error(loss, expected), "input": error(logits.grad, local_part(whole.grad, -1, group))}, marks
 
 
 def mappings() -> dict[str, tuple[float, float]]:
@@ -361,7 +361,7 @@ def mappings() -> dict[str, tuple[float, float]]:
     same = values[0]
 
     def part(x: Tensor, dim: int) -> Tensor:
-        return own_part(x, dim, group)
+        return local_part(x, dim, group)
 
     def gathered(items: Sequence[Tensor], dim: int) -> Tensor:
         return torch.cat(list(items), dim)
