@@ -291,11 +291,11 @@ def test_clocks_that_drift_are_right_within_the_stated_uncertainty_at_all_times(
 
     for rank in range(num_ranks):
         for time in (0, last // 2, last):
-            aligned = int(clock.common(rank, np.array([shown(rank, time)]))[0])
+            aligned = int(clock.to_common_clock(rank, np.array([shown(rank, time)]))[0])
             assert abs(aligned - shown(0, time)) <= clock.uncertainty_ns + 100, (
                 "a clock's own rate hides 100 ns of its own"
             )
-            assert abs(clock.own(rank, aligned) - shown(rank, time)) <= 1
+            assert abs(clock.to_rank_clock(rank, aligned) - shown(rank, time)) <= 1
     drift = max(abs(rates[rank] - rates[0]) for rank in range(num_ranks)) * num_rounds * period // 1_000_000
     assert clock.uncertainty_ns <= 4 * latency * num_ranks, "no wider than latency makes it: what drifts is corrected"
     drifts = any("its clock drifts against rank 0's" in line for line in clock.warnings)

@@ -19,7 +19,7 @@ from pptrace.timeline.windows import StepWindow
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankStepRows:
     """What one rank did in one step: its F/B/I/W ops, its other ranges, its communication."""
 
     ops: Slice
@@ -44,23 +44,23 @@ class AlignedRun:
     volume: StepVolume | None = None
     lacking: frozenset[int] = frozenset()
 
-    def compares(self, window: StepWindow) -> bool:
+    def is_comparable(self, window: StepWindow) -> bool:
         """Whether the times of a window's ranks say what they did at the same time.
 
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
         (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
         """
         seen = not any(self.work[rank].missing_device_events for rank in window.ranks)
-        return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
+        return seen and self.clock.relates(window.ranks) and not self.clock_is_too_uncertain(window)
 
-    def is_vague(self, window: StepWindow) -> bool:
+    def clock_is_too_uncertain(self, window: StepWindow) -> bool:
         """Whether the clocks may be off by more than half the window."""
         return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
-    def part(self, rank: int, step: int) -> Part:
+    def part(self, rank: int, step: int) -> RankStepRows:
         """What a rank did in a step."""
         key = (rank, step)
-        return Part(*(parts.get(key, none) for parts, none in self._parts))
+        return RankStepRows(*(parts.get(key, none) for parts, none in self._parts))
 
     @cached_property
     def _parts(self) -> tuple[tuple[Mapping[tuple[int, int], Slice], Slice], ...]:

@@ -89,7 +89,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
     world = _world(dumped)
     starts = _starts(dumped.dumps, world)
     known = {dump.rank for dump in dumped.dumps}
-    enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
+    is_enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
     for dump in dumped.dumps:
         if not dump.calls:
             yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
@@ -99,7 +99,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
         yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
-    absent = Presence.EMPTY if enough else Presence.UNSEEN
+    absent = Presence.EMPTY if is_enough else Presence.UNSEEN
     for rank in sorted(world - known - dumped.unreadable.keys()):
         yield RankCalls(rank, presence=absent, note="there is no dump of it")
 
@@ -192,10 +192,10 @@ def dump_paths(directory: Path, found: Sequence[Path]) -> list[Path]:
     """The dumps in ``found``, and the files of a directory that are named like them, which may be empty or damaged."""
     shapes = {_shape(path.name) for path in found}
     try:
-        beside = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
+        similar = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
     except OSError:
-        beside = []
-    return sorted({*found, *beside})
+        similar = []
+    return sorted({*found, *similar})
 
 
 def _shape(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, offset_ranges
-from pptrace.clock.ends import within
+from pptrace.clock.ends import clamp_offset
 from pptrace.clock.result import Clock, ClockMethod
 
 
@@ -17,7 +17,7 @@ def from_bounds(ranks: Sequence[int], low: Matrix, likely: Mapping[int, int]) ->
     unrelated: set[int] = set()
     for rank, (lower, upper) in zip(ranks, offset_ranges(low), strict=True):
         if is_bounded(lower, upper):
-            offsets[rank], width = within(likely.get(rank), lower, upper)
+            offsets[rank], width = clamp_offset(likely.get(rank), lower, upper)
             uncertainty = max(uncertainty, width)
         elif lower > -UNBOUNDED // 2 or upper < UNBOUNDED // 2:
             offsets[rank] = lower if lower > -UNBOUNDED // 2 else upper

@@ -53,7 +53,7 @@ def _with_pairs(low: Matrix, ranks: Sequence[int], pairs: pd.DataFrame, column: 
 def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:
     """Ops of neighbouring stages of which the second begins after the first has ended: its columns end in ``_after``."""
     known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
-    known = known.assign(way=np.where(known["kind"] == "F", "F", "B"))
+    known = known.assign(direction=np.where(known["kind"] == "F", "F", "B"))
     pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
     known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
     key = ["pipeline", "step", "way", "microbatch", "stage"]

@@ -38,13 +38,13 @@ class Clock:
     rates: Mapping[int, float] = field(default_factory=dict)
     middle_ns: int = 0
 
-    def common(self, rank: int, times: Int64) -> Int64:
+    def to_common_clock(self, rank: int, times: Int64) -> Int64:
         """Times of a rank's own clock, on the common one."""
         moved: Int64 = times + self.offsets_ns.get(rank, 0)
         rate = self.rates.get(rank, 0.0)
         return moved + np.rint(rate * (moved - self.middle_ns)).astype(np.int64) if rate else moved
 
-    def own(self, rank: int, time_ns: int) -> int:
+    def to_rank_clock(self, rank: int, time_ns: int) -> int:
         """A time on the common clock, on a rank's own one."""
         rate = self.rates.get(rank, 0.0)
         return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
@@ -58,11 +58,11 @@ class Clock:
 
 def shift(table: pd.DataFrame, clock: Clock) -> pd.DataFrame:
     """The table with every ``*_ns`` column on the common clock."""
-    places = table.groupby("rank").indices
+    rows_by_rank = table.groupby("rank").indices
     moved = {name: table[name].to_numpy(dtype=np.int64, copy=True) for name in table.columns if name.endswith("_ns")}
     for times in moved.values():
-        for rank, own in places.items():
-            times[own] = clock.common(int(str(rank)), times[own])
+        for rank, rows in rows_by_rank.items():
+            times[rows] = clock.to_common_clock(int(str(rank)), times[rows])
     return table.assign(**moved)
 
 

@@ -1,4 +1,4 @@
-"""Which plan a run followed."""
+"""The plan that a run followed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class PlanSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule that the ranks with a trace may have run, where others have none; ``places`` are their pipeline ranks."""
+    """A schedule that fits the ranks with a trace, where other ranks have none; ``pp_ranks``: pipeline rank by global rank."""
 
     name: str
     pp: int
     num_microbatches: int
     num_stages: int
     num_chunks: int
-    places: Mapping[int, int]
+    pp_ranks: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """The plan of a run: its name, where it came from, and each place where the run differs from it, in words.
+    """The plan of a run: its name, its source, and where the run differs from it, a sentence each.
 
-    ``others`` are the plans of steps with another number of microbatches, as while the batch grows: the same schedule with so
-    many; None where there is none. ``candidates`` are all schedules that may have run, where ranks without a trace leave that
-    open or had to be left out of the comparison; ``has_phases``: whether order tells the phases of ops that have none.
+    ``plan_by_step``: plans of steps with another number of microbatches (batch size ramp-up), by that number: the same schedule, None
+    where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or had
+    to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
     """
 
     plan: Plan | None
@@ -42,10 +42,10 @@ class ScheduleInfo:
     source: PlanSource
     mismatches: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    others: Mapping[int, Plan | None] = field(default_factory=dict)
+    plan_by_step: Mapping[int, Plan | None] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
     has_phases: bool = True
 
     def plan_of(self, step: int) -> Plan | None:
         """The plan of one step."""
-        return self.others.get(step, self.plan)
+        return self.plan_by_step.get(step, self.plan)

@@ -13,7 +13,7 @@ from pptrace.clock import Clock
 from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
-from pptrace.recognise.messages.match import is_anonymous
+from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 
@@ -37,28 +37,28 @@ class Lane:
     transfer: Int64
     exposed: Int64
     unknown: Int64
-    beside: Int64
+    not_overlapped: Int64
 
-    def within(self, start_ns: int, end_ns: int) -> Lane:
-        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.beside)
+    def clipped(self, start_ns: int, end_ns: int) -> Lane:
+        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.not_overlapped)
         return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
     def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
         """Exposed communication in [start, end); None where a part of it cannot be told from waiting."""
-        part = self.within(start_ns, end_ns)
+        part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else length(part.exposed)
 
     def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
         """What of [start, end) is neither compute nor exposed communication; None where that cannot be told."""
-        part = self.within(start_ns, end_ns)
+        part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
     def bubble_bounds_ns(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """The least and the most of [start, end) that may be bubble: without all communication, or with all that is not known to
         have been a transfer."""
-        part = self.within(start_ns, end_ns)
+        part = self.clipped(start_ns, end_ns)
         rest = end_ns - start_ns - length(part.compute)
-        return rest - length(merge(part.beside, part.exposed)), rest - length(part.exposed)
+        return rest - length(merge(part.not_overlapped, part.exposed)), rest - length(part.exposed)
 
 
 def lane_of(
@@ -74,30 +74,30 @@ def lane_of(
 
     ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
     """
-    mine = comms[comms["rank"] == rank]
-    anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
-    told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
-    known = mine[told]
-    transfer = union(known["transfer_start_ns"], known["transfer_end_ns"])
-    unclear = ~told & (~anonymous | (message & lacks_peers))
-    unmatched = union(mine.loc[unclear, "start_ns"], mine.loc[unclear, "end_ns"])
+    rank_comms = comms[comms["rank"] == rank]
+    is_unknown, is_message = without_group_or_peer(rank_comms), rank_comms["kind"].isin(MESSAGES)
+    is_known = (rank_comms["match"] >= 0) | (rank_comms["group_size"] == 1) | (is_unknown & ~is_message)
+    known_comms = rank_comms[is_known]
+    transfer = union(known_comms["transfer_start_ns"], known_comms["transfer_end_ns"])
+    unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))
+    unmatched = union(rank_comms.loc[unclear, "start_ns"], rank_comms.loc[unclear, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
-        compute = clock.common(rank, device.compute)
+        compute = clock.to_common_clock(rank, device.compute)
     elif host is not None and len(host):
-        operators = clock.common(rank, np.stack((host.start_ns, host.end_ns), axis=1))
-        compute = subtract(operators, _blocking(slice_of(mine), "start_ns", "end_ns"))
+        operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
+        compute = subtract(operators, _blocking(slice_of(rank_comms), "start_ns", "end_ns"))
     else:
-        own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        nested = mine[is_nested(mine, own, is_table=device is None or not len(device))]
+        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
+        nested = rank_comms[is_nested(rank_comms, rank_ops, is_table=device is None or not len(device))]
         inside = _blocking(slice_of(nested), "start_ns", "end_ns")
-        compute = subtract(union(own["start_ns"], own["end_ns"]), inside)
-    exposed = subtract(_blocking(slice_of(known), "transfer_start_ns", "transfer_end_ns"), compute)
-    beside = subtract(_blocking(slice_of(mine), "start_ns", "end_ns"), compute)
-    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), beside)
+        compute = subtract(union(rank_ops["start_ns"], rank_ops["end_ns"]), inside)
+    exposed = subtract(_blocking(slice_of(known_comms), "transfer_start_ns", "transfer_end_ns"), compute)
+    not_overlapped = subtract(_blocking(slice_of(rank_comms), "start_ns", "end_ns"), compute)
+    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), not_overlapped)
 
 
-def communication_within(ops: Slice, comms: Slice, lane: Lane) -> Int64:
+def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
     """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
     inner = comms.where((comms["microbatch"] < 0) & ~is_message)
@@ -124,7 +124,7 @@ def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDA
     else:
         on_host = np.ones(len(comms), dtype=np.bool_)
     ordered = ops.sort_values("start_ns", kind="stable")
-    place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
+    index = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
     latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
-    inside: npt.NDArray[np.bool_] = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
+    inside: npt.NDArray[np.bool_] = (index >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(index, 0)])
     return inside & on_host

@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.notes import explain_nulls, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -32,8 +32,8 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
-from pptrace.recognise.messages.match import anonymous, only_posted, with_transfers
-from pptrace.recognise.messages.match_by_end_times import match_together
+from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
+from pptrace.recognise.messages.match_by_end_times import match_by_end_times
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
@@ -107,7 +107,7 @@ def analyse_ranks(
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
         device=tuple(_rank_device(rank, work, found.comms) for rank, work in sorted(found.work.items())),
         findings=find(steps, summary),
-        warnings=(*warnings, *found.warnings, *together, *_anonymous(data, steps), *notes(found, clock, steps)),
+        warnings=(*warnings, *found.warnings, *together, *_anonymous(data, steps), *explain_nulls(found, clock, steps)),
     )
     return Analysis(with_verdict(report), data, found.schedule, found.mesh, windows)
 
@@ -115,7 +115,11 @@ def analyse_ranks(
 def _anonymous(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """What communication of no known group counts as, where it counts: not where its ranks' bubbles are null."""
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
-    return anonymous(data.comms[data.comms["rank"].isin(counted)]) if steps else anonymous(data.comms)
+    return (
+        warn_without_group_or_peer(data.comms[data.comms["rank"].isin(counted)])
+        if steps
+        else warn_without_group_or_peer(data.comms)
+    )
 
 
 def _causal(found: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -123,7 +127,7 @@ def _causal(found: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     missing_device_events = [rank for rank, work in found.work.items() if work.missing_device_events]
     launching = [rank for rank, work in found.work.items() if len(work) or work.missing_device_events]
     ops = found.ops[(found.ops["clock"] == "device") | ~found.ops["rank"].isin(launching)]
-    return found.comms[~found.comms["rank"].isin(missing_device_events) & ~only_posted(found.comms)], ops
+    return found.comms[~found.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(found.comms)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
@@ -135,7 +139,7 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
 def _align(found: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
     """Everything on one clock, and what that tells of collectives."""
     ops = tag_ops(shift(found.ops, clock), found.schedule.plan_of, found.schedule.has_phases)
-    together = match_together(shift(found.comms, clock), ops, found.mesh, clock)
+    together = match_by_end_times(shift(found.comms, clock), ops, found.mesh, clock)
     comms = with_transfers(together.comms)
     lacking = frozenset(rank for rank in found.facts if found.mesh.lacks_ranks(rank, found.facts))
     lanes = {
@@ -144,7 +148,7 @@ def _align(found: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, .
     }
     memory = shift(found.memory, clock) if len(found.memory) else found.memory
     volume = volume_of_run([facts.get("model") for facts in found.facts.values()], found.mesh, found.schedule)
-    return AlignedRun(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.told
+    return AlignedRun(ops, comms, memory, lanes, found.work, clock, volume, lacking), together.warnings
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
@@ -217,7 +221,7 @@ def _schedule_summary(info: ScheduleInfo) -> ScheduleSummary:
 
 def _candidate(found: Candidate) -> ScheduleCandidate:
     sizes = (found.pp, found.num_microbatches, found.num_stages, found.num_chunks)
-    return ScheduleCandidate(found.name, *sizes, {str(rank): place for rank, place in found.places.items()})
+    return ScheduleCandidate(found.name, *sizes, {str(rank): place for rank, place in found.pp_ranks.items()})
 
 
 def _input_info(info: TraceInfo) -> InputInfo:

@@ -63,7 +63,7 @@ def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
     if not is_open:
         names = {candidate.name for candidate in found.schedule.candidates}
         assert plan.name in names
-        assert (plan.pp, {place: place}) in [(own.pp, dict(own.places)) for own in found.schedule.candidates]
+        assert (plan.pp, {place: place}) in [(own.pp, dict(own.pp_ranks)) for own in found.schedule.candidates]
     else:
         assert any("nothing tells where the steps of rank" in line for line in found.warnings)
 

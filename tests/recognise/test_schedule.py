@@ -139,4 +139,4 @@ def test_the_rank_that_is_missing_in_a_pipeline_has_the_number_between_the_other
 
 def test_a_step_that_lacks_its_last_backward_has_no_number_of_microbatches_of_its_own() -> None:
     long, short = (to_rows(build("1f1b", 4, m)) for m in (8, 5))
-    assert recognised([long, [row[:-1] for row in short]]).others == {}
+    assert recognised([long, [row[:-1] for row in short]]).plan_by_step == {}

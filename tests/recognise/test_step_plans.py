@@ -87,7 +87,7 @@ def test_a_step_that_has_part_of_its_ops_is_of_the_longer_plan() -> None:
         end = step_begins(whole, 1) + whole.end // 2
         traces.append(make_trace([event for event in events if event.end <= end], rank))
     found = recognise(traces)
-    assert (found.schedule.name, found.schedule.mismatches, found.schedule.others) == ("1f1b", (), {})
+    assert (found.schedule.name, found.schedule.mismatches, found.schedule.plan_by_step) == ("1f1b", (), {})
 
 
 @pytest.mark.parametrize("share", [0.4, 0.8])

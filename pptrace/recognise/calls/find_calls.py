@@ -21,7 +21,7 @@ import pandas as pd
 
 from pptrace.model.tables import CALLS, Category, Events, make_table
 from pptrace.recognise.calls.host_calls import HostCall, host_calls, message_bytes, with_works
-from pptrace.recognise.calls.thread_activity import Backward, Busy
+from pptrace.recognise.calls.thread_activity import Backward, BusyThreads
 from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.device.work import communication_rows, launch_calls
 
@@ -37,7 +37,7 @@ def find_calls(events: Events) -> pd.DataFrame:
         for call in calls:
             if not call.kernels and call.args.get("group_size") == 1:
                 call.until_ns = call.end_ns = call.start_ns  # alone: nothing had to move
-    busy = Busy(events, {call.thread for call in calls if call.end_ns > call.until_ns and not call.kernels})
+    busy = BusyThreads(events, {call.thread for call in calls if call.end_ns > call.until_ns and not call.kernels})
     rows = [_row(call, events, backward, busy) for call in sorted(calls, key=lambda call: call.start_ns)]
     return make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
 
@@ -135,7 +135,7 @@ def _carries(kernel_kind: str, call_kind: str) -> bool:
     )
 
 
-def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict[str, Any]:
+def _row(call: HostCall, events: Events, backward: Backward, busy: BusyThreads) -> dict[str, Any]:
     args = call.args
     peer = int(args.get("dst", -1)) if call.kind == "send" else int(args.get("src", -1)) if call.kind == "recv" else -1
     size = int(args.get("group_size", -1))
@@ -163,7 +163,7 @@ def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict
     return row | _host_times(call, busy) | {"stream": -1, "clock": "host"}
 
 
-def _host_times(call: HostCall, busy: Busy) -> dict[str, int]:
+def _host_times(call: HostCall, busy: BusyThreads) -> dict[str, int]:
     """The times of a call that no kernel shows; one whose end nothing shows ends where it was posted."""
     start, until, end = call.start_ns, call.until_ns, call.end_ns
     if end < 0:

@@ -73,7 +73,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     """
     groups = metadata.get(GROUPS_KEY)
     known = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
-    known = {name: facts for name, facts in known.items() if len(described(facts)["ranks"]) != 1}
+    known = {name: facts for name, facts in known.items() if len(describe_group(facts)["ranks"]) != 1}
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
     if not known or not unnamed.any():
         return calls
@@ -94,13 +94,13 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the metadata says of a group, as columns of CALLS, ``group_id`` last."""
-    entry = described(facts)
+    entry = describe_group(facts)
     members = entry["ranks"]
     sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
     return {"description": entry["pg_desc"], **sized, "group_id": name}
 
 
-def described(facts: Mapping[str, Any]) -> dict[str, Any]:
+def describe_group(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The ranks and the description of a group in the metadata, in the words of ``pg_config``; an axis is a mesh's dimension."""
     ranks = facts.get("ranks")
     members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []

@@ -33,7 +33,7 @@ class Backward:
         return int(place >= 0 and time_ns < ends[place])
 
 
-class Busy:
+class BusyThreads:
     """Until when a thread went on with operators while a message of the host's was under way."""
 
     def __init__(self, events: Events, threads: Collection[int]) -> None:

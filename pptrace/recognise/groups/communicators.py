@@ -33,31 +33,42 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
     Args:
         calls, facts, distributed: by rank; ``facts`` name the communicators of ranks whose calls are to be filled in.
     """
-    own = {rank: said[COMMUNICATORS] for rank, said in facts.items() if isinstance(said.get(COMMUNICATORS), Mapping)}
-    claimed = [rank for rank in own if distributed.get(rank, {}).get("rank") == rank]
+    communicators = {
+        rank: rank_facts[COMMUNICATORS]
+        for rank, rank_facts in facts.items()
+        if isinstance(rank_facts.get(COMMUNICATORS), Mapping)
+    }
+    claimed = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
     if not claimed:
         return Members(calls, distributed)
-    ranks = {group: _ordered(*members) for group, members in _members({rank: own[rank] for rank in claimed}).items()}
+    ranks = {
+        group: _ordered(*members)
+        for group, members in _members({rank: communicators[rank] for rank in claimed}).items()
+    }
     if sorted(claimed) not in ranks.values():
-        unsure = {rank: {} if rank in own else said for rank, said in distributed.items()}
+        unsure = {rank: {} if rank in communicators else rank_facts for rank, rank_facts in distributed.items()}
         return Members(calls, unsure, (_UNSURE,))
     known = {group: json.dumps(members) for group, members in ranks.items() if members}
     filled = {
-        rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]]) if rank in own else table
+        rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]])
+        if rank in communicators
+        else table
         for rank, table in calls.items()
     }
     return Members(filled, distributed)
 
 
-def _members(places: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
+def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
     """By communicator its size, and the global rank at each of its places."""
-    found: dict[str, tuple[int, dict[int, int]]] = {}
-    for rank, own in places.items():
-        for group, (place, size) in own.items():
-            found.setdefault(group, (size, {}))[1][place] = rank
-    return found
+    by_group: dict[str, tuple[int, dict[int, int]]] = {}
+    for rank, communicators in positions.items():
+        for group, (position, size) in communicators.items():
+            by_group.setdefault(group, (size, {}))[1][position] = rank
+    return by_group
 
 
 def _ordered(size: int, ranks: Mapping[int, int]) -> list[int]:
     """The global ranks in the order of their places; [] unless all are known."""
-    return [ranks[place] for place in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
+    return (
+        [ranks[position] for position in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
+    )

@@ -15,10 +15,10 @@ from pptrace.recognise.groups.topology import multiply_up
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
     """The mesh as the ranks' own facts tell it; None when they do not."""
-    known = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
-    if not known:
+    with_mesh = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
+    if not with_mesh:
         return None
-    sizes = known[0]["mesh"]
+    sizes = with_mesh[0]["mesh"]
     assert isinstance(sizes, Mapping)
 
     def size(axis: str) -> int | None:
@@ -26,13 +26,13 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         return value if isinstance(value, int) else None
 
     pipelines: list[tuple[int, ...]] = []
-    for facts in known:
+    for facts in with_mesh:
         ranks = facts.get("pp_ranks")
         if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
             continue
         if ranks and tuple(ranks) not in pipelines:
             pipelines.append(tuple(ranks))
-    world = known[0].get("world_size")
+    world = with_mesh[0].get("world_size")
     order = sizes.get("order")
     names = tuple(order.split("-")) if isinstance(order, str) else AXES
     return MeshInfo(
@@ -96,14 +96,18 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
     if chunks > 1:
         pp = min(after - before for stages in holders for before, after in pairwise(sorted(stages)))
     looped = all(sorted(stages) == list(range(min(stages), min(stages) + len(stages) * pp, pp)) for stages in holders)
-    alone = all(len(ranks) == 1 for ranks in holders.values())
-    if not looped or not alone or len(present) < 2 or len(present) == pp or max(present) >= pp:
+    is_one_replica = all(len(ranks) == 1 for ranks in holders.values())
+    if not looped or not is_one_replica or len(present) < 2 or len(present) == pp or max(present) >= pp:
         return []
-    (first, rank), (last, other) = min(present.items()), max(present.items())
-    stride, rest = divmod(other - rank, last - first)
-    if rest or stride < 1 or any(own != rank + stride * (place - first) for place, own in present.items()):
+    (first, rank), (last, last_rank) = min(present.items()), max(present.items())
+    stride, remainder = divmod(last_rank - rank, last - first)
+    if (
+        remainder
+        or stride < 1
+        or any(actual != rank + stride * (pp_rank - first) for pp_rank, actual in present.items())
+    ):
         return []
-    return [[number] for place in range(pp) if (number := rank + stride * (place - first)) >= 0]
+    return [[number] for pp_rank in range(pp) if (number := rank + stride * (pp_rank - first)) >= 0]
 
 
 def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
@@ -127,9 +131,9 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     sizes = dict.fromkeys(("tp", "cp", "dp"), 1) | {str(axis): replicas}
     groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
     for order in (AXES, ("pp", *(name for name in AXES if name != "pp"))):
-        known = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
-        if all(known.group_of(rank, str(axis)) == group for group in groups for rank in group):
-            return known
+        candidate = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
+        if all(candidate.group_of(rank, str(axis)) == group for group in groups for rank in group):
+            return candidate
     return mesh
 
 
@@ -150,13 +154,13 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     """
     held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
     compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
-    fits = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
+    is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
         stages = [held[rank] for rank in pipeline if rank in held]
-        fits = fits and len(set(stages)) == len(stages)
-    named = _beside(mesh, groups.sizes)
+        is_consistent = is_consistent and len(set(stages)) == len(stages)
+    named = _axis_sizes(mesh, groups.sizes)
     num_ranks = max(mesh.num_ranks, groups.world_size or 0)
-    pp = len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp")
+    pp = len(groups.pipelines[0]) if is_consistent else mesh.pp or groups.sizes.get("pp")
     if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
         named |= dict.fromkeys(("tp", "cp", "dp"))
     return replace(
@@ -167,12 +171,12 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
         cp=named["cp"],
         dp=named["dp"],
         ep=named["ep"],
-        pipelines=groups.pipelines if fits and compute else mesh.pipelines,
-        in_order=mesh.in_order and not fits,
+        pipelines=groups.pipelines if is_consistent and compute else mesh.pipelines,
+        in_order=mesh.in_order and not is_consistent,
     )
 
 
-def _beside(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
+def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
     """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
     several = any(size > 1 for size in sizes.values())
     return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in ("tp", "cp", "dp", "ep")}

@@ -30,8 +30,8 @@ class Label:
     actions: tuple[Action, ...] = ()
     span: str = ""
     step: int = -1
-    leads: bool = False
-    flushes: bool = False
+    may_start_before_range: bool = False
+    flushes_weight_grads: bool = False
     sequence: int = 0
     inferred: bool = False
     adjacent: bool = False
@@ -61,11 +61,11 @@ def fixed(pattern: str, label: Label) -> Rule:
     return rule(pattern, lambda _: label)
 
 
-def unplaced(chunk: int) -> int:
+def placeholder_stage(chunk: int) -> int:
     """What stands for the stage of a rank's ``chunk`` until the ranks are joined: −1 for its first, −2 for its second, …"""
     return -1 - chunk
 
 
 def in_order(kind: Kind) -> Action:
     """An op or message of which only the kind is known."""
-    return Action(kind, unplaced(0), None)
+    return Action(kind, placeholder_stage(0), None)

@@ -13,8 +13,8 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
-from pptrace.recognise.messages.kernels_from_plan import kernels_by_plan
-from pptrace.recognise.messages.messages_from_plan import by_plan
+from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
+from pptrace.recognise.messages.messages_from_plan import label_from_plan
 from pptrace.slices import slices
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
@@ -45,7 +45,7 @@ def comms_of_calls(
     ]
     tables = [table for table in tables if len(table)]
     found = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
-    found, told = kernels_by_plan(found, known, ops, schedule, mesh)
+    found, told = kernels_from_plan(found, known, ops, schedule, mesh)
     return found, (told,) if told else ()
 
 
@@ -95,7 +95,7 @@ def _of_rank(
     if len(labelled):
         table = table[~_is_told(table, labelled)]
     pipeline = mesh.pipeline_of(rank)
-    return by_plan(table, own_ops, schedule.plan_of, pipeline, rank)
+    return label_from_plan(table, own_ops, schedule.plan_of, pipeline, rank)
 
 
 def _is_told(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:

@@ -21,7 +21,7 @@ import pandas as pd
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.recognise.groups.topology import UNKNOWN
-from pptrace.recognise.messages.messages_from_plan import Planned, planned
+from pptrace.recognise.messages.messages_from_plan import PlannedMessage, planned_messages
 
 _P2P = ("send", "recv")
 _NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
@@ -38,7 +38,7 @@ _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
 """From which neighbours a rank may receive before it sends to them: the one before it (-1), or the one after it (1)."""
 
 
-def kernels_by_plan(
+def kernels_from_plan(
     calls: pd.DataFrame, known: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, mesh: MeshInfo
 ) -> tuple[pd.DataFrame, str]:
     """``calls`` (schema CALL_COMMS) with the kernels of whole pipelines as the plan's messages, and a line that says so or "".
@@ -73,7 +73,7 @@ def kernels_by_plan(
 class _Carried:
     """A message of a step, and the kernel that carries it by its place among the rank's."""
 
-    message: Planned
+    message: PlannedMessage
     kind: str
     step: int
     kernel: int
@@ -121,7 +121,7 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
             continue
         spans = dict(zip(_tuples(rows, *_NAME), _tuples(rows, *_TIMES), strict=True))
         for kind in _P2P:
-            for message in planned(plan, place, sends=kind == "send"):
+            for message in planned_messages(plan, place, sends=kind == "send"):
                 span = spans.get((message.op.kind.value, message.op.stage, message.op.microbatch))
                 if span is None:
                     at = -1

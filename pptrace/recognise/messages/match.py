@@ -128,12 +128,12 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
     filled.loc[matched, "transfer_end_ns"] = end
     filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
-    untimed = only_posted(filled)
+    untimed = has_posting_time_only(filled)
     filled.loc[untimed, "transfer_start_ns"] = filled.loc[untimed, "transfer_end_ns"]
     return filled
 
 
-def only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
+def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
     """Which communication has the host's posting call alone: when it was done, nothing shows.
 
     A send on a rank without devices lies in a buffer when its posting is over.
@@ -245,15 +245,15 @@ def _fits(side: Sequence[int], shortest: Sequence[int], shift: int) -> bool:
     )
 
 
-def is_anonymous(comms: pd.DataFrame) -> pd.Series[bool]:
+def without_group_or_peer(comms: pd.DataFrame) -> pd.Series[bool]:
     """Which rows have nothing that says with whom: no label's stage, no group and no peer, as kernels alone show it."""
     alone = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
     return alone & (comms["match"] < 0) & (comms["stage"] < 0)
 
 
-def anonymous(comms: pd.DataFrame) -> tuple[str, ...]:
+def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
     """A line for the communication of steps that tells no peer."""
-    rows = comms[is_anonymous(comms) & (comms["step"] >= 0)]
+    rows = comms[without_group_or_peer(comms) & (comms["step"] >= 0)]
     message = rows["kind"].isin(MESSAGES)
     parts = []
     if (count := int(message.sum())) > 0:
@@ -266,7 +266,7 @@ def anonymous(comms: pd.DataFrame) -> tuple[str, ...]:
 _SHOWN = 3
 
 
-def unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
+def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
     """A line for each kind of communication that lacks its other side although that rank's trace is there.
 
     Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.

@@ -66,7 +66,7 @@ def _has_other_end(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
     return (other >= 0) & (other < num_stages)
 
 
-def without_half_seen(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """``comms`` (matched) without messages between two of ``ranks`` of which one side alone is there, and a line about them."""
     between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(("send", "recv"))
     half = between & (comms["axis"] == "pp") & (comms["match"] < 0)

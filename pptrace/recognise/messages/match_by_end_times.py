@@ -23,14 +23,14 @@ _DISTINCT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class EndTimeMatches:
     """The comms table with the collectives that were found to be one, and a line that says so."""
 
     comms: pd.DataFrame
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> Together:
+def match_by_end_times(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> EndTimeMatches:
     """Match collectives after the last ops of steps, of which nothing tells the group, by their common ends.
 
     The last k of a kind in a step are the same collectives on a set of ranks if they end together on all of them, as near as the
@@ -55,10 +55,10 @@ def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock
                 numbers |= dict.fromkeys(members, first + sum(found.values()))
                 found[ranks] = found.get(ranks, 0) + 1
     if not numbers:
-        return Together(comms)
+        return EndTimeMatches(comms)
     matched = comms.copy()
     matched.loc[list(numbers), "match"] = list(numbers.values())
-    return Together(matched, (_line(found),))
+    return EndTimeMatches(matched, (_line(found),))
 
 
 def _line(found: Mapping[tuple[int, ...], int]) -> str:

@@ -25,12 +25,14 @@ PRODUCERS = {str(direction): direction.producers for direction in Direction}
 """By direction: the kinds of ops whose output moves that way."""
 
 
-def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
+def cross_rank_ops(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
     """The ops of a rank whose output goes to another rank, or whose input comes from one."""
     return (op for op, message in messages_of_rank(plan, rank, sends) if message.direction == direction)
 
 
-def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame | None:
+def match_by_adjacent_ops(
+    comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
+) -> pd.DataFrame | None:
     """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
 
     Args:
@@ -48,7 +50,7 @@ def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: Me
         mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
         wanted = {
             (a.stage, a.microbatch)
-            for a in moving(plan_of(int(str(step))), place, str(direction), sends=kind == "send")
+            for a in cross_rank_ops(plan_of(int(str(step))), place, str(direction), sends=kind == "send")
         }
         taken = _of_neighbours(rows, mine.sort_values("start_ns", kind="stable"), sends=kind == "send")
         taken = taken[[key in wanted for key in zip(taken["stage"], taken["microbatch"], strict=True)]]
@@ -72,7 +74,7 @@ def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.Dat
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedMessage:
     """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
 
     op: Action
@@ -80,14 +82,14 @@ class Planned:
     other: int
 
 
-def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
+def planned_messages(plan: Plan, rank: int, sends: bool) -> Iterator[PlannedMessage]:
     """The messages of a rank in the order of their ops."""
     for op, message in messages_of_rank(plan, rank, sends):
         other = message.target_stage if sends else message.source_stage
-        yield Planned(op, message.direction, plan.placement[other])
+        yield PlannedMessage(op, message.direction, plan.placement[other])
 
 
-def by_plan(
+def label_from_plan(
     calls: pd.DataFrame, ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], pipeline: Sequence[int], rank: int
 ) -> pd.DataFrame:
     """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
@@ -95,7 +97,7 @@ def by_plan(
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
     """
-    wanted: dict[tuple[int, str], list[Planned]] = {}
+    wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
     messages = calls.assign(place=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
@@ -105,7 +107,7 @@ def by_plan(
             continue
         key = (plan.num_microbatches, kind)
         if key not in wanted:
-            wanted[key] = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
+            wanted[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
         ordered = rows.in_order_of("start_ns")
         for place, message in zip(ordered["place"], _in_turn(wanted[key], ordered, steps.get(step)), strict=False):
             named["direction"][place] = message.direction
@@ -114,7 +116,7 @@ def by_plan(
     return calls.assign(**named).astype(calls.dtypes)
 
 
-def _in_turn(wanted: Sequence[Planned], messages: Slice, ops: Slice | None) -> list[Planned]:
+def _in_turn(wanted: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
     """What the sends or the receives of a step are, in the order of time; nothing where its ops do not allow that."""
     if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
         return []

@@ -32,12 +32,12 @@ from pptrace.recognise.ops.labelled_ranges import (
     LabelledPhases,
     Range,
     framework_of,
+    labelled_ops,
     labelled_ranges,
     num_outside_steps,
     num_sequences,
-    resolved,
     spans_of_steps,
-    told_ops,
+    with_steps_and_microbatches,
 )
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
@@ -54,7 +54,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
-    told = told_ops(labelled)
+    told = labelled_ops(labelled)
     owner = LaunchIndex(work)
     rest = _that_moved([entry for entry in labelled if not entry.label.is_op], owner)
     if told:
@@ -108,7 +108,7 @@ def _tables(
         what = "evaluation, or steps whose beginning is not in the trace"
         evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
     evidence = (*evidence, *skipped)
-    ops, comms = _rows(resolved(ranges), source, times, _Messages(events, calls))
+    ops, comms = _rows(with_steps_and_microbatches(ranges), source, times, _Messages(events, calls))
     for row in ops:
         row["phase"] = phases.of(row["start_ns"], row["end_ns"]) or ""
     return table_of(OPS, ops), table_of(COMMS, comms), evidence
@@ -136,7 +136,9 @@ def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
 def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
     """By operators where they name their messages, else by launches."""
     told = has_optimizer_ranges(events)
-    steps = [entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.leads]
+    steps = [
+        entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.may_start_before_range
+    ]
     by_operators = infer_ops(events, () if told else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)], steps)
     return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
 
@@ -234,7 +236,7 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
     return filled
 
 
-def without_absent_sides(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """``comms`` without messages from before the first stage or to behind the last one: functions that send and receive are
     called on all ranks, and move nothing there.
     """

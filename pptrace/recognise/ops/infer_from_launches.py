@@ -20,7 +20,14 @@ from pptrace.model.tables import Category, Events, Int64
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.confidence import confidence
-from pptrace.recognise.ops.infer_from_operators import Inference, Inferred, Run, Token, numbered, without_scraps
+from pptrace.recognise.ops.infer_from_operators import (
+    Inference,
+    Inferred,
+    Segment,
+    SegmentKind,
+    assign_microbatches,
+    drop_incidental_segments,
+)
 from pptrace.recognise.ops.labelled_ranges import Range
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
@@ -74,8 +81,10 @@ def infer_from_launches(events: Events, ranges: Sequence[Range]) -> Inference:
     threads, counts = np.unique(launches.thread[message], return_counts=True)
     main = int(threads[counts.argmax()])
     message &= launches.thread == main
-    runs = _runs(launches, message, main, ranges)
-    found = [entry for entry in numbered(without_scraps(runs), main) if entry.action.kind.is_compute]
+    segments = _segments(launches, message, main, ranges)
+    found = [
+        entry for entry in assign_microbatches(drop_incidental_segments(segments), main) if entry.action.kind.is_compute
+    ]
     return Inference(found, int(message.sum()), _evidence(found, launches, message, main))
 
 
@@ -145,17 +154,17 @@ def _within(times: Int64, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.b
     return inside
 
 
-_CODES = (Token.FORWARD, Token.BACKWARD, Token.MESSAGE, Token.OPTIMIZER)
+_CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _runs(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Sequence[Range]) -> list[Run]:
+def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Sequence[Range]) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
     code = np.where(launches.thread == main, 0, 1)
     code[launches.is_optimizer & (launches.thread == main)] = 3
     code[message] = 2
     kept = message | ~launches.is_communication
     starts, ends, code = launches.launch_ns[kept], launches.end_ns[kept], code[kept]
-    spans = [r.start_ns for r in ranges if r.label.span in ("STEP", "OPTIMIZER") and not r.label.leads]
+    spans = [r.start_ns for r in ranges if r.label.span in ("STEP", "OPTIMIZER") and not r.label.may_start_before_range]
     starts = np.concatenate((starts, np.array(spans, dtype=np.int64)))
     ends = np.concatenate((ends, np.array(spans, dtype=np.int64)))
     code = np.concatenate((code, np.full(len(spans), 3, dtype=code.dtype)))
@@ -165,7 +174,7 @@ def _runs(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges
     after = np.append(first[1:], len(code))
     latest = np.maximum.reduceat(ends, first)
     return [
-        Run(_CODES[int(code[low])], int(starts[low]), int(end), int(high - low))
+        Segment(_CODES[int(code[low])], int(starts[low]), int(end), int(high - low))
         for low, high, end in zip(first, after, latest, strict=True)
     ]
 

@@ -43,7 +43,7 @@ class Inferred:
     thread: int
 
 
-class Token(Enum):
+class SegmentKind(Enum):
     FORWARD = auto()
     BACKWARD = auto()
     SEND = auto()
@@ -53,10 +53,10 @@ class Token(Enum):
 
 
 @dataclass(slots=True)
-class Run:
+class Segment:
     """Consecutive operators or launches of one kind, or one message."""
 
-    token: Token
+    kind: SegmentKind
     start_ns: int
     end_ns: int
     count: int = 1
@@ -85,13 +85,13 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     thread = _pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
         return Inference([])
-    runs = _runs(events, thread, optimizers, steps)
-    kept = without_scraps(runs)
-    found = list(numbered(kept, thread))
+    segments = _segments(events, thread, optimizers, steps)
+    kept = drop_incidental_segments(segments)
+    found = list(assign_microbatches(kept, thread))
     kinds = [entry.action.kind for entry in found]
     messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
     agree = is_one_stage(list(_sides(kept)), list(_firsts(found)), forwards, backwards)
-    sure = confidence(_num_operators(kept), _num_operators(runs), forwards, backwards, agree)
+    sure = confidence(_num_operators(kept), _num_operators(segments), forwards, backwards, agree)
     told = (
         f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
         f"{backwards} backwards what autograd's engine ran ({sure})"
@@ -111,19 +111,19 @@ def _firsts(found: Sequence[Inferred]) -> Iterator[Kind]:
         last[action.kind] = action
 
 
-def _num_operators(runs: Sequence[Run]) -> int:
-    return sum(run.count for run in runs if run.token in (Token.FORWARD, Token.BACKWARD))
+def _num_operators(segments: Sequence[Segment]) -> int:
+    return sum(segment.count for segment in segments if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD))
 
 
-def _sides(runs: Sequence[Run]) -> Iterator[tuple[Kind, int]]:
+def _sides(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
     """What each message is by the op before or after it, and its peer."""
-    after = list(_ops_before(reversed(runs)))[::-1]
-    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
-        if run.token in (Token.SEND, Token.RECV):
-            sends = run.token is Token.SEND
+    after = list(_ops_before(reversed(segments)))[::-1]
+    for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
+        if segment.kind in (SegmentKind.SEND, SegmentKind.RECV):
+            sends = segment.kind is SegmentKind.SEND
             found = _message(sends, op_before if sends else op_after, 0, 0)
             if found is not None:
-                yield found.kind, run.peer
+                yield found.kind, segment.peer
 
 
 def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
@@ -190,20 +190,28 @@ def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[Run]:
+def _segments(
+    events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]
+) -> list[Segment]:
     """What the thread does, one entry for each message and for each unbroken run of operators."""
-    runs: list[Run] = []
-    boundaries = [Run(Token.OPTIMIZER, begin, begin) for begin in sorted(steps)]
-    for run in heapq.merge(_tokens(events, thread, optimizers), boundaries, key=lambda run: run.start_ns):
-        last = runs[-1] if runs else None
-        if last is not None and last.token is run.token and run.token in (Token.FORWARD, Token.BACKWARD):
-            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + 1
+    segments: list[Segment] = []
+    boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
+    for segment in heapq.merge(
+        _unmerged_segments(events, thread, optimizers), boundaries, key=lambda segment: segment.start_ns
+    ):
+        last = segments[-1] if segments else None
+        if (
+            last is not None
+            and last.kind is segment.kind
+            and segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD)
+        ):
+            last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + 1
         else:
-            runs.append(run)
-    return runs
+            segments.append(segment)
+    return segments
 
 
-def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Run]:
+def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
@@ -223,11 +231,11 @@ def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) 
             continue  # inside another
         over = end
         if is_step[row]:
-            yield Run(Token.OPTIMIZER, start, end)
+            yield Segment(SegmentKind.OPTIMIZER, start, end)
         elif send[row] or recv[row]:
-            yield Run(Token.SEND if send[row] else Token.RECV, start, end, peer=peers[row])
+            yield Segment(SegmentKind.SEND if send[row] else SegmentKind.RECV, start, end, peer=peers[row])
         else:
-            yield Run(Token.BACKWARD if engine[row] else Token.FORWARD, start, end)
+            yield Segment(SegmentKind.BACKWARD if engine[row] else SegmentKind.FORWARD, start, end)
 
 
 def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
@@ -239,75 +247,75 @@ def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np
     return shared
 
 
-def without_scraps(runs: Sequence[Run]) -> list[Run]:
+def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
     """The runs without forwards too short to be one, such as the making of a loss's gradient, and without those that no
     backward of the step follows, such as the scaling of gradients.
     """
-    largest = max((run.count for run in runs if run.token is Token.FORWARD), default=0)
-    kept: list[Run] = []
+    largest = max((segment.count for segment in segments if segment.kind is SegmentKind.FORWARD), default=0)
+    kept: list[Segment] = []
     is_followed = False
-    for run in reversed(runs):
-        if run.token is Token.OPTIMIZER:
+    for segment in reversed(segments):
+        if segment.kind is SegmentKind.OPTIMIZER:
             is_followed = False
-        elif run.token is Token.BACKWARD:
+        elif segment.kind is SegmentKind.BACKWARD:
             is_followed = True
-        elif run.token is Token.FORWARD and not (is_followed and _LEAST_SHARE * run.count >= largest):
+        elif segment.kind is SegmentKind.FORWARD and not (is_followed and _LEAST_SHARE * segment.count >= largest):
             continue
-        kept.append(run)
+        kept.append(segment)
     return _joined(kept[::-1])
 
 
-def _joined(runs: Sequence[Run]) -> list[Run]:
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
     """Backwards between which nothing but scraps lay are one."""
-    joined: list[Run] = []
-    for run in runs:
+    joined: list[Segment] = []
+    for segment in segments:
         last = joined[-1] if joined else None
-        if last is not None and last.token is run.token is Token.BACKWARD:
-            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + run.count
+        if last is not None and last.kind is segment.kind is SegmentKind.BACKWARD:
+            last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + segment.count
         else:
-            joined.append(run)
+            joined.append(segment)
     return joined
 
 
-def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
+def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[Inferred]:
     """Ops and messages with the microbatches that order gives them; an op may have several (the tensors of one activation)."""
     forwards = backwards = 0
-    after = list(_ops_before(reversed(runs)))[::-1]
-    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
-        if run.token is Token.OPTIMIZER:
+    after = list(_ops_before(reversed(segments)))[::-1]
+    for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
+        if segment.kind is SegmentKind.OPTIMIZER:
             if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
                 forwards = backwards = 0
             continue
-        if run.token is Token.FORWARD:
+        if segment.kind is SegmentKind.FORWARD:
             action = Action(Kind.F, -1, forwards)
             forwards += 1
-        elif run.token is Token.BACKWARD:
+        elif segment.kind is SegmentKind.BACKWARD:
             action = Action(Kind.B, -1, backwards)
             backwards += 1
-        elif run.token is Token.MESSAGE:
+        elif segment.kind is SegmentKind.MESSAGE:
             continue
         else:
-            sends = run.token is Token.SEND
+            sends = segment.kind is SegmentKind.SEND
             found = _message(sends, op_before if sends else op_after, forwards, backwards)
             if found is None:
                 continue
             action = found
-        yield Inferred(action, run.start_ns, run.end_ns, thread)
+        yield Inferred(action, segment.start_ns, segment.end_ns, thread)
 
 
-def _ops_before(runs: Iterable[Run]) -> Iterator[Token]:
+def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
     """For each run the forward, backward or optimizer that came last before it; the optimizer where there was none."""
-    last = Token.OPTIMIZER
-    for run in runs:
+    last = SegmentKind.OPTIMIZER
+    for segment in segments:
         yield last
-        if run.token in (Token.FORWARD, Token.BACKWARD, Token.OPTIMIZER):
-            last = run.token
+        if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.OPTIMIZER):
+            last = segment.kind
 
 
-def _message(sends: bool, op: Token, forwards: int, backwards: int) -> Action | None:
+def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> Action | None:
     """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
-    if op is Token.OPTIMIZER:
+    if op is SegmentKind.OPTIMIZER:
         return None
-    if op is Token.FORWARD:
+    if op is SegmentKind.FORWARD:
         return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
     return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)

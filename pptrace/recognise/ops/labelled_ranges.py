@@ -115,7 +115,7 @@ def framework_of(ranges: Sequence[Range]) -> str:
     return ""
 
 
-def told_ops(ranges: Sequence[Range]) -> list[Range]:
+def labelled_ops(ranges: Sequence[Range]) -> list[Range]:
     """The labelled ops; those with a microbatch alone where there are any, since others lie around or inside them.
 
     [] unless forwards and backwards are both there: "Forward 1" and its like are common words, and a framework that labels
@@ -144,7 +144,7 @@ def _outermost(ops: Sequence[Range]) -> list[Range]:
     return kept
 
 
-def resolved(ranges: Sequence[Range]) -> list[Range]:
+def with_steps_and_microbatches(ranges: Sequence[Range]) -> list[Range]:
     """The ranges in time order, each with its step, and ops and messages with their microbatches."""
     merged = _without_sequences(sorted(ranges, key=lambda entry: entry.start_ns))
     steps: dict[int, list[Range]] = {}
@@ -199,7 +199,9 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
     a step may begin before.
     """
     spans = [entry for entry in ranges if entry.label.span == "STEP"]
-    chosen = [s for s in spans if s.label.step >= 0 and not s.label.leads] or [s for s in spans if s.label.step >= 0]
+    chosen = [s for s in spans if s.label.step >= 0 and not s.label.may_start_before_range] or [
+        s for s in spans if s.label.step >= 0
+    ]
     chosen = _single(chosen) or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
         if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
@@ -226,7 +228,9 @@ def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
         place = bisect_right(starts, entry.start_ns) - 1
         if place < 0 or entry.start_ns >= spans[place].end_ns:
             is_op = bool(entry.label.actions)
-            place = place + 1 if is_op and place + 1 < len(spans) and spans[place + 1].label.leads else -1
+            place = (
+                place + 1 if is_op and place + 1 < len(spans) and spans[place + 1].label.may_start_before_range else -1
+            )
         if place >= 0:
             found.append(replace(entry, step=numbers[place]))
     return found
@@ -306,7 +310,7 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     named = {e.action.key for e in ranges if e.kind is Kind.W and e.action is not None}
     forwards = [e.start_ns for e in ranges if e.kind in (Kind.F, Kind.OVERLAP_F_B)]
     last_forward = max(forwards, default=-1)
-    trailing = sum(1 for e in unnamed if e.start_ns > last_forward and not e.label.flushes)
+    trailing = sum(1 for e in unnamed if e.start_ns > last_forward and not e.label.flushes_weight_grads)
     backwards = [(half, e) for e in ranges for a in e.label.actions for half in a.halves if half.kind in _BACKWARD]
     ahead = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
     found: list[Range] = []
@@ -315,7 +319,7 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
         seen += [half for action in entry.label.actions for half in action.halves if half.kind in _BACKWARD]
         if not _is_unnamed_weight(entry):
             found.append(entry)
-        elif entry.label.flushes:
+        elif entry.label.flushes_weight_grads:
             assert entry.action is not None
             chunk = entry.action.stage
             due = [s for s in seen if s.stage == chunk and (Kind.W, s.stage, s.microbatch) not in named]

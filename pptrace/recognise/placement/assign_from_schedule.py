@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, beside_ops, moving
-from pptrace.recognise.schedule.match_by_kinds import fit, with_kinds
-from pptrace.recognise.schedule.measured_steps import Op, StepRows, steps_of
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds, match_schedule_by_kinds
+from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class MicrobatchAssignment:
     """The tables with stages and microbatches, the plan that they follow, and what was taken from what."""
 
     ops: pd.DataFrame
@@ -25,19 +25,19 @@ class Numbered:
     notes: tuple[str, ...]
 
 
-def numbered(
+def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
-) -> Numbered | None:
+) -> MicrobatchAssignment | None:
     """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
     whole = [step for step in steps if len(step.pipeline) > 1]
     if not whole:
         return None
-    fullest = max(whole, key=StepRows.num_ops)
-    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
+    fullest = max(whole, key=PipelineStep.num_ops)
+    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
     if plan is None or plan.num_chunks == 1:
         return None
-    plans = {step.step: other for step in steps if (other := with_kinds(plan, step.kinds())) is not None}
+    plans = {step.step: other for step in steps if (other := match_schedule_by_kinds(plan, step.kinds())) is not None}
     filled = _filled(ops, steps, plan, plans)
 
     def plan_of(step: int) -> Plan:
@@ -48,7 +48,7 @@ def numbered(
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
     messages, told = messages_of_plan(comms, filled, plan_of, mesh)
-    return Numbered(filled, messages, plan, (note, *told))
+    return MicrobatchAssignment(filled, messages, plan, (note, *told))
 
 
 def messages_of_plan(
@@ -58,7 +58,7 @@ def messages_of_plan(
     if _is_possible(comms, plan_of, mesh):
         return _with_plan(comms, plan_of, mesh), ()
     name = plan_of(int(ops["step"].iloc[0])).name
-    chosen = beside_ops(comms, ops, plan_of, mesh)
+    chosen = match_by_adjacent_ops(comms, ops, plan_of, mesh)
     if chosen is not None:
         told = (
             f"labels tell more messages than {name} has: those are taken that the ops beside them send or receive in it"
@@ -68,7 +68,7 @@ def messages_of_plan(
     return comms[comms["axis"] != "pp"], (told,)
 
 
-def _filled(ops: pd.DataFrame, steps: Sequence[StepRows], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
+def _filled(ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
     """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
     filled = ops.copy()
     first = min(step.step for step in steps)
@@ -92,7 +92,7 @@ def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Se
 
 
 def _received_in(
-    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+    step: PipelineStep, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> int | None:
     """How many activations the first rank of a pipeline receives in this step; None where nothing tells.
 
@@ -116,7 +116,7 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
         place = mesh.pp_rank(int(str(rank)))
         if place is not None and direction in PRODUCERS:
-            planned = sum(1 for _ in moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))
+            planned = sum(1 for _ in cross_rank_ops(plan_of(int(str(step))), place, direction, sends=kind == "send"))
             if len(rows) > planned:
                 return False
     return True
@@ -152,7 +152,7 @@ def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataF
         place = mesh.pp_rank(int(str(rank)))
         if place is None or direction not in PRODUCERS:
             continue
-        wanted = list(moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
+        wanted = list(cross_rank_ops(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
         where = rows.index[: len(wanted)]
         filled.loc[where, "stage"] = [action.stage for action in wanted]
         filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]

@@ -16,11 +16,11 @@ import pandas as pd
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.placement.assign_from_schedule import numbered
-from pptrace.recognise.placement.split_pipelines import goes_on, regrouped
-from pptrace.recognise.schedule.exact_match import identify
-from pptrace.recognise.schedule.match_by_kinds import fit
-from pptrace.recognise.schedule.measured_steps import Op, StepRows, steps_of
+from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
+from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
+from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
+from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -31,7 +31,7 @@ Layout = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class StageAssignment:
     """The tables with their stages, the mesh with its number of chunks, and what was taken from what."""
 
     ops: pd.DataFrame
@@ -48,7 +48,9 @@ def zigzag(chunk: int, rank: int, pp: int) -> int:
     return chunk * pp + (pp - 1 - rank if chunk % 2 else rank)
 
 
-def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]) -> Placed:
+def assign_stages(
+    ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+) -> StageAssignment:
     """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.unplaced`).
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
@@ -57,25 +59,25 @@ def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping
     lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
     if not lacking.any() and not lacking_comms.any():
-        return Placed(ops, comms, mesh)
-    mesh, notes = regrouped(ops, mesh)
+        return StageAssignment(ops, comms, mesh)
+    mesh, notes = split_into_pipelines(ops, mesh)
     places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
     if chunks == 1 and (shown := _unplaced(ops, comms, mesh, lacking)):
-        return Placed(ops, comms, _without_pipeline(mesh), (*notes, shown))
-    if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
-        return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
+        return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, shown))
+    if chunks == 1 and (own := assign_microbatches(ops, comms, mesh, calls)) is not None:
+        return StageAssignment(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
     if chunks == 1 and (why := _cannot_run(ops[lacking], mesh)):
         filled = ops.copy()
         filled.loc[lacking, "microbatch"] = -1
-        return Placed(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
+        return StageAssignment(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
         layout, told = _layout(ops, comms, mesh, chunks)
         notes = (*notes, told)
     mesh = replace(mesh, vpp=chunks)
-    return Placed(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
+    return StageAssignment(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
 
 
 def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -94,7 +96,7 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
-    if not sends or not (mesh.is_open or goes_on(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
+    if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""
     some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
     who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
@@ -114,7 +116,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return ""
-    kinds = max(steps, key=StepRows.num_ops).kinds().values()
+    kinds = max(steps, key=PipelineStep.num_ops).kinds().values()
     plan = _plan_of(ops, mesh, loop)
     if any(row.count("B") > row.count("F") for row in kinds):
         why = "more backwards than forwards, as where weight gradients are ops of their own"
@@ -130,8 +132,8 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return True
-    fullest = max(steps, key=StepRows.num_ops)
-    plan = fit(len(fullest.pipeline), fullest.kinds())
+    fullest = max(steps, key=PipelineStep.num_ops)
+    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds())
     return plan is not None and plan.num_chunks == 1
 
 
@@ -202,10 +204,10 @@ def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     steps = steps_of(placed, mesh)
     if not steps:
         return None
-    rows = max(steps, key=StepRows.num_ops).rows
+    rows = max(steps, key=PipelineStep.num_ops).rows
     cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=places.__getitem__)]
     try:
-        return identify(from_rows(cells, "custom"))
+        return match_registry(from_rows(cells, "custom"))
     except ScheduleError:
         return None
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.schedule.match_by_kinds import fit
-from pptrace.recognise.schedule.measured_steps import kinds_by_place
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
+from pptrace.recognise.schedule.measured_steps import kinds_by_pp_rank
 from pptrace.schedule.registry import SCHEDULES
 
 
-def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
+def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
     """The mesh with other pipelines, where its ranks were taken as one for want of process groups but their orders say more.
 
     Ranks of one pipeline stage run the same kinds of ops in the same order, and those of different stages mostly do not. Where
@@ -22,12 +22,12 @@ def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, .
     if len(mesh.pipelines) != 1 or any(size not in (None, 1) for size in (mesh.tp, mesh.cp, mesh.dp)):
         return mesh, ()
     ranks = mesh.pipelines[0]
-    by_place = kinds_by_place(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
+    by_place = kinds_by_pp_rank(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     kinds = {ranks[place]: row for place, row in by_place.items()}
     is_partial = mesh.num_ranks > len(ranks)
     if len(kinds) != len(ranks) or max(ranks) >= mesh.num_ranks:
         return mesh, ()
-    if not is_partial and (len(ranks) < 4 or fit(len(ranks), by_place) is not None):
+    if not is_partial and (len(ranks) < 4 or match_by_kinds(len(ranks), by_place) is not None):
         return mesh, ()
     found = list(_readings(kinds, mesh.num_ranks, is_partial))
     fewest = [reading for reading in found if reading.chunks == min(other.chunks for other in found)]
@@ -47,18 +47,18 @@ def regrouped(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, .
     return replace(own, tp=alone, cp=alone, dp=alone, ep=alone), (note,)
 
 
-def goes_on(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
+def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
     """Whether a pipeline of which nothing tells the length seems to go on behind its last rank, which runs several forwards, but
     not all, before its first backward, in an order that is that of no schedule of this length.
     """
     if not mesh.in_order or not mesh.is_guess:
         return False
-    by_place = kinds_by_place(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
+    by_place = kinds_by_pp_rank(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     if not by_place:
         return False
     last = by_place[max(by_place)]
     leading = next((place for place, kind in enumerate(last) if kind != "F"), len(last))
-    return 1 < leading < last.count("F") and fit(len(mesh.pipelines[0]), by_place) is None
+    return 1 < leading < last.count("F") and match_by_kinds(len(mesh.pipelines[0]), by_place) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,6 @@ def _readings(kinds: Mapping[int, list[str]], num_ranks: int, is_partial: bool) 
             by_stage = {reading.place(rank, num_ranks): row for rank, row in kinds.items()}
             if any(row != by_stage[reading.place(rank, num_ranks)] for rank, row in kinds.items()):
                 continue
-            plan = fit(pp, by_stage)
+            plan = match_by_kinds(pp, by_stage)
             if plan is not None and not (is_partial and SCHEDULES[plan.name].same_order_on_every_rank):
                 yield replace(reading, chunks=plan.num_chunks)

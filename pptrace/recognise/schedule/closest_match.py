@@ -11,20 +11,20 @@ from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class ClosestSchedule:
     """The plan, and of the ops measured the share that came in its order."""
 
     plan: Plan
     share: float
 
 
-ENOUGH = 0.6
+MIN_SHARE = 0.6
 """With less of the ops in a plan's order than that, a run is not called by the plan's name."""
 
 
-def nearest(
+def closest_schedule(
     rows: Sequence[Sequence[str]], places: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
-) -> Nearest | None:
+) -> ClosestSchedule | None:
     """The schedule whose order most of the measured ops keep; None where no schedule has this shape.
 
     Args:
@@ -32,7 +32,7 @@ def nearest(
         places: the pipeline ranks of the rows.
         pp, num_microbatches, num_chunks: the shape.
     """
-    best: Nearest | None = None
+    best: ClosestSchedule | None = None
     for entry in registry.SCHEDULES.values():
         try:
             plan = registry.build(entry.name, pp, num_microbatches, num_chunks)
@@ -41,7 +41,7 @@ def nearest(
         planned = [[str(action) for action in plan.compute_actions(rank)] for rank in range(pp)]
         share = _share(rows, [planned[place] for place in places if place < pp])
         if best is None or share > best.share:
-            best = Nearest(plan, share)
+            best = ClosestSchedule(plan, share)
     return best
 
 

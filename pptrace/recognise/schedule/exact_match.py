@@ -7,7 +7,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 
 
-def identify(plan: Plan) -> Plan:
+def match_registry(plan: Plan) -> Plan:
     """The registry's plan with the same actions in the same order, which has a name and exact phases; else the plan itself.
 
     One microbatch makes the same plan of several schedules; then the plan's own name decides.

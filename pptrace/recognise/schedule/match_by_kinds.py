@@ -11,7 +11,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import from_rows
 
 
-def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
+def match_by_kinds(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
     """The registry's plan whose ranks run these kinds of ops in this order.
 
     Several may: microbatch groups of p come before larger ones, and then fewer chunks before more.
@@ -30,7 +30,7 @@ def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None
     return None
 
 
-def with_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> Plan | None:
+def match_schedule_by_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> Plan | None:
     """The plan of the same schedule, with as many chunks, whose ranks run these kinds of ops in this order."""
     forwards = {list(row).count("F") for row in kinds.values()}
     if len(forwards) != 1 or not (total := forwards.pop()) or total % plan.num_chunks:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.schedule.exact_match import identify
+from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
@@ -27,7 +27,7 @@ class MeasuredStep:
     rows: tuple[tuple[str, ...], ...]
 
 
-def other_plans(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
+def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
     """By step: ``plan`` with another number of microbatches, where a step has so many on all of its ranks.
 
     None for a step with so many that the schedule has no plan for them, or is none of the registry.
@@ -72,14 +72,14 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
     try:
         measured = from_rows(step.rows, plan.name)
     except ScheduleError:
-        return of_length(plan, count)  # ranks without a trace leave gaps
-    own = identify(measured)
+        return with_num_microbatches(plan, count)  # ranks without a trace leave gaps
+    own = match_registry(measured)
     if own is not measured and own.name == plan.name and own.pp == plan.pp:
         return own
-    return of_length(plan, count)
+    return with_num_microbatches(plan, count)
 
 
-def of_length(plan: Plan, count: int) -> Plan | None:
+def with_num_microbatches(plan: Plan, count: int) -> Plan | None:
     """The plan of the same schedule with so many microbatches; None where it has none."""
     if plan.name not in registry.SCHEDULES:
         return None

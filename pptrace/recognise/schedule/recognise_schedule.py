@@ -11,9 +11,9 @@ from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.schedule.closest_match import ENOUGH, Nearest, nearest
-from pptrace.recognise.schedule.exact_match import identify
-from pptrace.recognise.schedule.plan_per_step import MeasuredStep, other_plans
+from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
+from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.plan_per_step import MeasuredStep, plans_by_step
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Kind, parse_action
 from pptrace.schedule.plan import Plan
@@ -37,13 +37,13 @@ def recognise_schedule(
     if wanted is not None:
         entry = registry.get(wanted)
         pp, m, v = _shape(rows, measured)
-        return compared(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
+        return compare_with_plan(registry.build(entry.name, pp, m, v), PlanSource.OPTION, measured)
     if rows is not None:
         try:
-            plan = identify(from_rows(rows, name, where="the trace's metadata"))
+            plan = match_registry(from_rows(rows, name, where="the trace's metadata"))
         except ScheduleError as err:
             return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"the plan in the metadata: {err}",))
-        return compared(plan, PlanSource.METADATA, measured)
+        return compare_with_plan(plan, PlanSource.METADATA, measured)
     if not measured:
         return _NOTHING
     training = [step for step in measured if not only_forwards(step)]
@@ -67,24 +67,24 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     best = most_complete(measured)
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
-        return compared(plan, PlanSource.RECOGNISED, measured)
-    near = nearest_of(best, ops, mesh)
-    if near is not None and near.share >= ENOUGH:
+        return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
+    near = closest_to_step(best, ops, mesh)
+    if near is not None and near.share >= MIN_SHARE:
         line = f"the run follows {near.plan.name} in {near.share:.0%} of its ops: see the schedule's mismatches"
         told = () if near.share == 1 else (line,)
-        return compared(near.plan, PlanSource.RECOGNISED, measured, told)
+        return compare_with_plan(near.plan, PlanSource.RECOGNISED, measured, told)
     closest = f"; the nearest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
     if plan is None:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
     line = f"the order of ops is that of no known schedule{closest}"
-    return compared(plan, PlanSource.RECOGNISED, measured, (line,))
+    return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
-def compared(
+def compare_with_plan(
     plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep], warnings: tuple[str, ...] = ()
 ) -> ScheduleInfo:
     """The plan, with what the steps have of it and where they leave it."""
-    others = other_plans(plan, measured)
+    others = plans_by_step(plan, measured)
     found = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, others), warnings, others)
     alike = [step for step, own in others.items() if own is not None]
     other = [step for step, own in others.items() if own is None]
@@ -100,7 +100,7 @@ def compared(
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     """The plan that a step's order makes, or why it makes none."""
     try:
-        plan = identify(from_rows(step.rows, "custom"))
+        plan = match_registry(from_rows(step.rows, "custom"))
     except ScheduleError as err:
         return None, str(err)
     if blocked := replay(plan).blocked:
@@ -109,14 +109,14 @@ def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
     return plan, ""
 
 
-def nearest_of(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Nearest | None:
+def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> ClosestSchedule | None:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
     if compute.empty:
         return None
     num_stages, num_microbatches = int(compute["stage"].max()) + 1, int(compute["microbatch"].max()) + 1
     chunks = int(compute.groupby("rank")["stage"].nunique().max())
     pp = max(max(step.pp_ranks) + 1, mesh.pp or 1, -(-num_stages // chunks))
-    return nearest(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
+    return closest_schedule(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
 
 
 def _differences(plan: Plan, measured: Sequence[MeasuredStep], others: Mapping[int, Plan | None]) -> tuple[str, ...]:

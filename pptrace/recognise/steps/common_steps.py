@@ -20,23 +20,25 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
     A rank without step ranges (recorded without pptrace's launcher, say) is taken in order where it has as many steps as every
     rank that has ranges; where it has more or fewer, nothing tells which they are, and its numbers stay.
     """
-    numbers = {found.number: _steps_with_ops(found) for found in ranks}
-    numbered = [found for found in ranks if numbers[found.number] and _has_ranges(found)]
-    given = {tuple(numbers[found.number]) for found in numbered}
-    if len(given) != 1:
+    numbers = {recognised.number: _steps_with_ops(recognised) for recognised in ranks}
+    numbered = [recognised for recognised in ranks if numbers[recognised.number] and _has_ranges(recognised)]
+    step_lists = {tuple(numbers[recognised.number]) for recognised in numbered}
+    if len(step_lists) != 1:
         return list(ranks), ()
-    (steps,) = given
+    (steps,) = step_lists
     counted = {
-        found.number
-        for found in ranks
-        if not _has_ranges(found) and numbers[found.number] == list(range(len(steps))) != list(steps)
+        recognised.number
+        for recognised in ranks
+        if not _has_ranges(recognised) and numbers[recognised.number] == list(range(len(steps))) != list(steps)
     }
     if not counted:
         return list(ranks), ()
-    shown = ", ".join(map(str, sorted(counted)))
-    line = f"nothing numbers the steps of rank {shown}: they are taken in order for steps {steps[0]} to {steps[-1]} of the others"
+    listed = ", ".join(map(str, sorted(counted)))
+    line = f"nothing numbers the steps of rank {listed}: they are taken in order for steps {steps[0]} to {steps[-1]} of the others"
     names = dict(enumerate(steps))
-    return [_renumbered(found, names) if found.number in counted else found for found in ranks], (line,)
+    return [_renumbered(recognised, names) if recognised.number in counted else recognised for recognised in ranks], (
+        line,
+    )
 
 
 def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
@@ -45,22 +47,25 @@ def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     Ranks of one run recorded different ones where a profiler of the script ran on some of them. Of a step that some did not
     record nothing can be said that compares ranks. Where no step is of all, every rank keeps its own.
     """
-    recorded = {found.number: steps for found in ranks if (steps := _recorded(found)) is not None}
+    recorded = {recognised.number: steps for recognised in ranks if (steps := _recorded(recognised)) is not None}
     if len(recorded) < len(ranks) or len(set(recorded.values())) < 2:
         return list(ranks), ()
-    steps = range(max(own.start for own in recorded.values()), min(own.stop for own in recorded.values()))
-    own_steps = "; ".join(
-        f"{_ranks_text([rank for rank, _ in alike])}: {_steps_text(own)}"
-        for own, alike in groupby(
+    steps = range(
+        max(rank_steps.start for rank_steps in recorded.values()),
+        min(rank_steps.stop for rank_steps in recorded.values()),
+    )
+    steps_by_ranks = "; ".join(
+        f"{_ranks_text([rank for rank, _ in same_steps])}: {_steps_text(rank_steps)}"
+        for rank_steps, same_steps in groupby(
             sorted(recorded.items(), key=lambda item: (item[1].start, item[1].stop, item[0])), lambda item: item[1]
         )
     )
-    line = f"ranks recorded different steps ({own_steps})"
+    line = f"ranks recorded different steps ({steps_by_ranks})"
     if not steps:
         return list(ranks), (
             f"{line}, and none that all have: what compares ranks is null; record steps in which {_AGREE}",
         )
-    return [_with_steps(found, steps) for found in ranks], (
+    return [_with_steps(recognised, steps) for recognised in ranks], (
         f"{line}: the report is of {_steps_text(steps)}, which all have",
     )
 
@@ -69,20 +74,20 @@ _AGREE = "the script's own profiler runs on no rank (--steps A:B)"
 _LAUNCHED = "pptrace.trace/1"
 
 
-def _recorded(found: RecognisedRank) -> range | None:
+def _recorded(recognised: RecognisedRank) -> range | None:
     """The steps that pptrace's launcher recorded; None where something else did, or none is complete."""
-    steps = found.info.metadata.get("steps")
-    if found.info.metadata.get("schema") != _LAUNCHED or not isinstance(steps, list) or len(steps) != 2:
+    steps = recognised.info.metadata.get("steps")
+    if recognised.info.metadata.get("schema") != _LAUNCHED or not isinstance(steps, list) or len(steps) != 2:
         return None
-    own = range(*steps) if all(isinstance(step, int) for step in steps) else range(0)
-    return own or None
+    rank_steps = range(*steps) if all(isinstance(step, int) for step in steps) else range(0)
+    return rank_steps or None
 
 
-def _with_steps(found: RecognisedRank, steps: range) -> RecognisedRank:
+def _with_steps(recognised: RecognisedRank, steps: range) -> RecognisedRank:
     def kept(table: pd.DataFrame) -> pd.DataFrame:
         return table[(table["step"] < 0) | table["step"].isin(steps)].reset_index(drop=True)
 
-    return replace(found, ops=kept(found.ops), comms=kept(found.comms))
+    return replace(recognised, ops=kept(recognised.ops), comms=kept(recognised.comms))
 
 
 def _steps_text(steps: range) -> str:
@@ -93,17 +98,17 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
-def _has_ranges(found: RecognisedRank) -> bool:
-    return bool((found.ops["kind"] == "STEP").any())
+def _has_ranges(recognised: RecognisedRank) -> bool:
+    return bool((recognised.ops["kind"] == "STEP").any())
 
 
-def _steps_with_ops(found: RecognisedRank) -> list[int]:
-    compute = found.ops[found.ops["kind"].isin(COMPUTE_KINDS) & (found.ops["step"] >= 0)]
+def _steps_with_ops(recognised: RecognisedRank) -> list[int]:
+    compute = recognised.ops[recognised.ops["kind"].isin(COMPUTE_KINDS) & (recognised.ops["step"] >= 0)]
     return sorted(compute["step"].unique().tolist())
 
 
-def _renumbered(found: RecognisedRank, names: dict[int, int]) -> RecognisedRank:
+def _renumbered(recognised: RecognisedRank, names: dict[int, int]) -> RecognisedRank:
     def renamed(table: pd.DataFrame) -> pd.DataFrame:
         return table.assign(step=table["step"].map(lambda step: names.get(step, -1)).astype("int64"))
 
-    return replace(found, ops=renamed(found.ops), comms=renamed(found.comms))
+    return replace(recognised, ops=renamed(recognised.ops), comms=renamed(recognised.comms))

@@ -18,7 +18,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.rank_order import MismatchError, Ops, evidence_of, forwards_behind
 
 
-def against_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
+def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
     """What speaks against the chunks of these ranks, in words; "" where nothing does.
 
     Args:

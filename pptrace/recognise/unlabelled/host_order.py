@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import HOST_ORDER, Category, Events, What, empty_table
-from pptrace.recognise.ops.labelled_ranges import Range, labelled_ranges, told_ops
+from pptrace.recognise.ops.labelled_ranges import Range, labelled_ops, labelled_ranges
 
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"
@@ -41,7 +41,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
     if thread is None:
         return empty_table(HOST_ORDER)
     ranges = labelled_ranges(events)
-    if told_ops(ranges):
+    if labelled_ops(ranges):
         return empty_table(HOST_ORDER)
     parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
     table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
@@ -100,7 +100,11 @@ def _bounds(events: Events, thread: int) -> pd.DataFrame:
 
 def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
     """The ranges of steps and of optimizers."""
-    spans = [entry for entry in ranges if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.leads]
+    spans = [
+        entry
+        for entry in ranges
+        if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.may_start_before_range
+    ]
     what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
     return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
 

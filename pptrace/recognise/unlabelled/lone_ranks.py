@@ -13,11 +13,11 @@ from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, OpenStepsErr
 from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import RankMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
-from pptrace.recognise.unlabelled.whole_steps import matched_within
+from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class JointMatch:
     """The ranks, those that form pipelines with their ops and messages; the pipelines; lines that say so, or why not.
 
     ``refused`` are ranks with messages between operators that no pipeline explains.
@@ -29,26 +29,26 @@ class Joint:
     refused: frozenset[int] = frozenset()
 
 
-def match_some(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> Joint:
+def match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:
     """Match each of the ranks alone; what they prove has to agree.
 
     A trace without autograd's sequence numbers proves nothing, and is left to its own order.
     """
     if not all(map(has_numbers, evidence.values())):
-        return Joint(tuple(ranks))
+        return JointMatch(tuple(ranks))
     by_rank = {own.number: own for own in ranks}
     ending = {rank: _with_step_ends(own, by_rank[rank]) for rank, own in evidence.items()}
     try:
-        matches, cut = matched_within(ending, _agreeing)
+        matches, cut = match_whole_steps(ending, _agreeing)
     except MismatchError as err:
         who = f"rank {next(iter(evidence))}" if len(evidence) == 1 else "each rank"
         line = f"no forwards and backwards of {who} are certain without the other ranks' traces: {err}"
-        return Joint(tuple(ranks), notes=(line,), refused=frozenset(evidence))
+        return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
     steps = steps_of_units(matches[0].units, [(by_rank[own.rank.rank], own.rank) for own in matches])
     for own in matches:
         course = ReplayGraph(own.units, steps, own.behind, -1, own.peers)
         by_rank[own.rank.rank] = with_match(by_rank[own.rank.rank], own.rank, course)
-    return Joint(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
+    return JointMatch(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
 
 
 def _with_step_ends(evidence: Evidence, found: RecognisedRank) -> Evidence:
@@ -88,7 +88,7 @@ def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RecognisedRank]) -
     """What was found; all ranks run the same steps."""
     units = matches[0].units
     sizes = sorted({unit.count for unit in units})
-    lefts = sorted(num_left(by_rank[own.rank.rank], own.rank) for own in matches)
+    lefts = sorted(num_operators_outside_ops(by_rank[own.rank.rank], own.rank) for own in matches)
     of_rank = "" if len(matches) == 1 else "on each rank "
     return (
         f"no labels of ops: {of_rank}messages and autograd's sequence numbers tell forwards and backwards, "
@@ -101,7 +101,7 @@ def _from_to(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
-def num_left(found: RecognisedRank, match: RankMatch) -> int:
+def num_operators_outside_ops(found: RecognisedRank, match: RankMatch) -> int:
     """The operators of a rank's thread that are of no forward."""
     total = int((found.host["what"] == What.OPERATOR.value).sum())
     return total - int((match.forwards.high - match.forwards.low).sum())

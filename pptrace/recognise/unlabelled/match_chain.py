@@ -16,7 +16,7 @@ import numpy as np
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.unlabelled.match_checks import checked
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Bools,
     Channels,
@@ -28,13 +28,13 @@ from pptrace.recognise.unlabelled.rank_order import (
     channels_of,
     cut,
     engine_spans,
-    first_of,
+    first_members,
     forwards_of,
     grouped,
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Trained, trained
+from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, trained_outputs
 
 
 def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
@@ -119,7 +119,7 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
 class Outputs:
     """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
 
-    found: Trained
+    found: TrainedOutputs
     num_tensors: int
 
     def of(self, messages: Messages) -> Grouped:
@@ -152,7 +152,7 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
-    outputs = Outputs(trained(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    outputs = Outputs(trained_outputs(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
     _check_close(evidence, outputs.of(sent))
     return outputs
 
@@ -168,7 +168,7 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
         MismatchError
     """
     rows = evidence.operators
-    last = sent.messages.post_ns[np.append(first_of(sent.group)[1:], len(sent.group)) - 1]
+    last = sent.messages.post_ns[np.append(first_members(sent.group)[1:], len(sent.group)) - 1]
     lasting = np.append(0, np.cumsum(rows.end_ns - rows.start_ns))
     low, high = np.searchsorted(rows.start_ns, sent.post_ns), np.searchsorted(rows.start_ns, last)
     between, before = lasting[high] - lasting[low], lasting[low] - lasting[np.append(0, high[:-1])]
@@ -190,8 +190,8 @@ def _rank_matches(
         raise MismatchError("the ranks do not send outputs and gradients of the same steps")
     found = []
     for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
-        groups: dict[Way, Grouped] = {}
-        others: dict[Way, Messages] = {}
+        groups: dict[MessageKind, Grouped] = {}
+        others: dict[MessageKind, Messages] = {}
         for edge, ways in ((place, _TO_NEXT), (place - 1, _TO_PREVIOUS)):
             if not 0 <= edge < len(outputs):
                 continue
@@ -207,17 +207,17 @@ def _rank_matches(
     return found
 
 
-_TO_NEXT: Mapping[Way, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
+_TO_NEXT: Mapping[MessageKind, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
 
 
-_TO_PREVIOUS: Mapping[Way, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
+_TO_PREVIOUS: Mapping[MessageKind, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
 
 
 def _renumbered(group: Int64) -> Int64:
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
-def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[Way, Grouped]) -> Ops:
+def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[MessageKind, Grouped]) -> Ops:
     """The forwards of a rank, without what only some of them have."""
     received, sent = groups.get(("F", "recv")), groups.get(("F", "send"))
     posts = channels.to_next.post_ns

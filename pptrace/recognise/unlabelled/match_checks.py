@@ -9,8 +9,8 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.schedule.exact_match import identify
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Evidence,
     Grouped,
@@ -61,7 +61,7 @@ def check_between_units(
     row: Sequence[Op],
     match: RankMatch,
     units: Sequence[Unit],
-    ways: Sequence[Way] = (("B", "send"), ("B", "recv")),
+    ways: Sequence[MessageKind] = (("B", "send"), ("B", "recv")),
 ) -> None:
     """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
 
@@ -132,7 +132,7 @@ def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
         MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.
     """
     try:
-        plan = identify(from_rows(cells, "custom"))
+        plan = match_registry(from_rows(cells, "custom"))
     except ScheduleError as err:
         raise MismatchError(f"the order of the ranks makes no plan: {err}") from None
     if replay(plan).blocked:

@@ -15,7 +15,7 @@ import numpy as np
 from pptrace.model.tables import Int64
 from pptrace.recognise.unlabelled.match_chain import Outputs, forwards_between, outputs_of
 from pptrace.recognise.unlabelled.match_checks import check_between_units, in_order
-from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Channels,
     Evidence,
@@ -31,7 +31,7 @@ from pptrace.recognise.unlabelled.rank_order import (
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Trained, Unit, units_of
+from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, Unit, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LoneMatch:
     rank: RankMatch
     units: tuple[Unit, ...]
     behind: Int64
-    peers: Mapping[Way, int]
+    peers: Mapping[MessageKind, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class _Side:
     """Forwards or backwards with their messages; ``others`` are messages of none of them."""
 
     ops: Ops
-    groups: Mapping[Way, Grouped]
-    others: Mapping[Way, Messages]
+    groups: Mapping[MessageKind, Grouped]
+    others: Mapping[MessageKind, Messages]
 
 
 def _gradients(evidence: Evidence, channels: Channels) -> _Side:
@@ -180,8 +180,8 @@ def _gradients(evidence: Evidence, channels: Channels) -> _Side:
     kept = high > low
     if not kept.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
-    groups: dict[Way, Grouped] = {}
-    left: dict[Way, Messages] = {}
+    groups: dict[MessageKind, Grouped] = {}
+    left: dict[MessageKind, Messages] = {}
     for way, messages, of_op in (
         (("B", "recv"), received, None if came is None else came.group),
         (("B", "send"), sent, group),
@@ -215,8 +215,8 @@ def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Op
     """
     sent = channels.to_next
     outputs = outputs_of(evidence, sent, backwards, by_total)
-    groups: dict[Way, Grouped] = {("F", "send"): outputs.of(sent)}
-    left: dict[Way, Messages] = {("F", "send"): sent.where(outputs.is_other(sent))}
+    groups: dict[MessageKind, Grouped] = {("F", "send"): outputs.of(sent)}
+    left: dict[MessageKind, Messages] = {("F", "send"): sent.where(outputs.is_other(sent))}
     came = channels.from_previous
     if len(came):
         total = len(sent) // outputs.num_tensors
@@ -224,7 +224,7 @@ def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Op
         ops = np.unique(outputs.found.messages // outputs.num_tensors)
         rows = np.flatnonzero(np.isin(op_of, ops))
         each = len(came) // total
-        inputs = Outputs(Trained(outputs.found.sizes, rows.astype(np.int64)), each)
+        inputs = Outputs(TrainedOutputs(outputs.found.sizes, rows.astype(np.int64)), each)
         groups["F", "recv"], left["F", "recv"] = inputs.of(came), came.where(inputs.is_other(came))
     return _Side(forwards_between(evidence, channels, groups), groups, left)
 
@@ -243,9 +243,9 @@ def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) ->
     behind = _behind(evidence, forwards, backwards)
     kept = np.sort(behind)
     rows = np.flatnonzero(np.isin(np.arange(len(came)) // num_tensors, kept))
-    inputs = Outputs(Trained((), rows.astype(np.int64)), num_tensors)
+    inputs = Outputs(TrainedOutputs((), rows.astype(np.int64)), num_tensors)
     trained = ops_of(evidence.operators, forwards.low[kept], forwards.high[kept])
-    ways: Way = ("F", "recv")
+    ways: MessageKind = ("F", "recv")
     ops = trimmed(evidence.operators, trained, at_end=False)
     return _Side(ops, {ways: inputs.of(came)}, {ways: came.where(inputs.is_other(came))})
 
@@ -315,7 +315,7 @@ def _sizes(kinds: list[str]) -> Iterator[int]:
             count = 0
 
 
-def _check_no_bound(evidence: Evidence, ops: Ops, way: Way, group: Grouped) -> None:
+def _check_no_bound(evidence: Evidence, ops: Ops, way: MessageKind, group: Grouped) -> None:
     """No step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no gradient.
 
     Raises:
@@ -346,6 +346,6 @@ def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
         )
 
 
-def _peer(way: Way, around: _Neighbours) -> int:
+def _peer(way: MessageKind, around: _Neighbours) -> int:
     peer = around.following if way in (("F", "send"), ("B", "recv")) else around.previous
     return -1 if peer is None else peer

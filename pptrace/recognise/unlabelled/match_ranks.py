@@ -12,30 +12,32 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
-from pptrace.recognise.unlabelled.lone_ranks import Joint, counted, match_some, num_left
+from pptrace.recognise.unlabelled.lone_ranks import JointMatch, counted, match_each_alone, num_operators_outside_ops
 from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
-from pptrace.recognise.unlabelled.whole_steps import matched_within
+from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 
-def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> Joint:
+def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> JointMatch:
     """Match the ranks whose host threads show messages between operators that no label names.
 
     ``num_ranks`` are those of the run, where known.
     """
     evidence = {own.number: _evidence(own, groups) for own in ranks if len(own.host)}
     if not evidence or any(len(own.ops) and not len(own.host) for own in ranks):
-        return Joint(tuple(ranks))
+        return JointMatch(tuple(ranks))
     world = num_ranks or groups.world_size or max(len(ranks), *(own.number + 1 for own in ranks))
     if len(evidence) == len(ranks) == 1:
-        return match_some(ranks, evidence)
+        return match_each_alone(ranks, evidence)
     try:
         matches, cut = _whole_steps(evidence, groups, world)
     except MismatchError as err:
         problem = f"not one stage of a pipeline on each rank: {err}"
-        some = match_some(ranks, evidence) if world > len(ranks) or not groups.world_size else Joint(())
-        return some if some.notes and not some.refused else Joint(tuple(ranks), (), (problem,), frozenset(evidence))
+        some = match_each_alone(ranks, evidence) if world > len(ranks) or not groups.world_size else JointMatch(())
+        return (
+            some if some.notes and not some.refused else JointMatch(tuple(ranks), (), (problem,), frozenset(evidence))
+        )
     by_rank = {own.number: own for own in ranks}
     for match in matches:
         steps = steps_of_units(match.units, [(by_rank[own.rank], own) for own in match.ranks])
@@ -43,17 +45,17 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
             course = ReplayGraph(match.units, steps, match.behind, stage, _peers(match.chain, stage))
             by_rank[own.rank] = with_match(by_rank[own.rank], own, course)
     known = tuple(by_rank.values())
-    return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
+    return JointMatch(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
 
 
-def _peers(chain: Sequence[int], stage: int) -> Mapping[Way, int]:
+def _peers(chain: Sequence[int], stage: int) -> Mapping[MessageKind, int]:
     """The ranks at the other ends of a stage's messages."""
     following = {way: chain[stage + 1] for way in _WITH_NEXT if stage + 1 < len(chain)}
     return {**following, **{way: chain[stage - 1] for way in _WITH_PREVIOUS if stage}}
 
 
-_WITH_NEXT: tuple[Way, ...] = (("F", "send"), ("B", "recv"))
-_WITH_PREVIOUS: tuple[Way, ...] = (("F", "recv"), ("B", "send"))
+_WITH_NEXT: tuple[MessageKind, ...] = (("F", "send"), ("B", "recv"))
+_WITH_PREVIOUS: tuple[MessageKind, ...] = (("F", "recv"), ("B", "send"))
 
 
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
@@ -105,7 +107,7 @@ def _whole_steps(
     Raises:
         MismatchError: there are none either way.
     """
-    return matched_within(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
+    return match_whole_steps(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
 
 
 def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
@@ -155,7 +157,7 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) ->
     for match in matches:
         counts = sorted({unit.count for unit in match.units})
         microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        rest = sum(num_left(by_rank[own.rank], own) for own in match.ranks)
+        rest = sum(num_operators_outside_ops(by_rank[own.rank], own) for own in match.ranks)
         yield (
             f"ranks {_shown(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
             "microbatches explain all messages between them and all that autograd's engine ran; "

@@ -12,7 +12,7 @@ import pandas as pd
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way, numbers_of
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch, numbers_of
 from pptrace.recognise.unlabelled.rank_order import Messages
 from pptrace.recognise.unlabelled.schedule_runs import Unit
 
@@ -58,7 +58,7 @@ class ReplayGraph:
     steps: Steps
     behind: Int64
     stage: int
-    peers: Mapping[Way, int]
+    peers: Mapping[MessageKind, int]
 
     @property
     def chunk(self) -> int:

@@ -187,7 +187,7 @@ def cut(messages: Messages, *at: Int64) -> Int64:
     return np.append(0, np.cumsum(np.diff(before) > 0))[: len(messages)].astype(np.int64)
 
 
-def first_of(group: Int64) -> Int64:
+def first_members(group: Int64) -> Int64:
     """The places of the first members of groups that are numbered from 0."""
     return np.searchsorted(group, np.arange(group[-1] + 1 if len(group) else 0)).astype(np.int64)
 
@@ -207,7 +207,7 @@ class Grouped:
 
 def grouped(messages: Messages, group: Int64) -> Grouped:
     """The messages by op; the group of each is the op's place."""
-    first = first_of(group)
+    first = first_members(group)
     ready = np.maximum.reduceat(messages.ready_ns, first) if len(first) else messages.ready_ns
     return Grouped(messages, group, messages.post_ns[first], ready)
 

@@ -33,14 +33,14 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedOutputs:
     """The messages of outputs that backwards followed: ``sizes`` of the units in order, and which messages, by place."""
 
     sizes: tuple[int, ...]
     messages: Int64
 
 
-def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
+def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> TrainedOutputs:
     """The units of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
     no backward follows (evaluation, the agreeing on shapes) is none.
 
@@ -67,7 +67,7 @@ def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
             num_sent = num_backwards = 0
     if num_backwards:
         raise MismatchError("more backwards than forwards: the trace begins within a step")
-    return Trained(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
+    return TrainedOutputs(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
 
 
 def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Sequence[Int64]) -> tuple[Unit, ...]:

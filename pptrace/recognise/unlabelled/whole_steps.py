@@ -12,7 +12,7 @@ from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
 Match = TypeVar("Match")
 
 
-def matched_within(
+def match_whole_steps(
     evidence: Mapping[int, Evidence], match: Callable[[Mapping[int, Evidence]], Match]
 ) -> tuple[Match, tuple[str, ...]]:
     """What ``match`` gives; where it needs that, without the part of the traces before the first optimizer that all ranks show,
