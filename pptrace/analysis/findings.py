@@ -16,7 +16,7 @@ _CAUSES = {
     "jitter": ("ops of one stage that vary", "look for noise on the host, clock changes or uneven input lengths"),
     "communication": ("communication that no compute hides", "overlap it with compute, or send fewer bytes"),
     "unexplained": (
-        "time that neither ops nor transfers show",
+        "time that belongs to neither ops nor transfers",
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive",
     ),
 }

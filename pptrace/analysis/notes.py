@@ -45,12 +45,12 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
         return
     if not steps or uncertainty <= _CERTAIN * (median := float((ops["end_ns"] - ops["start_ns"]).median())):
         return
-    doubt = "no more certain than that"
+    doubt = "only that exact"
     if all(step.span_ns is None for step in steps):
-        doubt = "null: that is more than half a step"
+        doubt = "null, since that is more than half a step"
     yield (
         f"the clocks may be off by ±{uncertainty / 1e3:,.1f} µs where the median op lasts {median / 1e3:,.1f} µs: bubbles, "
-        f"waiting and transfers compare ranks and are {doubt}"
+        f"waiting and transfers, which compare ranks, are {doubt}"
     )
 
 
@@ -60,7 +60,7 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
     if uncertainty_ns > _CERTAIN * shortest:
         yield (
             f"the clocks may be off by ±{uncertainty_ns / 1e3:,.1f} µs where a step lasts {shortest / 1e3:,.1f} µs: waiting and "
-            f"transfers compare ranks and are {'null' if 2 * uncertainty_ns > shortest else 'no more certain than that'}"
+            f"transfers, which compare ranks, are {'null' if 2 * uncertainty_ns > shortest else 'only that exact'}"
         )
 
 
@@ -83,9 +83,9 @@ def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[s
     if not steps:
         yield line
     elif len(present) == 1:
-        yield f"{line}: windows of steps, waits and bubbles cannot take in what those ranks did"
+        yield f"{line}: the windows of steps, waits and bubbles do not include those ranks"
     else:
-        yield f"{line}: windows and waits are without it, and bubbles that depend on it are null"
+        yield f"{line}: windows and waits do not include it, and bubbles that depend on it are null"
 
 
 def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
@@ -119,7 +119,10 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
     )
     for rank in listed[:_MOST_LISTED]:
         if peers := _peers(run, rank):
-            yield f"rank {rank} exchanges messages with {' and '.join(peers)}: their traces tell its waiting from transfer"
+            yield (
+                f"rank {rank} exchanges messages with {' and '.join(peers)}: give their traces to separate its "
+                "waiting from transfer"
+            )
 
 
 def _peers(run: RecognisedRun, rank: int) -> list[str]:
@@ -165,7 +168,7 @@ def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
                     count_text = f"{count} of {most}" if count else "no"
                     incomplete.setdefault(f"rank {rank}: its trace has {count_text} ops", []).append(step.step)
     for what, numbers in incomplete.items():
-        yield f"{what} of step {_listed(numbers)}: the numbers of that step are without them"
+        yield f"{what} of step {_listed(numbers)}: the figures of that step do not include them"
 
 
 def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
@@ -182,14 +185,15 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
     if run.framework == OP_TABLE and not is_group_known and not lacking["kind"].isin(("send", "recv")).any():
-        why = "nothing tells which ranks join in a collective (add a column match, or dp_rank, tp_rank, … to the table)"
+        why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
     waits = (
         f"; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(unknown_waits)}"
         if (unknown_waits := _unknown_waits(steps))
         else ""
     )
     yield (
-        f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be told from transfer"
+        f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be "
+        "separated from transfer"
         f"{waits}"
     )
 
@@ -205,7 +209,7 @@ def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
     messages = run.comms["kind"].isin(("send", "recv"))
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
     if is_known and not messages.any() and any(len(pipeline) > 1 for pipeline in run.mesh.pipelines):
-        yield "no messages between stages in these traces: transfers cannot be told from waiting, and count as bubble"
+        yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
 
 
 def _nested_messages(run: RecognisedRun) -> Iterator[str]:
@@ -221,8 +225,8 @@ def _nested_messages(run: RecognisedRun) -> Iterator[str]:
     )
     if count:
         yield (
-            f"communication inside ops of host-clock tables is taken out of compute ({count} rows): say clock=device in both "
-            "where it ran beside"
+            f"communication inside ops of host-clock tables is taken out of compute ({count} rows): set clock=device in both "
+            "where it overlapped with compute"
         )
 
 
@@ -235,7 +239,8 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
         whose = "" if len(lacking) == len(run.work) else f" of rank {_listed(list(lacking))}"
         yield (
             f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
-            "launching, and compute, bubbles, transfers and the waterfall are null; record with activities=[CPU, CUDA]"
+            "launching on the host, and compute, bubbles, transfers and the waterfall are null; record with "
+            "activities=[CPU, CUDA]"
         )
     elif not any(len(work) for work in run.work.values()):
         on_device = len(run.ops) and (run.ops["clock"] == "device").all()
@@ -247,17 +252,19 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     yield from _missing_devices(run)
     if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
         yield (
-            "pipeline steps, phases and bubbles are null: the forwards and backwards found are of a pipeline that these traces "
-            "do not tell; give the traces of all of its ranks"
+            "pipeline steps, phases and bubbles are null: forwards and backwards were recognised, but not the pipeline that "
+            "they belong to; give the traces of all of its ranks"
         )
         return
     if not steps:
         marked = (
-            "the marks in these traces are of steps alone" if len(run.ops) else "no marks of pptrace, no known labels"
+            "the traces hold ranges of steps, optimizer or gradient sync only"
+            if len(run.ops)
+            else "neither marks of pptrace nor known labels"
         )
         yield (
-            f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles cannot be "
-            "given; see the README for the runtimes that are recognised"
+            f"no forward or backward of a microbatch recognised ({marked}): pipeline steps, phases and bubbles are "
+            "null; see the README for the runtimes that are recognised"
         )
         return
     if not any(step.has_pipeline for step in steps):
@@ -271,7 +278,8 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     is_partial = plan is not None and not is_plan_of_all(run)
     if is_partial and plan is not None:
         yield (
-            f"ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of {plan.pp} of the {run.mesh.pp} ranks of "
+            f"ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers {plan.pp} of the "
+            f"{run.mesh.pp} ranks of "
             "a pipeline"
         )
     elif plan is not None and (neighbour := [step.step for step in steps if step.bubble.ideal_ratio is None]):
@@ -287,15 +295,16 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     if any(step.bubble.waterfall_ns is not None for step in steps):
-        yield "waterfall_ns.host (launching is not told apart)"
+        yield "waterfall_ns.host (launching is not measured separately)"
     if run.memory.empty:
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):
-        yield "comms[].bytes and bandwidths (the calls do not tell their sizes)"
+        yield "comms[].bytes and bandwidths (the calls record no sizes)"
     if (unknown_waits := _unknown_waits(steps)) and not _ranks_without_bubble(steps):
         yield (
-            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(unknown_waits)} (other members of the calls have no "
-            "trace, or which they are is not told)"
+            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(unknown_waits)} (other members "
+            "of the calls have no "
+            "trace, or are unknown)"
         )
     yield "stragglers (not computed by this version)"
 

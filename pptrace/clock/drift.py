@@ -149,14 +149,18 @@ def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
         contradiction = (
             f"messages contradict each other by {microseconds(lower - upper)} about its clock against rank {first}'s"
         )
-        warning = f"rank {rank}: {contradiction}, and no drift explains it: the uncertainty covers that"
+        warning = (
+            f"rank {rank}: {contradiction}, which drift does not explain: the uncertainty of the clock is widened "
+            "to cover it, and "
+            "waiting and transfers are no more exact than that"
+        )
         return _Offset(chosen, max(lower - chosen, chosen - upper), 0.0, warning if index else "")
     chosen, error_ns = clamp_offset(fit.likely.get(rank), low, high)
     if 2 * drift <= abs(high - low):
         return _Offset(chosen, error_ns + (drift + 1) // 2)
     warning = (
-        f"rank {rank}: its clock drifts against rank {first}'s, by {microseconds(drift)} over the trace, which is taken for a "
-        "straight line and corrected; its offset is that of the middle"
+        f"rank {rank}: its clock drifts against rank {first}'s, by {microseconds(drift)} over the trace, assumed to be "
+        "linear and corrected; the offset given is that of the middle of the trace"
     )
     return _Offset(chosen, max(error_ns, _largest_error(chosen, index, fit.straight_parts)), rate, warning)
 

@@ -129,7 +129,7 @@ def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Se
         return replace(from_bounds(ranks, low, {}), method=method)
     warning = (
         "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
-        "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+        "left unchanged, and figures that compare ranks (a step's span, bubble and waterfall) are null"
     )
     return Clock(ClockMethod.NONE, dict.fromkeys(ranks, 0), None, (warning,), frozenset(ranks[1:]))
 
@@ -147,8 +147,8 @@ def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock
         return Clock(method, dict.fromkeys(ranks, 0), violated)
     warnings = (
         (
-            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some of them "
-            "are not joined rightly, and their waiting and transfer are not to be trusted",
+            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
+            "are matched wrongly, and their waiting and transfer times are unreliable",
         )
         if violated > READING_NS
         else ()

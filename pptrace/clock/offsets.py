@@ -21,9 +21,15 @@ def from_bounds(ranks: Sequence[int], low: Matrix, likely: Mapping[int, int]) ->
             uncertainty = max(uncertainty, width)
         elif lower > -UNBOUNDED // 2 or upper < UNBOUNDED // 2:
             offsets[rank] = lower if lower > -UNBOUNDED // 2 else upper
-            warnings.append(f"rank {rank}: messages bound its clock from one side only; its offset is that bound")
+            warnings.append(
+                f"rank {rank}: messages bound its clock from one side only: the bound is taken as its offset, and "
+                "the uncertainty is null"
+            )
         else:
             offsets[rank] = 0
             unrelated.add(rank)
-            warnings.append(f"rank {rank}: no message relates its clock to rank {ranks[0]}'s; taken as it is")
+            warnings.append(
+                f"rank {rank}: no message relates its clock to rank {ranks[0]}'s: its times are left unchanged, and "
+                "figures that compare it with other ranks are null"
+            )
     return Clock(ClockMethod.BOUNDS, offsets, None if warnings else uncertainty, tuple(warnings), frozenset(unrelated))

@@ -44,7 +44,10 @@ def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedR
     ]
     if not lacking and all(count == whole_steps[0] for count in whole_steps):
         return list(ranks)
-    line = "not all ranks show the same number of ops between their labelled messages: ops are null"
+    line = (
+        "the ranks do not have equally many ops between their labelled messages: ops, steps and bubbles are "
+        "null; record with ranges around forward_step and backward_step"
+    )
 
     def without(recognised: RecognisedRank) -> RecognisedRank:
         return replace(

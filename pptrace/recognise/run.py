@@ -122,7 +122,7 @@ def recognise_ranks(
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *(alone_with_messages(ranks) if not joint.notes else ()),
-        *([f"nor are there several stages on each rank: {against}"] if against else []),
+        *([f"several stages per rank are ruled out as well: {against}"] if against else []),
         *located.warnings,
         *_inferences(
             located.ops,
@@ -246,7 +246,7 @@ def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tu
     framework, description = framework_of_descriptions(group.description for group in groups.axes)
     if framework:
         return framework, (
-            f"no labels of a framework: {framework} is told by its names of process groups ({description})",
+            f"no labels of a framework; {framework} recognised by the names of its process groups ({description})",
         )
     return UNLABELLED, ()
 
@@ -264,8 +264,8 @@ def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tu
     if not is_posted_ahead.any():
         return comms, ()
     line = (
-        "receives are posted ahead of their ops and no range shows when they came: messages are left out, and waiting for them "
-        "counts as compute; ranges around forward_step and backward_step would tell"
+        "receives are posted ahead of their ops and no range shows when they completed: messages are left out, and waiting for "
+        "them counts as compute; record with ranges around forward_step and backward_step"
     )
     return comms[~is_pipeline], (line,)
 
@@ -310,8 +310,8 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
     if any("pp_ranks" in facts_of_rank for facts_of_rank in metadata):
         return ""
     if groups.pipelines and mesh.pipelines == groups.pipelines:
-        return "each rank's place in its pipeline's process group is"
-    return "the ranks in their order are"
+        return "the order of ranks in the pipeline's process group is"
+    return "ascending order of ranks is"
 
 
 def _inferences(
@@ -331,11 +331,11 @@ def _inferences(
     if is_inferred and not is_explained:
         lines.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
-            "autograd's threads and messages on each rank"
+            "autograd's threads and messages of each rank"
         )
     is_assumed = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
     if compute["rank"].nunique() > 1 and is_assumed and not (is_inferred and mesh.is_open):
-        lines.append(f"no label tells the stages: {order} taken for them")
+        lines.append(f"no label names the stages: {order} assumed")
     return lines
 
 

@@ -105,7 +105,7 @@ def test_a_rank_whose_device_was_not_recorded_hides_only_what_depends_on_it() ->
 
 @pytest.mark.parametrize(
     ("part", "known", "doubt"),
-    [(0.0, True, None), (0.4, True, "no more certain than that"), (0.6, False, "null: that is more than half a step")],
+    [(0.0, True, None), (0.4, True, "only that exact"), (0.6, False, "null, since that is more than half a step")],
 )
 def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     part: float, known: bool, doubt: str | None

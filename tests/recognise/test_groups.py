@@ -382,7 +382,7 @@ def test_a_collective_without_all_its_members_stays_unmatched() -> None:
 def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_trace() -> None:
     rows = [p2p("send", 1, 2, 8), p2p("send", 1, 2, 8), p2p("recv", 2, 7, 8)]
     lines = warn_unmatched(call_comms(rows), {1, 2})
-    assert lines == ("2 sends (pp) have no matching receive there: 2 of rank 1 to rank 2",)
+    assert lines == ("2 sends (pp) have no matching receive in the peer's trace: 2 of rank 1 to rank 2",)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
     assert found.comms["match"].nunique() == 1
     assert found.comms["match"].min() >= 0
     assert found.warnings[0] == (
-        "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was taken back; "
+        "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was rolled back; "
         "the last runs are counted"
     )
 
@@ -249,7 +249,7 @@ def test_marks_of_another_version_are_counted_once_per_reason() -> None:
     assert found.warnings[1] == "and 3 more ranks like rank 0"
     ranges = len(RECORDINGS["1f1b"].events_of(0))
     assert found.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
-    assert found.warnings[0].endswith("are not read: grammar version 9; this pptrace reads version 1")
+    assert found.warnings[0].endswith("are left out: grammar version 9; this pptrace reads version 1")
 
 
 def test_damaged_marks_are_counted_and_the_others_read() -> None:
@@ -257,7 +257,7 @@ def test_damaged_marks_are_counted_and_the_others_read() -> None:
     found = recognise([make_trace(events)])
     assert len(found.ops) == 1
     assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are not read: ")
+    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are left out: ")
 
 
 def test_a_schedule_asked_for_is_compared_with_what_ran() -> None:

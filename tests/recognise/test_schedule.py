@@ -121,7 +121,7 @@ def test_a_rank_in_an_order_of_its_own_without_the_others_makes_no_schedule_and_
     assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)
     (line,) = found.warnings
     assert "stage 0 has no action though stage 1 has" in line
-    assert "the nearest" in line
+    assert "the closest" in line
 
 
 def test_ops_of_the_optimizer_alone_make_no_schedule() -> None:

@@ -79,13 +79,20 @@ def _named(found: RecognisedRank, dump: Dump) -> _Named:
         return _Named(found, why="the trace has no calls of the kinds in it: not used")
     num_within = sum(_num_within(side.rows, dump) for side in sides)
     if not num_within:
-        return _Named(found, why="its calls were made at another time than the trace's, or in another run: not used")
+        return _Named(
+            found,
+            why="its calls were made at another time than the trace's, or in another run: not used, and groups and "
+            "peers stay unknown",
+        )
     pairs = {side.kind: dict(side.pairs()) for side in sides}
     launches = {index: launch for own in pairs.values() for index, launch in own.items()}
     if 2 * len(launches) < num_within:
-        return _Named(found, why="its calls are not the trace's, or could be in several ways: not used")
+        return _Named(
+            found,
+            why="its calls cannot be matched with the trace's, or in several ways: not used, and groups and peers stay unknown",
+        )
     left = [kind for kind, own in pairs.items() if not own]
-    why = f"which of its {', '.join(left)} calls are the trace's is not clear" if left else ""
+    why = f"which of its {', '.join(left)} calls are which of the trace's cannot be decided" if left else ""
     rows = list(_rows(calls, launches))
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
     total = sum(len(side.rows) for side in sides)

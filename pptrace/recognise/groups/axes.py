@@ -216,7 +216,10 @@ class _AxisAssignments:
     def withdraw(self, sizes: Mapping[str, int], world: int) -> None:
         """Take back what use and shape tell of tp, cp and dp, since the sizes do not multiply up."""
         listed = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
-        self.doubts.append(f"{listed} do not multiply up to {world} ranks: null where only use or rank lists tell")
+        self.doubts.append(
+            f"{listed} do not multiply up to {world} ranks: sizes that only the use of groups or their rank lists "
+            "suggest are null"
+        )
         for reason, groups in list(self.inferred.items()):
             if not reason.startswith(("pp ", "ep ")):
                 self.axes.update(dict.fromkeys(groups, UNKNOWN))

@@ -12,7 +12,9 @@ import pandas as pd
 from pptrace.ingest.nccl_inspector.reader import COMMUNICATORS
 
 Facts = Mapping[int, Mapping[str, Any]]
-_UNSURE = "no communicator holds all processes of these files: which rank each of them was is not known, nor who sends to whom"
+_UNSURE = (
+    "no communicator contains all processes of these files: their ranks are null, and so are the peers of messages"
+)
 
 
 @dataclass(frozen=True, slots=True)

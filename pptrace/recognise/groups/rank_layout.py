@@ -42,7 +42,7 @@ def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]
     if any(rank >= world for rank in with_sizes) or any(
         rank_facts[PARALLEL]["pp"] != axes["pp"] for rank_facts in with_sizes.values()
     ):
-        return facts, ("ranks and sizes in the spans contradict each other: the mesh is not taken from them",)
+        return facts, ("the ranks and the sizes of the mesh in the spans contradict each other: the mesh is null",)
     order, line = _order(with_sizes, axes, _leading_forwards(ops))
     if order is None:
         return facts, (line,)
@@ -63,8 +63,8 @@ def _order(with_sizes: Facts, axes: Mapping[str, int], leading: Mapping[int, int
         return next(iter(_ORDERS)), ""
     possible = [order for order in _ORDERS if _agrees(with_sizes, axes, order, leading)]
     if not possible:
-        return None, "the order of ops fits no known layout of the ranks in the spans: stages are null"
-    reason = "the order of ops tells" if len(possible) == 1 else "Megatron-LM's default, which no span tells"
+        return None, "the order of ops matches no known layout of the ranks in the spans: stages are null"
+    reason = "confirmed by the order of ops" if len(possible) == 1 else "assumed, as Megatron-LM's default"
     return possible[0], f"pipelines of {axes['pp']} ranks with {_ORDERS[possible[0]]} of the ranks: {reason}"
 
 

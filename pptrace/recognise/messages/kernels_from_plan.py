@@ -63,7 +63,8 @@ def kernels_from_plan(
     if not parts:
         return calls, ""
     line = (
-        f"{len(replaced)} kernels that may send or receive are taken as the messages that {schedule.plan.name} has between the "
+        f"{len(replaced)} send/receive kernels without a direction are assumed to be the messages of "
+        f"{schedule.plan.name} between the "
         "ops before and after them"
     )
     return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line

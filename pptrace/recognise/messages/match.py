@@ -260,7 +260,7 @@ def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
         parts.append(f"{count} messages, which count as waiting (bubble)")
     if (count := int((~message).sum())) > 0:
         parts.append(f"{count} collectives, which count as transfer")
-    return (f"communication whose group was not recorded: {' and '.join(parts)}",) if parts else ()
+    return (f"communication without a recorded group or peer: {' and '.join(parts)}",) if parts else ()
 
 
 _SHOWN = 3
@@ -285,7 +285,7 @@ def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ..
         more = f" and {len(pairs) - _SHOWN} more pairs" if len(pairs) > _SHOWN else ""
         verb = "has" if len(rows) == 1 else "have"
         lines.append(
-            f"{_counted(len(rows), str(kind))} ({axis}) {verb} no matching {other} there: {', '.join(shown)}{more}"
+            f"{_counted(len(rows), str(kind))} ({axis}) {verb} no matching {other} in the peer's trace: {', '.join(shown)}{more}"
         )
     return tuple(lines)
 

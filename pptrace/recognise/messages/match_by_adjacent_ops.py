@@ -73,7 +73,7 @@ def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.D
     if not half.any():
         return comms, ()
     line = (
-        f"{int(half.sum())} of {int(between.sum())} sends and receives have a span on one rank alone (a call that both sends and "
-        "receives may have none): they are left out, and what messages without spans took counts as bubble"
+        f"{int(half.sum())} of {int(between.sum())} sends and receives have a span on one rank only (combined send-receive calls "
+        "may have none): they are left out, and the time of messages without spans counts as bubble"
     )
     return comms[~half].reset_index(drop=True), (line,)

@@ -65,8 +65,8 @@ def _line(found: Mapping[tuple[int, ...], int]) -> str:
     shown = [f"{count} on ranks {', '.join(map(str, ranks))}" for ranks, count in found.items()]
     more = f" and {len(shown) - 2} more sets of ranks" if len(shown) > 2 else ""
     return (
-        "collectives after the ops of a step whose group was not recorded are taken as one where they end together in every "
-        f"step, and the time before the last rank came as waiting: {'; '.join(shown[:2])}{more}"
+        "collectives after the ops of a step whose group was not recorded are matched where they end together in every "
+        f"step, and the time before the last rank's call counts as waiting: {'; '.join(shown[:2])}{more}"
     )
 
 

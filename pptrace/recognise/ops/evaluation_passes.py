@@ -42,7 +42,7 @@ def without_evaluations(
         return list(ranges), ()
     if trained:
         left = {id(entry) for own in evaluated for entry in own}
-        line = f"left out {len(evaluated)} of {len(passes)} passes, whose backwards run nothing: evaluation"
+        line = f"left out {len(evaluated)} of {len(passes)} passes as evaluation: their backwards run nothing"
     else:
         left = {id(entry) for own in evaluated for entry in own if entry.kind in _BACKWARD}
         line = "the ranges of backwards hold nothing: forwards alone ran (evaluation or inference)"

@@ -88,7 +88,10 @@ def _by_gaps(
         if not lengths:
             return None
         spans = ", ".join(f"{phase} {sum(own) / len(own) / 1e6:,.2f} ms" for phase, own in lengths.items())
-        line = f"labels tell the phases of its steps (means: {spans}), and no op or message in them: ops are null"
+        line = (
+            f"labels name the phases of steps (means: {spans}), but no op or message in them: ops are null; "
+            "record with ranges around forward_step and backward_step"
+        )
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), (line,))
     if not found.ops:
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), found.evidence)

@@ -30,7 +30,7 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     The framework is "" where the marks name no op: then they say how the script goes on, and labels or order tell the ops.
     """
     warnings = tuple(
-        f"{len(names)} ranges named like {names[0][:60]!r} are not read: {reason}"
+        f"{len(names)} ranges named like {names[0][:60]!r} are left out: {reason}"
         for reason, names in marks.unreadable.items()
     )
     ranges, given_up = _last_runs(marks.ranges)
@@ -82,7 +82,7 @@ def _given_up_warning(ops: list[MarkedRange]) -> str:
     total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
     return (
         f"{len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
-        "as after an optimizer step that was taken back; the last runs are counted"
+        "as after an optimizer step that was rolled back; only the last runs count"
     )
 
 

@@ -48,7 +48,7 @@ def ops_between_messages(labelled: Sequence[Range]) -> BetweenMessages | None:
     counts = Counter(op.kind for op in ops)
     evidence = [
         f"no labels of ops: {counts[Kind.F]} forwards and {counts[Kind.B]} backwards are what thread {thread} did between "
-        f"{len(own)} labelled messages, by the host's clock: what ran there beside an op, as waiting for a message posted "
+        f"{len(own)} labelled messages, on the host's clock: everything there, such as waiting for a message posted "
         "ahead, counts as compute"
     ]
     if estimated:
@@ -110,7 +110,7 @@ def _unclear(gaps: Sequence[_Gap]) -> str:
     if not forwards or not backwards or backwards > forwards:
         return f"{found}, which cannot be all of what ran: ops are null; {remedy}"
     if any(len(gap.kinds) == 2 for gap in gaps) and not all(_alone(gaps, kind) for kind in (Kind.F, Kind.B)):
-        return f"{found}, which cannot be told apart where they lie together: ops are null; {remedy}"
+        return f"{found}, which cannot be separated where both lie between the same messages: ops are null; {remedy}"
     return ""
 
 

@@ -98,7 +98,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     )
     if not agree:
         found = [entry for entry in found if entry.action.kind.is_compute]
-        told += "; the messages are not those of one stage per rank: their directions are not taken from the ops beside them"
+        told += "; the messages are not those of one stage per rank: their directions are unknown"
     return Inference(found, messages, (told,))
 
 

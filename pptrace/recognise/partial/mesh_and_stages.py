@@ -104,13 +104,13 @@ def read_partial(
 
 def _unknown_length(traced_ranks: Sequence[TracedRank], mesh: MeshInfo) -> str:
     subject = (
-        f"rank {traced_ranks[0].rank} alone shows a part of a pipeline"
+        f"rank {traced_ranks[0].rank} is the only traced rank of its pipeline"
         if len(traced_ranks) == 1
-        else f"{len(traced_ranks)} of {mesh.num_ranks} ranks show a part of a pipeline"
+        else f"{len(traced_ranks)} of {mesh.num_ranks} ranks of the pipeline are traced"
     )
     is_known = all(mesh.pp_rank(traced.rank) is not None or traced.detail is Detail.STAGES for traced in traced_ranks)
-    what = "its length is" if is_known else "its length and stages are"
-    return f"{subject}: {what} not known"
+    what = "its length is" if is_known else "its length and the stages are"
+    return f"{subject}: {what} null; give the traces of its other ranks"
 
 
 def _is_inferred(ops: pd.DataFrame) -> bool:

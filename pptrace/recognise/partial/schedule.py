@@ -47,15 +47,15 @@ def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(reason,))
     if len(names) == 1:
         line = (
-            f"the ranks with a trace run {names[0]}, of {_listed(_shapes(readings))}: what depends on that is null until "
-            f"{_deciding_trace(readings, mesh)} tells"
+            f"the traced ranks run {names[0]} with {_listed(_shapes(readings))}: what depends on that is null until "
+            f"{_deciding_trace(readings, mesh)} is given"
         )
         return ScheduleInfo(
             None, names[0], PlanSource.RECOGNISED, warnings=(line,), candidates=candidates, has_phases=False
         )
     line = (
-        f"the order of ops of the ranks with a trace is that of {_listed(names)}: the schedule, and what depends on it, is null "
-        f"until {_deciding_trace(readings, mesh)} tells"
+        f"the order of ops on the traced ranks matches {_listed(names)}: the schedule, and what depends on it, is null "
+        f"until {_deciding_trace(readings, mesh)} is given"
     )
     return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,), candidates=candidates, has_phases=False)
 
@@ -113,10 +113,10 @@ def _listed(words: Sequence[str] | Iterator[str]) -> str:
 def _why_none(partial: Partial, measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> str:
     if not partial.is_complete:
         return "no schedule recognised: the plans for a pipeline of this size are too large to compare with a part of its ranks"
-    line = "no schedule recognised: the order of ops of the ranks with a trace is that of no known schedule"
+    line = "no schedule recognised: the order of ops on the traced ranks matches no known schedule"
     closest = closest_to_step(most_complete(measured), ops, mesh) if measured and mesh.pp is not None else None
     return (
-        f"{line}; the nearest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order"
+        f"{line}; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order"
         if closest
         else line
     )
@@ -135,7 +135,8 @@ def _shape(wanted: str, readings: Sequence[Reading], ops: pd.DataFrame, mesh: Me
             return shapes_or_named.pop()
     if mesh.pp is None or mesh.vpp is None:
         raise UsageError(
-            f"schedule {wanted}: the ranks with a trace do not tell how long their pipeline is; give the traces of all of its "
+            f"schedule {wanted}: the length of the pipeline cannot be derived from the traced ranks; give the "
+            "traces of all of its "
             "ranks"
         )
     return mesh.pp, int(ops["microbatch"].max()) + 1, mesh.vpp

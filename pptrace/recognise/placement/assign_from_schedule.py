@@ -61,11 +61,15 @@ def messages_of_plan(
     chosen = match_by_adjacent_ops(comms, ops, plan_of, mesh)
     if chosen is not None:
         told = (
-            f"labels tell more messages than {name} has: those are taken that the ops beside them send or receive in it"
+            f"there are more labelled messages than {name} has: only those next to an op that sends or receives in "
+            f"{name} are counted"
         )
         return chosen, (told,)
-    told = f"labels tell more messages than {name} has: which of them there were is not known"
-    return comms[comms["axis"] != "pp"], (told,)
+    line = (
+        f"there are more labelled messages than {name} has, and the real ones cannot be identified: the labelled messages of the "
+        "pipeline are left out, so that exposed communication may count as bubble"
+    )
+    return comms[comms["axis"] != "pp"], (line,)
 
 
 def _filled(ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:

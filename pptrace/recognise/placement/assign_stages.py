@@ -100,18 +100,16 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
         return ""
     some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
     who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
-    return f"{who} messages, not the pipeline they go through: its length and stages are not known"
+    return f"{who} messages, but not the pipeline that they belong to: its length and the stages are null"
 
 
 def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     """A line where ops in this order, with one stage on each rank, cannot be what ran; "" where they can."""
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
-        return f"the order of ops is that of no known schedule with {mesh.vpp} chunks on each rank: {unnamed}"
+        return f"the order of ops matches no known schedule with {mesh.vpp} chunks per rank: {unnamed}"
     if mesh.vpp is None and not _may_have_one_chunk(ops, mesh):
-        return (
-            f"nothing tells how many chunks each rank has, and the order of ops is that of no known schedule: {unnamed}"
-        )
+        return f"the number of chunks per rank is unknown, and the order of ops matches no known schedule: {unnamed}"
     ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
@@ -121,7 +119,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     if any(row.count("B") > row.count("F") for row in kinds):
         why = "more backwards than forwards, as where weight gradients are ops of their own"
     elif plan is not None and (blocked := replay(plan).blocked):
-        why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would wait for ever"
+        why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would deadlock"
     else:
         return ""
     return f"with one stage on each rank, {why}: {unnamed}"
@@ -176,15 +174,19 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
     told = _told_by_messages(comms, mesh)
     shape = "V" if chunks == 2 else "zigzag"
     for chosen, why in (
-        (known, "the order of ops is that of a known schedule on it"),
-        (told, "of the messages at its turns"),
-        (runs, "on the other one the order of ops would wait for itself"),
+        (known, "the order of ops is then that of a known schedule"),
+        (told, "the messages of the last rank show it"),
+        (runs, "with the other placement the ops would deadlock"),
     ):
         if len(chosen) == 1:
             name = "loop" if chosen[0] == "loop" else shape
             layout = loop if chosen[0] == "loop" else zigzag
-            return layout, f"labels tell chunks, not stages: a {name}, since {why}"
-    return loop, "labels tell chunks, not stages: taken as a loop (chunk · p + pipeline rank); nothing tells"
+            return layout, f"the labels name chunks, not stages: {name} placement assumed, since {why}"
+    return loop, (
+        "the labels name chunks, not stages: loop placement (stage = chunk · p + pipeline rank) assumed, which "
+        "neither messages nor "
+        "the order of ops confirm; with V placement the stages would be others"
+    )
 
 
 def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:

@@ -70,13 +70,16 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
     near = closest_to_step(best, ops, mesh)
     if near is not None and near.share >= MIN_SHARE:
-        line = f"the run follows {near.plan.name} in {near.share:.0%} of its ops: see the schedule's mismatches"
+        line = (
+            f"the run follows {near.plan.name} in {near.share:.0%} of its ops: the ideal figures are of that "
+            "plan; see the schedule's mismatches"
+        )
         told = () if near.share == 1 else (line,)
         return compare_with_plan(near.plan, PlanSource.RECOGNISED, measured, told)
-    closest = f"; the nearest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
+    closest = f"; the closest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
     if plan is None:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
-    line = f"the order of ops is that of no known schedule{closest}"
+    line = f"the order of ops matches no known schedule{closest}; its own order is the plan"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
@@ -89,10 +92,12 @@ def compare_with_plan(
     alike = [step for step, own in others.items() if own is not None]
     other = [step for step, own in others.items() if own is None]
     if alike:
-        line = f"step {_listed(alike)} has another number of microbatches: compared with {plan.name} of so many"
+        line = f"step {_listed(alike)} has another number of microbatches: compared with {plan.name} of that number"
         found = replace(found, warnings=(*found.warnings, line))
     if other:
-        line = f"step {_listed(other)} has another number of microbatches, and {plan.name} no plan for so many: not compared"
+        line = (
+            f"step {_listed(other)} has another number of microbatches, for which {plan.name} has no plan: not compared"
+        )
         found = replace(found, warnings=(*found.warnings, line))
     return found
 
@@ -105,7 +110,7 @@ def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
         return None, str(err)
     if blocked := replay(plan).blocked:
         stuck = blocked[0]
-        return None, f"in the order found, op {stuck.index + 1} of pipeline rank {stuck.rank} would wait for ever"
+        return None, f"in the measured order op {stuck.index + 1} of pipeline rank {stuck.rank} would deadlock"
     return plan, ""
 
 

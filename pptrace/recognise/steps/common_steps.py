@@ -34,7 +34,10 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
     if not counted:
         return list(ranks), ()
     listed = ", ".join(map(str, sorted(counted)))
-    line = f"nothing numbers the steps of rank {listed}: they are taken in order for steps {steps[0]} to {steps[-1]} of the others"
+    line = (
+        f"the steps of rank {listed} have no numbers: assumed to be steps {steps[0]} to {steps[-1]} of the other "
+        "ranks, in order"
+    )
     names = dict(enumerate(steps))
     return [_renumbered(recognised, names) if recognised.number in counted else recognised for recognised in ranks], (
         line,
@@ -63,10 +66,10 @@ def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     line = f"ranks recorded different steps ({steps_by_ranks})"
     if not steps:
         return list(ranks), (
-            f"{line}, and none that all have: what compares ranks is null; record steps in which {_AGREE}",
+            f"{line}, and no step is common to all: figures that compare ranks are null; record steps in which {_AGREE}",
         )
     return [_with_steps(recognised, steps) for recognised in ranks], (
-        f"{line}: the report is of {_steps_text(steps)}, which all have",
+        f"{line}: the report is of {_steps_text(steps)}, which all ranks recorded",
     )
 
 

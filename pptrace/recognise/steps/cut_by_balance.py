@@ -20,10 +20,10 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 _FORWARDS, _BACKWARDS = ("F",), ("B", "I")
 
 _OPEN = (
-    "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
-    "forwards and backwards are left out"
+    "no span marks the end of a step, and the order of ops on the traced ranks does not show it: "
+    "forwards and backwards are left out; record the spans of steps"
 )
-_CUT = "no span tells where a step ends: steps end where each rank has run as many backwards as forwards"
+_CUT = "no span marks the end of a step: a step is assumed to end where each rank has run as many backwards as forwards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     cuts = np.array(sorted(set.intersection(*(balance.ends for balance in balances)) - {last}), dtype=np.int64)
     if not len(cuts):
         return list(ranks), ()
-    line = f"no label ends a step: {len(cuts) + 1} steps are told by where all ranks have run the backwards of all their forwards"
+    line = (
+        f"no label ends a step: {len(cuts) + 1} steps, each assumed to end where all ranks have run as many "
+        "backwards as forwards"
+    )
     chosen = {id(recognised) for recognised in computing}
     return [_cut(recognised, cuts) if id(recognised) in chosen else recognised for recognised in ranks], (line,)
 

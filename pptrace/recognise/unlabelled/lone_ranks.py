@@ -91,9 +91,9 @@ def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RecognisedRank]) -
     lefts = sorted(num_operators_outside_ops(by_rank[own.rank.rank], own.rank) for own in matches)
     of_rank = "" if len(matches) == 1 else "on each rank "
     return (
-        f"no labels of ops: {of_rank}messages and autograd's sequence numbers tell forwards and backwards, "
+        f"no labels of ops: {of_rank}forwards and backwards recognised by messages and autograd's sequence numbers, "
         f"{counted(len(units), 'step')} with {_from_to(sizes)} microbatches; "
-        f"{_from_to(lefts)} operators of the thread are of no op"
+        f"{_from_to(lefts)} operators of the thread belong to no op"
     )
 
 

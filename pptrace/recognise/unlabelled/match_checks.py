@@ -136,9 +136,9 @@ def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
     except ScheduleError as err:
         raise MismatchError(f"the order of the ranks makes no plan: {err}") from None
     if replay(plan).blocked:
-        raise MismatchError("in the order of the ranks one would wait for ever")
+        raise MismatchError("in this order of ops a rank would deadlock")
     if plan.name not in registry.SCHEDULES and not may_be_new:
-        raise MismatchError("the order of the ranks is that of no known schedule, and their messages name no peers")
+        raise MismatchError("the order of ops matches no known schedule, and the messages name no peers")
     return plan
 
 

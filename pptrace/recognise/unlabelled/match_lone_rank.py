@@ -98,7 +98,7 @@ def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
     if len(open_steps) == 1 and not matches:
         raise open_steps[0]
     if matches or open_steps:
-        raise MismatchError(f"rank {evidence.rank} may be at several places of a pipeline")
+        raise MismatchError(f"rank {evidence.rank} may have several positions in a pipeline")
     raise MismatchError("; ".join(problems))
 
 
@@ -258,7 +258,7 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
     """
     behind = forwards_behind(evidence, forwards, backwards)
     if behind is None:
-        raise MismatchError("autograd's sequence numbers do not tell which forward each backward belongs to")
+        raise MismatchError("autograd's sequence numbers do not show which forward each backward belongs to")
     if len(np.unique(behind)) < len(behind):
         raise MismatchError("two backwards run what one forward made")
     return behind
@@ -287,7 +287,7 @@ def _checked(
         sizes = told
     elif is_open:
         raise OpenStepsError(
-            f"nothing tells where the steps of rank {evidence.rank} end: no range of an optimizer or of a step"
+            f"the ends of the steps of rank {evidence.rank} are unknown: no range of an optimizer or of a step"
         )
     units = units_of(sizes, [row], [evidence.optimizers])
     check_between_units(row, match, units, ways=tuple(others))

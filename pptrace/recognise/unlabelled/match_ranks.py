@@ -64,8 +64,8 @@ def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
     if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
         return ()
     return (
-        f"rank {shown[0].number} sends and receives between operators, and its order alone does not tell the ops of a pipeline "
-        "from the rest: give the traces of the other ranks as well, which are matched together",
+        f"rank {shown[0].number} sends and receives between operators, and the ops of a pipeline cannot be recognised in "
+        "its order alone: ops are null; give the traces of the other ranks as well",
     )
 
 
@@ -161,16 +161,16 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) ->
         yield (
             f"ranks {_shown(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
             "microbatches explain all messages between them and all that autograd's engine ran; "
-            f"{counted(rest, 'operator')} of their threads are of no op"
+            f"{counted(rest, 'operator')} of their threads belong to no op"
         )
     if not all(match.is_behind_known for match in matches):
-        yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
+        yield "the microbatches of the backwards are unknown: backwards are assumed to run in the order of the forwards"
     if matches[0].by_peers:
-        yield "no label tells the stages: the chain of ranks that exchange messages does"
+        yield "no label names the stages: they are those of the chain of ranks that exchange messages"
     elif any(list(match.chain) != sorted(match.chain) for match in matches):
-        yield "no label tells the stages: the only order of the ranks that their messages allow is taken for them"
+        yield "no label names the stages: assigned in the only order of the ranks that their messages allow"
     else:
-        yield "no label tells the stages: the ranks in their order are taken for them"
+        yield "no label names the stages: ascending order of ranks is assumed"
 
 
 def _shown(ranks: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ def match_whole_steps(
             if last is None
             else "before the first or behind the last"
         )
-        return found, (f"left out what is {where} optimizer that all ranks show: {problem}",)
+        return found, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
     raise problem
 
 
