@@ -32,9 +32,9 @@ class Candidate:
 class ScheduleInfo:
     """The plan of a run: its name, its source, and where the run differs from it, a sentence each.
 
-    ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule, None
-    where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or had
-    to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
+    ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule, or
+    None where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or
+    had to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
     """
 
     plan: Plan | None

@@ -30,7 +30,7 @@ _P2P = frozenset({"send", "recv"})
 _LASTING = frozenset({"gloo", "mpi"})
 """Backends whose ranges end with the work; those of the others when it is enqueued."""
 _BLOCKING = "monitoredbarrier"
-_WHOLE = re.compile("_base_?$|_tensor$")
+_ONE_TENSOR = re.compile("_base_?$|_tensor$")
 """Operators of one tensor, which one work does."""
 
 
@@ -49,12 +49,12 @@ class _Name:
     role: _Role
     kind: str = ""
     local_peer: int = -1
-    lasts: bool = False  # the range ends when the communication is done, not when the call returns
+    ends_with_work: bool = False  # the range ends when the communication is done, not when the call returns
     in_parts: bool = False
     is_functional: bool = False
 
 
-_OTHER_NAME = _Name(_Role.NONE)
+_NOT_COMMUNICATION = _Name(_Role.NONE)
 
 
 @dataclass(slots=True)
@@ -109,17 +109,17 @@ def _read_name(name: str) -> _Name:
     if match := _OPERATOR.fullmatch(name):
         kind = kind_of(match["what"])
         blocks = match["what"].replace("_", "") == _BLOCKING
-        in_parts = kind == "reduce_scatter" and not _WHOLE.search(match["what"])
+        in_parts = kind == "reduce_scatter" and not _ONE_TENSOR.search(match["what"])
         functional = match["functional"] is not None
-        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _OTHER_NAME
+        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _NOT_COMMUNICATION
     if match := _WORK.fullmatch(name):
         kind = kind_of(match["what"])
         peer = int(match["peer"] or -1)
-        return _Name(_Role.WORK, kind, peer, match["backend"] in _LASTING) if kind else _OTHER_NAME
+        return _Name(_Role.WORK, kind, peer, match["backend"] in _LASTING) if kind else _NOT_COMMUNICATION
     if match := _LIBRARY.fullmatch(name):
         kind = kind_of(match["what"])
-        return _Name(_Role.LIBRARY, kind) if kind else _OTHER_NAME
-    return _OTHER_NAME
+        return _Name(_Role.LIBRARY, kind) if kind else _NOT_COMMUNICATION
+    return _NOT_COMMUNICATION
 
 
 class _Gatherer:
@@ -154,7 +154,7 @@ class _Gatherer:
             return  # a barrier's all-reduce is the barrier
         self._close_operator()
         peer = max(args.get("src", -1), args.get("dst", -1))
-        done_ns = end_ns if name.lasts else -1
+        done_ns = end_ns if name.ends_with_work else -1
         self._operator = HostCall(name.kind, self._thread, start_ns, end_ns, done_ns, peer, in_parts=name.in_parts)
         self._operator.is_functional = name.is_functional
         _give_sizes(self._operator, args)
@@ -188,7 +188,7 @@ class _Gatherer:
             call = self._operator
         if call is None:
             call = HostCall(name.kind, self._thread, start_ns, end_ns, local_peer=name.local_peer)
-            if name.lasts:
+            if name.ends_with_work:
                 call.until_ns, call.on_worker = start_ns, True
             call.of_library = name.role is _Role.LIBRARY
             self._calls.append(call)
@@ -199,7 +199,7 @@ class _Gatherer:
             _give_sizes(call, args)
         if call.local_peer < 0:
             call.local_peer = name.local_peer
-        if name.lasts:
+        if name.ends_with_work:
             call.end_ns = max(call.end_ns, end_ns)
         else:
             call.is_enqueued = True

@@ -26,8 +26,8 @@ class HostCompute:
         rows = rows[computes[events.name_id[rows]]] if len(rows) else rows
         self._threads: dict[int, tuple[Int64, Int64]] = {}
         for thread in np.unique(events.thread[rows]).tolist():
-            own = rows[events.thread[rows] == thread]  # events are sorted by start
-            self._threads[thread] = (events.start_ns[own], events.ends_of(own))
+            thread_rows = rows[events.thread[rows] == thread]  # events are sorted by start
+            self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
     def span(self, thread: int, start_ns: int, end_ns: int) -> tuple[int, int] | None:
         """From the start of the first operator in [start_ns, end_ns) to the end of the last; None without any."""

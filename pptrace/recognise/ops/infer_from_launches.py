@@ -47,12 +47,12 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
         chosen &= np.isin(launches.thread[computes], list(threads))
     if not chosen.any():
         return []
-    starts, ends, owners = (column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread))
+    starts, ends, threads = (column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread))
     opens = np.flatnonzero(chosen & ~np.concatenate(([False], chosen[:-1])))
     closes = np.flatnonzero(chosen & ~np.concatenate((chosen[1:], [False])))
     label = Label("", span="OPTIMIZER", inferred=True)
     return [
-        Range(label, int(starts[low]), int(ends[high]), int(owners[low]))
+        Range(label, int(starts[low]), int(ends[high]), int(threads[low]))
         for low, high in zip(opens, closes, strict=True)
     ]
 
@@ -82,28 +82,28 @@ def infer_from_launches(events: Events, ranges: Sequence[Range]) -> Inference:
     main = int(threads[counts.argmax()])
     message &= launches.thread == main
     segments = _segments(launches, message, main, ranges)
-    found = [
+    inferred = [
         entry for entry in assign_microbatches(drop_incidental_segments(segments), main) if entry.action.kind.is_compute
     ]
-    return Inference(found, int(message.sum()), _evidence(found, launches, message, main))
+    return Inference(inferred, int(message.sum()), _evidence(inferred, launches, message, main))
 
 
 def _launches(events: Events) -> _Launches:
     kernels = np.flatnonzero((events.category == Category.KERNEL) & (events.correlation >= 0))
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
-    known = events.correlation[calls]
-    at = np.searchsorted(known, events.correlation[kernels])
-    found = at < len(known)
-    found[found] = known[at[found]] == events.correlation[kernels][found]
-    kernels, calls = kernels[found], calls[at[found]]
+    correlations = events.correlation[calls]
+    at = np.searchsorted(correlations, events.correlation[kernels])
+    is_found = at < len(correlations)
+    is_found[is_found] = correlations[at[is_found]] == events.correlation[kernels][is_found]
+    kernels, calls = kernels[is_found], calls[at[is_found]]
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 
     def named(pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        codes, place = np.unique(events.name_id[kernels], return_inverse=True)
+        codes, code_index = np.unique(events.name_id[kernels], return_inverse=True)
         matches = np.array([bool(pattern.search(events.names[code])) for code in codes.tolist()], dtype=bool)
-        return matches[place]
+        return matches[code_index]
 
     return _Launches(
         launch_ns=events.start_ns[calls],
@@ -128,8 +128,8 @@ def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Ran
     senders, counts = np.unique(launches.thread[messages], return_counts=True)
     main = senders[counts.argmax()]
     foreign = np.unique(launches.stream[messages & (launches.thread != main)])
-    own: npt.NDArray[np.bool_] = messages & (launches.thread == main) & ~np.isin(launches.stream, foreign)
-    return own
+    pipeline_messages: npt.NDArray[np.bool_] = messages & (launches.thread == main) & ~np.isin(launches.stream, foreign)
+    return pipeline_messages
 
 
 def _all_to_alls(events: Events) -> list[tuple[int, int]]:
@@ -180,16 +180,18 @@ def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ra
 
 
 def _evidence(
-    found: Sequence[Inferred], launches: _Launches, message: npt.NDArray[np.bool_], main: int
+    inferred: Sequence[Inferred], launches: _Launches, message: npt.NDArray[np.bool_], main: int
 ) -> tuple[str, ...]:
     computes = ~launches.is_communication
-    own = computes & (launches.thread == main)
-    kinds = [str(entry.action.kind) for entry in found]
-    covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in found]) & computes
+    is_main_thread = computes & (launches.thread == main)
+    kinds = [str(entry.action.kind) for entry in inferred]
+    covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in inferred]) & computes
     explained, total = int(covered.sum()), int((computes & ~launches.is_optimizer).sum())
-    sure = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
+    confidence_text = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
     return (
-        f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and {int(own.sum())} others of "
-        f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~own).sum())} kernels of autograd's threads; "
-        f"{explained} of {int(computes.sum())} kernels lie in them ({sure})",
+        f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and "
+        f"{int(is_main_thread.sum())} others of "
+        f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~is_main_thread).sum())} kernels of "
+        "autograd's threads; "
+        f"{explained} of {int(computes.sum())} kernels lie in them ({confidence_text})",
     )

@@ -29,7 +29,7 @@ _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 _COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
-_LEAST_SHARE = 4
+_LEAST_FRACTION = 4
 """A forward has at least one in so many of the operators of the largest one; less is what the schedule does between ops."""
 
 
@@ -67,7 +67,7 @@ class Segment:
 class Inference:
     """What was found in time order, from how many messages, and the evidence for it in words."""
 
-    found: list[Inferred]
+    ranges: list[Inferred]
     num_messages: int = 0
     evidence: tuple[str, ...] = ()
 
@@ -87,25 +87,27 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
         return Inference([])
     segments = _segments(events, thread, optimizers, steps)
     kept = drop_incidental_segments(segments)
-    found = list(assign_microbatches(kept, thread))
-    kinds = [entry.action.kind for entry in found]
+    inferred = list(assign_microbatches(kept, thread))
+    kinds = [entry.action.kind for entry in inferred]
     messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
-    agree = is_one_stage(list(_sides(kept)), list(_firsts(found)), forwards, backwards)
-    sure = confidence(_num_operators(kept), _num_operators(segments), forwards, backwards, agree)
-    told = (
+    agree = is_one_stage(
+        list(_kinds_by_adjacent_op(kept)), list(_kinds_of_first_messages(inferred)), forwards, backwards
+    )
+    confidence_text = confidence(_num_operators(kept), _num_operators(segments), forwards, backwards, agree)
+    evidence_line = (
         f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
-        f"{backwards} backwards what autograd's engine ran ({sure})"
+        f"{backwards} backwards what autograd's engine ran ({confidence_text})"
     )
     if not agree:
-        found = [entry for entry in found if entry.action.kind.is_compute]
-        told += "; the messages are not those of one stage per rank: their directions are unknown"
-    return Inference(found, messages, (told,))
+        inferred = [entry for entry in inferred if entry.action.kind.is_compute]
+        evidence_line += "; the messages are not those of one stage per rank: their directions are unknown"
+    return Inference(inferred, messages, (evidence_line,))
 
 
-def _firsts(found: Sequence[Inferred]) -> Iterator[Kind]:
+def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
     """The kinds of the messages that are the first of their kind beside an op."""
     last: dict[Kind, Action] = {}
-    for action in (entry.action for entry in found if entry.action.kind.is_p2p):
+    for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
         if last.get(action.kind) != action:
             yield action.kind
         last[action.kind] = action
@@ -115,37 +117,37 @@ def _num_operators(segments: Sequence[Segment]) -> int:
     return sum(segment.count for segment in segments if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD))
 
 
-def _sides(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
+def _kinds_by_adjacent_op(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
     """What each message is by the op before or after it, and its peer."""
     after = list(_ops_before(reversed(segments)))[::-1]
     for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
         if segment.kind in (SegmentKind.SEND, SegmentKind.RECV):
             sends = segment.kind is SegmentKind.SEND
-            found = _message(sends, op_before if sends else op_after, 0, 0)
-            if found is not None:
-                yield found.kind, segment.peer
+            message = _message(sends, op_before if sends else op_after, 0, 0)
+            if message is not None:
+                yield message.kind, segment.peer
 
 
 def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
-    found = []
+    inferred = []
     forward = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
     by_thread: dict[int, list[Inferred]] = {}
     for op in sorted(ops, key=lambda op: op.start_ns):
         by_thread.setdefault(op.thread, []).append(op)
-    around = {thread: _Around(own) for thread, own in by_thread.items()}
-    for names, place in (((_SENDS,), 0), (_RECVS, 1)):
+    around = {thread: _OpsAround(thread_ops) for thread, thread_ops in by_thread.items()}
+    for names, index in (((_SENDS,), 0), (_RECVS, 1)):
         for row in np.flatnonzero(_named(events, names)).tolist():
             start, end = int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])
             thread = int(events.thread[row])
-            owner = around[thread].outermost(start, end) if thread in around else None
-            if owner is not None and owner.action.kind in forward:
-                action = Action(forward[owner.action.kind][place], -1, owner.action.microbatch)
-                found.append(Inferred(action, start, end, thread))
-    return found
+            op_around = around[thread].outermost(start, end) if thread in around else None
+            if op_around is not None and op_around.action.kind in forward:
+                action = Action(forward[op_around.action.kind][index], -1, op_around.action.microbatch)
+                inferred.append(Inferred(action, start, end, thread))
+    return inferred
 
 
-class _Around:
+class _OpsAround:
     """Finds the op of a thread inside which something lies."""
 
     def __init__(self, ops: Sequence[Inferred]) -> None:
@@ -176,12 +178,12 @@ def _mostly_inside_backwards(events: Events) -> bool:
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
     for thread in np.unique(events.thread[messages]).tolist():
-        own = rows[events.thread[rows] == thread]
+        thread_rows = rows[events.thread[rows] == thread]
         at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.ends_of(own))
-        place = np.searchsorted(events.start_ns[own], at, side="right") - 1
-        inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
-    return _LEAST_SHARE * inside > len(messages)
+        ends = np.maximum.accumulate(events.ends_of(thread_rows))
+        index = np.searchsorted(events.start_ns[thread_rows], at, side="right") - 1
+        inside += int(np.count_nonzero((index >= 0) & (at < ends[np.maximum(index, 0)]))) if len(thread_rows) else 0
+    return _LEAST_FRACTION * inside > len(messages)
 
 
 def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -215,21 +217,21 @@ def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[i
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
-    other = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
+    is_communication = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
     send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
     is_op = events.category == Category.CPU_OP
-    mine = events.thread == thread
+    on_thread = events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
-    chosen = np.flatnonzero((is_op & (mine | engine) & (~other | send | recv)) | is_step)
-    is_step |= is_op & mine & ~other & ~engine & _overlap(events, optimizers)
+    chosen = np.flatnonzero((is_op & (on_thread | engine) & (~is_communication | send | recv)) | is_step)
+    is_step |= is_op & on_thread & ~is_communication & ~engine & _overlap(events, optimizers)
     messages = np.flatnonzero(send | recv)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
-    over = -1
+    latest_end = -1
     for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
         start = int(events.start_ns[row])
-        if start < over:
+        if start < latest_end:
             continue  # inside another
-        over = end
+        latest_end = end
         if is_step[row]:
             yield Segment(SegmentKind.OPTIMIZER, start, end)
         elif send[row] or recv[row]:
@@ -259,13 +261,13 @@ def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
             is_followed = False
         elif segment.kind is SegmentKind.BACKWARD:
             is_followed = True
-        elif segment.kind is SegmentKind.FORWARD and not (is_followed and _LEAST_SHARE * segment.count >= largest):
+        elif segment.kind is SegmentKind.FORWARD and not (is_followed and _LEAST_FRACTION * segment.count >= largest):
             continue
         kept.append(segment)
-    return _joined(kept[::-1])
+    return _merge_backwards(kept[::-1])
 
 
-def _joined(segments: Sequence[Segment]) -> list[Segment]:
+def _merge_backwards(segments: Sequence[Segment]) -> list[Segment]:
     """Backwards between which nothing but scraps lay are one."""
     joined: list[Segment] = []
     for segment in segments:
@@ -296,10 +298,10 @@ def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[In
             continue
         else:
             sends = segment.kind is SegmentKind.SEND
-            found = _message(sends, op_before if sends else op_after, forwards, backwards)
-            if found is None:
+            message = _message(sends, op_before if sends else op_after, forwards, backwards)
+            if message is None:
                 continue
-            action = found
+            action = message
         yield Inferred(action, segment.start_ns, segment.end_ns, thread)
 
 

@@ -54,16 +54,16 @@ class LabelledPhases:
     def of(self, start_ns: int, end_ns: int) -> Phase | None:
         """The phase in which the middle of a stretch lies: its beginning may lie before the range of its phase."""
         middle = (start_ns + end_ns) // 2
-        place = bisect_right(self._starts, middle) - 1
-        return self._spans[place].label.phase if place >= 0 and middle < self._spans[place].end_ns else None
+        index = bisect_right(self._starts, middle) - 1
+        return self._spans[index].label.phase if index >= 0 and middle < self._spans[index].end_ns else None
 
     def lengths(self) -> dict[Phase, list[int]]:
         """The lengths of the ranges, ns, by phase."""
-        found: dict[Phase, list[int]] = {}
+        by_phase: dict[Phase, list[int]] = {}
         for span in self._spans:
             if span.label.phase is not None:
-                found.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
-        return found
+                by_phase.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
+        return by_phase
 
 
 def labelled_ranges(events: Events) -> list[Range]:
@@ -74,11 +74,11 @@ def labelled_ranges(events: Events) -> list[Range]:
         code: label for code in np.unique(codes).tolist() if (label := read_label(events.names[code])) is not None
     }
     rows = on_host[np.isin(codes, list(labels))] if labels else on_host[:0]
-    found = []
+    ranges = []
     for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
-        found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return _of_training(_of_one_writer(found))
+        ranges.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
+    return _of_training(_of_one_writer(ranges))
 
 
 def _of_one_writer(ranges: Sequence[Range]) -> list[Range]:
@@ -95,20 +95,20 @@ def _of_training(ranges: Sequence[Range]) -> list[Range]:
     starts, ends = [span.start_ns for span in spans], [span.end_ns for span in spans]
 
     def is_inside(entry: Range) -> bool:
-        place = bisect_right(starts, entry.start_ns) - 1
-        return place >= 0 and entry.start_ns < ends[place]
+        index = bisect_right(starts, entry.start_ns) - 1
+        return index >= 0 and entry.start_ns < ends[index]
 
     return [entry for entry in ranges if entry.label.span != EVALUATION and not is_inside(entry)]
 
 
 def framework_of(ranges: Sequence[Range]) -> str:
     """Whose labels these are: of the ops that say where they belong, else of any op or message, else of the rest; or ""."""
-    tellers = (
+    preferred = (
         [r for r in ranges if r.label.is_op and r.label.actions[0].microbatch is not None],
         [r for r in ranges if r.label.actions],
         ranges,
     )
-    for among in tellers:
+    for among in preferred:
         counts = Counter(r.label.framework for r in among if r.label.framework)
         if counts:
             return counts.most_common(1)[0][0]
@@ -122,25 +122,25 @@ def labelled_ops(ranges: Sequence[Range]) -> list[Range]:
     only forwards leaves the rest to :mod:`pptrace.recognise.ops.infer_from_operators`.
     """
     ops = [entry for entry in ranges if entry.label.is_op]
-    told = [op for op in ops if _is_numbered(op) or op.kind is Kind.W]
-    ops = told if any(map(_is_numbered, told)) else _outermost(ops)
+    with_microbatch = [op for op in ops if _names_microbatch(op) or op.kind is Kind.W]
+    ops = with_microbatch if any(map(_names_microbatch, with_microbatch)) else _outermost(ops)
     kinds = {half.kind for op in ops for action in op.label.actions for half in action.halves}
     sure = any(op.action is not None and op.action.stage >= 0 for op in ops)
     return ops if sure or (Kind.F in kinds and kinds & set(_BACKWARD)) else []
 
 
-def _is_numbered(entry: Range) -> bool:
+def _names_microbatch(entry: Range) -> bool:
     return entry.action is not None and entry.action.microbatch is not None
 
 
 def _outermost(ops: Sequence[Range]) -> list[Range]:
     """Without those that lie inside another of their kind and thread, as a function's range inside its caller's."""
     kept: list[Range] = []
-    over: dict[tuple[Kind | None, int], int] = {}
+    end_by_kind: dict[tuple[Kind | None, int], int] = {}
     for op in sorted(ops, key=lambda op: (op.start_ns, -op.end_ns)):
-        if op.start_ns >= over.get((op.kind, op.thread), -1):
+        if op.start_ns >= end_by_kind.get((op.kind, op.thread), -1):
             kept.append(op)
-            over[op.kind, op.thread] = op.end_ns
+            end_by_kind[op.kind, op.thread] = op.end_ns
     return kept
 
 
@@ -150,15 +150,15 @@ def with_steps_and_microbatches(ranges: Sequence[Range]) -> list[Range]:
     steps: dict[int, list[Range]] = {}
     for entry in _with_steps(merged):
         steps.setdefault(entry.step, []).append(entry)
-    found = [entry for _, own in sorted(steps.items()) for entry in _of_step(own)]
-    return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
+    resolved = [entry for _, step_ranges in sorted(steps.items()) for entry in _of_step(step_ranges)]
+    return sorted(resolved, key=lambda entry: (entry.start_ns, entry.part))
 
 
 def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
     """The steps and what lies in them that is neither op nor message, each with its step; [] without ranges of steps."""
     spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
-    steps, numbered = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
-    chosen = _single(numbered) or _outermost(steps)
+    steps, numbered_spans = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
+    chosen = _single(numbered_spans) or _outermost(steps)
     return (
         _inside([entry for entry in spans if entry.label.span != "STEP" or entry in chosen], chosen) if chosen else []
     )
@@ -214,26 +214,30 @@ def _single(spans: Sequence[Range]) -> list[Range]:
     """Without those that a profiler wrote twice: of the same number, and at the same time, as one before."""
     kept: list[Range] = []
     for span in spans:
-        if not any(span.label.step == known.label.step and span.start_ns < known.end_ns for known in kept[-2:]):
+        if not any(span.label.step == earlier.label.step and span.start_ns < earlier.end_ns for earlier in kept[-2:]):
             kept.append(span)
     return kept
 
 
 def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
     starts = [span.start_ns for span in spans]
-    given = [span.label.step for span in spans]
-    numbers = given if len(set(given)) == len(given) and min(given) >= 0 else list(range(len(spans)))
-    found = []
+    given_numbers = [span.label.step for span in spans]
+    numbers = (
+        given_numbers
+        if len(set(given_numbers)) == len(given_numbers) and min(given_numbers) >= 0
+        else list(range(len(spans)))
+    )
+    with_steps = []
     for entry in ranges:
-        place = bisect_right(starts, entry.start_ns) - 1
-        if place < 0 or entry.start_ns >= spans[place].end_ns:
+        index = bisect_right(starts, entry.start_ns) - 1
+        if index < 0 or entry.start_ns >= spans[index].end_ns:
             is_op = bool(entry.label.actions)
-            place = (
-                place + 1 if is_op and place + 1 < len(spans) and spans[place + 1].label.may_start_before_range else -1
+            index = (
+                index + 1 if is_op and index + 1 < len(spans) and spans[index + 1].label.may_start_before_range else -1
             )
-        if place >= 0:
-            found.append(replace(entry, step=numbers[place]))
-    return found
+        if index >= 0:
+            with_steps.append(replace(entry, step=numbers[index]))
+    return with_steps
 
 
 def counted_steps(ranges: Sequence[Range]) -> list[Range]:
@@ -243,49 +247,49 @@ def counted_steps(ranges: Sequence[Range]) -> list[Range]:
     A message that comes again with no op between is another tensor of the same one.
     """
     done: dict[object, int] = {}  # how many ops there had been
-    count, num_ops, found = 0, 0, []
+    count, num_ops, with_steps = 0, 0, []
     optimized = False
     for entry in ranges:
         num_ops += entry.label.is_op
-        known = [a for a in entry.label.actions if a.microbatch is not None]
-        again = any(done.get(action.key, num_ops) < num_ops for action in known)
+        actions = [a for a in entry.label.actions if a.microbatch is not None]
+        is_repeated = any(done.get(action.key, num_ops) < num_ops for action in actions)
         warms_up = entry.label.phase is Phase.WARMUP and bool(done)
-        if again or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
+        if is_repeated or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
             count += 1
             done.clear()
             optimized = False
         optimized = entry.label.span == "OPTIMIZER" or (optimized and not entry.label.actions)
         done |= {action.key: num_ops for action in entry.label.actions}
-        found.append(replace(entry, step=count))
-    return found
+        with_steps.append(replace(entry, step=count))
+    return with_steps
 
 
 def _of_step(ranges: Sequence[Range]) -> list[Range]:
     """One step's ranges with the microbatches that order tells, and B as I where the trace has weight gradients for it."""
-    ranges = list(_numbered(_last_runs(ranges)))
+    ranges = list(_with_microbatches(_without_rolled_back_ops(ranges)))
     ranges = _with_weights(ranges)
     return _split_backward(ranges)
 
 
-def _last_runs(ranges: Sequence[Range]) -> list[Range]:
+def _without_rolled_back_ops(ranges: Sequence[Range]) -> list[Range]:
     """Without the ops that zero bubble gave up: where post-validation takes an optimizer step back, the first ones run again."""
-    own = [entry for entry in ranges if entry.label.framework == ZERO_BUBBLE and _is_numbered(entry)]
-    last = {action.key: entry.start_ns for entry in own for action in entry.label.actions}
+    zero_bubble_ops = [entry for entry in ranges if entry.label.framework == ZERO_BUBBLE and _names_microbatch(entry)]
+    last = {action.key: entry.start_ns for entry in zero_bubble_ops for action in entry.label.actions}
     return [
         entry
         for entry in ranges
         if not entry.label.is_op
-        or not _is_numbered(entry)
+        or not _names_microbatch(entry)
         or last.get(entry.label.actions[0].key, entry.start_ns) == entry.start_ns
     ]
 
 
-def _numbered(ranges: Sequence[Range]) -> Iterator[Range]:
+def _with_microbatches(ranges: Sequence[Range]) -> Iterator[Range]:
     """The k-th op or message of a kind that names no microbatch is that of microbatch k."""
     counts: Counter[Kind] = Counter()
     for entry in ranges:
-        given = entry.label.adjacent and not entry.label.is_op
-        actions = [action if given else _with_microbatch(action, counts) for action in entry.label.actions]
+        is_adjacent = entry.label.adjacent and not entry.label.is_op
+        actions = [action if is_adjacent else _with_microbatch(action, counts) for action in entry.label.actions]
         yield entry.of(*actions) if actions else entry
 
 
@@ -312,26 +316,30 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     last_forward = max(forwards, default=-1)
     trailing = sum(1 for e in unnamed if e.start_ns > last_forward and not e.label.flushes_weight_grads)
     backwards = [(half, e) for e in ranges for a in e.label.actions for half in a.halves if half.kind in _BACKWARD]
-    ahead = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
-    found: list[Range] = []
+    trailing_backwards = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
+    with_weights: list[Range] = []
     seen: list[Action] = []
     for entry in ranges:
         seen += [half for action in entry.label.actions for half in action.halves if half.kind in _BACKWARD]
         if not _is_unnamed_weight(entry):
-            found.append(entry)
+            with_weights.append(entry)
         elif entry.label.flushes_weight_grads:
             assert entry.action is not None
             chunk = entry.action.stage
             due = [s for s in seen if s.stage == chunk and (Kind.W, s.stage, s.microbatch) not in named]
-            for place, half in enumerate(due):
-                part = replace(entry, part=(place, len(due)))
-                found.append(part.of(Action(Kind.W, half.stage, half.microbatch)))
+            for index, half in enumerate(due):
+                part = replace(entry, part=(index, len(due)))
+                with_weights.append(part.of(Action(Kind.W, half.stage, half.microbatch)))
             named |= {(Kind.W, half.stage, half.microbatch) for half in due}
         else:
-            source = ahead.popleft() if entry.start_ns > last_forward and ahead else (seen[-1] if seen else None)
+            source = (
+                trailing_backwards.popleft()
+                if entry.start_ns > last_forward and trailing_backwards
+                else (seen[-1] if seen else None)
+            )
             if source is not None:
-                found.append(entry.of(Action(Kind.W, source.stage, source.microbatch)))
-    return found
+                with_weights.append(entry.of(Action(Kind.W, source.stage, source.microbatch)))
+    return with_weights
 
 
 def _is_unnamed_weight(entry: Range) -> bool:

@@ -30,15 +30,19 @@ def assign_microbatches(
 ) -> MicrobatchAssignment | None:
     """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
-    whole = [step for step in steps if len(step.pipeline) > 1]
-    if not whole:
+    pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
+    if not pipeline_steps:
         return None
-    fullest = max(whole, key=PipelineStep.num_ops)
+    fullest = max(pipeline_steps, key=PipelineStep.num_ops)
     plan = match_by_kinds(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
     if plan is None or plan.num_chunks == 1:
         return None
-    plans = {step.step: other for step in steps if (other := match_schedule_by_kinds(plan, step.kinds())) is not None}
-    filled = _filled(ops, steps, plan, plans)
+    plans = {
+        step.step: plan_of_other_length
+        for step in steps
+        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds())) is not None
+    }
+    filled = _with_stages_and_microbatches(ops, steps, plan, plans)
 
     def plan_of(step: int) -> Plan:
         return plans.get(step, plan)
@@ -47,8 +51,8 @@ def assign_microbatches(
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
-    messages, told = messages_of_plan(comms, filled, plan_of, mesh)
-    return MicrobatchAssignment(filled, messages, plan, (note, *told))
+    messages, message_warnings = messages_of_plan(comms, filled, plan_of, mesh)
+    return MicrobatchAssignment(filled, messages, plan, (note, *message_warnings))
 
 
 def messages_of_plan(
@@ -60,11 +64,11 @@ def messages_of_plan(
     name = plan_of(int(ops["step"].iloc[0])).name
     chosen = match_by_adjacent_ops(comms, ops, plan_of, mesh)
     if chosen is not None:
-        told = (
+        warning = (
             f"there are more labelled messages than {name} has: only those next to an op that sends or receives in "
             f"{name} are counted"
         )
-        return chosen, (told,)
+        return chosen, (warning,)
     line = (
         f"there are more labelled messages than {name} has, and the real ones cannot be identified: the labelled messages of the "
         "pipeline are left out, so that exposed communication may count as bubble"
@@ -72,21 +76,23 @@ def messages_of_plan(
     return comms[comms["axis"] != "pp"], (line,)
 
 
-def _filled(ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
+def _with_stages_and_microbatches(
+    ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]
+) -> pd.DataFrame:
     """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
     filled = ops.copy()
     first = min(step.step for step in steps)
     for step in steps:
-        for rank, row in step.rows.items():
+        for rank, row in step.indices.items():
             planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
-            actions = _part([op.kind for op in row], planned, is_first=step.step == first)
-            where = [op.index for op in row]
+            actions = _matching_part([op.kind for op in row], planned, is_first=step.step == first)
+            indices = [op.index for op in row]
             for name in ("stage", "chunk", "microbatch"):
-                filled.loc[where, name] = [getattr(action, name) for action in actions] or -1
+                filled.loc[indices, name] = [getattr(action, name) for action in actions] or -1
     return filled
 
 
-def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
+def _matching_part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
     """As many actions as there are ops of these kinds: from the beginning on, or those before the end in a trace's first step;
     () where neither has these kinds.
     """
@@ -118,9 +124,9 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is not None and direction in PRODUCERS:
-            planned = sum(1 for _ in cross_rank_ops(plan_of(int(str(step))), place, direction, sends=kind == "send"))
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is not None and direction in PRODUCERS:
+            planned = sum(1 for _ in cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))
             if len(rows) > planned:
                 return False
     return True
@@ -153,12 +159,12 @@ def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataF
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is None or direction not in PRODUCERS:
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is None or direction not in PRODUCERS:
             continue
-        wanted = list(cross_rank_ops(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
-        where = rows.index[: len(wanted)]
-        filled.loc[where, "stage"] = [action.stage for action in wanted]
-        filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]
+        wanted = list(cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))[: len(rows)]
+        rows = rows.index[: len(wanted)]
+        filled.loc[rows, "stage"] = [action.stage for action in wanted]
+        filled.loc[rows, "microbatch"] = [action.microbatch for action in wanted]
         filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
     return filled

@@ -55,18 +55,20 @@ def assign_stages(
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
     """
-    comms = _of_whole_pipelines(ops, comms, mesh)
+    comms = _without_incomplete_pipelines(ops, comms, mesh)
     lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
     if not lacking.any() and not lacking_comms.any():
         return StageAssignment(ops, comms, mesh)
     mesh, notes = split_into_pipelines(ops, mesh)
-    places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
+    pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
-    if chunks == 1 and (shown := _unplaced(ops, comms, mesh, lacking)):
-        return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, shown))
-    if chunks == 1 and (own := assign_microbatches(ops, comms, mesh, calls)) is not None:
-        return StageAssignment(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
+    if chunks == 1 and (unknown := _why_unknown(ops, comms, mesh, lacking)):
+        return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
+    if chunks == 1 and (assignment := assign_microbatches(ops, comms, mesh, calls)) is not None:
+        return StageAssignment(
+            assignment.ops, assignment.comms, replace(mesh, vpp=assignment.plan.num_chunks), (*notes, *assignment.notes)
+        )
     if chunks == 1 and (why := _cannot_run(ops[lacking], mesh)):
         filled = ops.copy()
         filled.loc[lacking, "microbatch"] = -1
@@ -74,24 +76,30 @@ def assign_stages(
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
-        layout, told = _layout(ops, comms, mesh, chunks)
-        notes = (*notes, told)
+        layout, layout_note = _layout(ops, comms, mesh, chunks)
+        notes = (*notes, layout_note)
     mesh = replace(mesh, vpp=chunks)
-    return StageAssignment(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
+    return StageAssignment(
+        with_stages(ops, pp_ranks, pp, layout), with_stages(comms, pp_ranks, pp, layout), mesh, notes
+    )
 
 
-def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """``comms`` without the messages of pipelines of which a rank's own order told none: its messages wait in the calls, where
     the other sides of those of its neighbours are (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
     inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
     is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
-    telling = set(comms.loc[is_message, "rank"].tolist())
-    broken = [p for p in mesh.pipelines if (own := inferred & set(p)) & telling and own - telling]
-    return comms[~(is_message & comms["rank"].isin([rank for p in broken for rank in p]))] if broken else comms
+    with_messages = set(comms.loc[is_message, "rank"].tolist())
+    incomplete = [
+        p
+        for p in mesh.pipelines
+        if (ranks_with_ops := inferred & set(p)) & with_messages and ranks_with_ops - with_messages
+    ]
+    return comms[~(is_message & comms["rank"].isin([rank for p in incomplete for rank in p]))] if incomplete else comms
 
 
-def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
+def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
     """A line where ops lie between messages to ranks that nothing tells: of one rank, or of some of a run; "" where not."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
@@ -99,8 +107,8 @@ def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: p
     if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""
     some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
-    who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
-    return f"{who} messages, but not the pipeline that they belong to: its length and the stages are null"
+    subject = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
+    return f"{subject} messages, but not the pipeline that they belong to: its length and the stages are null"
 
 
 def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
@@ -144,24 +152,24 @@ def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
 
 
-def with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
+def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
     lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
     if not lacking.any():
         return table
     filled, own = table.copy(), table[lacking]
     chunk = -1 - own["stage"]
     filled.loc[lacking, "stage"] = [
-        layout(c, places[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
+        layout(c, pp_ranks[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
     ]
     if "chunk" in table:
         filled.loc[lacking, "chunk"] = chunk
         pairs = own["pair"] != ""
         for index, text, rank in zip(own.index[pairs], own.loc[pairs, "pair"], own.loc[pairs, "rank"], strict=True):
-            filled.at[index, "pair"] = _placed_pair(text, places[rank], pp, layout)
+            filled.at[index, "pair"] = _pair_with_stages(text, pp_ranks[rank], pp, layout)
     return filled
 
 
-def _placed_pair(text: str, rank: int, pp: int, layout: Layout) -> str:
+def _pair_with_stages(text: str, rank: int, pp: int, layout: Layout) -> str:
     """An overlapped pair as text, with the stages of its halves."""
     return _NEGATIVE.sub(lambda match: str(layout(-1 - int(match[0]), rank, pp)), text)
 
@@ -171,11 +179,11 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
     plans = {name: _plan_of(ops, mesh, layout) for name, layout in (("loop", loop), ("zigzag", zigzag))}
     known = [name for name, plan in plans.items() if plan is not None and plan.name in registry.SCHEDULES]
     runs = [name for name, plan in plans.items() if plan is not None and not replay(plan).blocked]
-    told = _told_by_messages(comms, mesh)
+    by_messages = _layout_by_messages(comms, mesh)
     shape = "V" if chunks == 2 else "zigzag"
     for chosen, why in (
         (known, "the order of ops is then that of a known schedule"),
-        (told, "the messages of the last rank show it"),
+        (by_messages, "the messages of the last rank show it"),
         (runs, "with the other placement the ops would deadlock"),
     ):
         if len(chosen) == 1:
@@ -189,25 +197,29 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
     )
 
 
-def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
+def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
-    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
-    if mine.empty:
+    sent_and_received = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
+    if sent_and_received.empty:
         return []
-    sends = mine[(mine["kind"] == "send") & (mine["direction"] == "F") & (mine["stage"] == -1)]
+    sends = sent_and_received[
+        (sent_and_received["kind"] == "send")
+        & (sent_and_received["direction"] == "F")
+        & (sent_and_received["stage"] == -1)
+    ]
     return ["loop"] if len(sends) else ["zigzag"]
 
 
 def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     """The plan that the most complete step of a pipeline follows if its stages lie so; the registry's where it is one."""
-    places = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
-    placed = with_stages(ops, places, mesh.pp or 1, layout)
-    steps = steps_of(placed, mesh)
+    pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
+    with_known_stages = with_stages(ops, pp_ranks, mesh.pp or 1, layout)
+    steps = steps_of(with_known_stages, mesh)
     if not steps:
         return None
     rows = max(steps, key=PipelineStep.num_ops).rows
-    cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=places.__getitem__)]
+    cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=pp_ranks.__getitem__)]
     try:
         return match_registry(from_rows(cells, "custom"))
     except ScheduleError:

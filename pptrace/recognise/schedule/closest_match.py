@@ -23,7 +23,7 @@ MIN_SHARE = 0.6
 
 
 def closest_schedule(
-    rows: Sequence[Sequence[str]], places: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
+    rows: Sequence[Sequence[str]], pp_ranks: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
 ) -> ClosestSchedule | None:
     """The schedule whose order most of the measured ops keep; None where no schedule has this shape.
 
@@ -39,7 +39,7 @@ def closest_schedule(
         except ScheduleError:
             continue
         planned = [[str(action) for action in plan.compute_actions(rank)] for rank in range(pp)]
-        share = _share(rows, [planned[place] for place in places if place < pp])
+        share = _share(rows, [planned[pp_rank] for pp_rank in pp_ranks if pp_rank < pp])
         if best is None or share > best.share:
             best = ClosestSchedule(plan, share)
     return best
@@ -51,6 +51,6 @@ def _share(rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]]) -> f
         return 0.0
     shares = []
     for actual, wanted in zip(rows, planned, strict=True):
-        same = sum(have == want for have, want in zip(actual, wanted, strict=False))
+        same = sum(actual_cell == planned_cell for actual_cell, planned_cell in zip(actual, wanted, strict=False))
         shares.append(same / len(actual))
     return sum(shares) / len(shares)

@@ -31,4 +31,4 @@ def match_registry(plan: Plan) -> Plan:
 def _first_group(plan: Plan) -> int:
     """How many actions the first rank runs on its first stage before it turns to another."""
     first = plan.compute_actions(0)
-    return next((place for place, action in enumerate(first) if action.stage != first[0].stage), len(first))
+    return next((index for index, action in enumerate(first) if action.stage != first[0].stage), len(first))

@@ -35,9 +35,9 @@ def match_schedule_by_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> P
     forwards = {list(row).count("F") for row in kinds.values()}
     if len(forwards) != 1 or not (total := forwards.pop()) or total % plan.num_chunks:
         return None
-    for other in _candidates(plan.pp, total, [plan.num_chunks], _num_leading(kinds[min(kinds)])):
-        if other.name == plan.name and _runs(other, kinds):
-            return other
+    for candidate in _candidates(plan.pp, total, [plan.num_chunks], _num_leading(kinds[min(kinds)])):
+        if candidate.name == plan.name and _runs(candidate, kinds):
+            return candidate
     return None
 
 
@@ -54,7 +54,7 @@ def _chunk_counts(total: int, received: int | None) -> list[int]:
 
 def _num_leading(row: Sequence[str]) -> int:
     """The forwards before any other op."""
-    return next((place for place, kind in enumerate(row) if kind != "F"), len(row))
+    return next((index for index, kind in enumerate(row) if kind != "F"), len(row))
 
 
 def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) -> Iterator[Plan]:

@@ -48,14 +48,14 @@ def recognise_schedule(
         return _NOTHING
     training = [step for step in measured if not only_forwards(step)]
     if not training:
-        told = "no schedule recognised: the steps have forwards only, as in evaluation"
-        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(told,))
-    found = _recognised(training, ops, mesh)
+        reason = "no schedule recognised: the steps have forwards only, as in evaluation"
+        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(reason,))
+    schedule = _recognised(training, ops, mesh)
     evaluated = sorted({step.step for step in measured} - {step.step for step in training})
     if not evaluated:
-        return found
+        return schedule
     line = f"step {_listed(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
-    return replace(found, warnings=(*found.warnings, line))
+    return replace(schedule, warnings=(*schedule.warnings, line))
 
 
 def only_forwards(step: MeasuredStep) -> bool:
@@ -68,18 +68,22 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
         return compare_with_plan(plan, PlanSource.RECOGNISED, measured)
-    near = closest_to_step(best, ops, mesh)
-    if near is not None and near.share >= MIN_SHARE:
+    closest = closest_to_step(best, ops, mesh)
+    if closest is not None and closest.share >= MIN_SHARE:
         line = (
-            f"the run follows {near.plan.name} in {near.share:.0%} of its ops: the ideal figures are of that "
+            f"the run follows {closest.plan.name} in {closest.share:.0%} of its ops: the ideal figures are of that "
             "plan; see the schedule's mismatches"
         )
-        told = () if near.share == 1 else (line,)
-        return compare_with_plan(near.plan, PlanSource.RECOGNISED, measured, told)
-    closest = f"; the closest, {near.plan.name}, has {near.share:.0%} of the ops in this order" if near else ""
+        warnings = () if closest.share == 1 else (line,)
+        return compare_with_plan(closest.plan, PlanSource.RECOGNISED, measured, warnings)
+    closest_text = (
+        f"; the closest, {closest.plan.name}, has {closest.share:.0%} of the ops in this order" if closest else ""
+    )
     if plan is None:
-        return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest}",))
-    line = f"the order of ops matches no known schedule{closest}; its own order is the plan"
+        return ScheduleInfo(
+            None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest_text}",)
+        )
+    line = f"the order of ops matches no known schedule{closest_text}; its own order is the plan"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
@@ -87,19 +91,17 @@ def compare_with_plan(
     plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep], warnings: tuple[str, ...] = ()
 ) -> ScheduleInfo:
     """The plan, with what the steps have of it and where they leave it."""
-    others = plans_by_step(plan, measured)
-    found = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, others), warnings, others)
-    alike = [step for step, own in others.items() if own is not None]
-    other = [step for step, own in others.items() if own is None]
-    if alike:
-        line = f"step {_listed(alike)} has another number of microbatches: compared with {plan.name} of that number"
-        found = replace(found, warnings=(*found.warnings, line))
-    if other:
-        line = (
-            f"step {_listed(other)} has another number of microbatches, for which {plan.name} has no plan: not compared"
-        )
-        found = replace(found, warnings=(*found.warnings, line))
-    return found
+    plan_by_step = plans_by_step(plan, measured)
+    info = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, plan_by_step), warnings, plan_by_step)
+    with_plan = [step for step, step_plan in plan_by_step.items() if step_plan is not None]
+    without_plan = [step for step, step_plan in plan_by_step.items() if step_plan is None]
+    if with_plan:
+        line = f"step {_listed(with_plan)} has another number of microbatches: compared with {plan.name} of that number"
+        info = replace(info, warnings=(*info.warnings, line))
+    if without_plan:
+        line = f"step {_listed(without_plan)} has another number of microbatches, for which {plan.name} has no plan: not compared"
+        info = replace(info, warnings=(*info.warnings, line))
+    return info
 
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
@@ -124,19 +126,23 @@ def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Cl
     return closest_schedule(step.rows, step.pp_ranks, pp, num_microbatches, chunks)
 
 
-def _differences(plan: Plan, measured: Sequence[MeasuredStep], others: Mapping[int, Plan | None]) -> tuple[str, ...]:
+def _differences(
+    plan: Plan, measured: Sequence[MeasuredStep], plan_by_step: Mapping[int, Plan | None]
+) -> tuple[str, ...]:
     """For each rank the first place where its order leaves the plan, with the steps in which it does; () when none does.
 
     An order that only stops early does not leave the plan: the trace was cut off. ``others`` are the plans of steps that have
     another than ``plan``.
     """
-    found: dict[str, list[int]] = {}
+    by_line: dict[str, list[int]] = {}
     for step in measured:
-        own = others.get(step.step, plan)
-        for line in _differences_of_step(own, step) if own is not None else ():
-            found.setdefault(line, []).append(step.step)
+        step_plan = plan_by_step.get(step.step, plan)
+        for line in _differences_of_step(step_plan, step) if step_plan is not None else ():
+            by_line.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
-    return tuple(line if set(steps) == every else f"{line} (in step {_listed(steps)})" for line, steps in found.items())
+    return tuple(
+        line if set(steps) == every else f"{line} (in step {_listed(steps)})" for line, steps in by_line.items()
+    )
 
 
 def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
@@ -147,9 +153,14 @@ def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
             continue
         planned = [str(action) for action in plan.compute_actions(pp_rank)]
         pairs = zip(planned, actual, strict=False)
-        wrong = next((place for place, (want, have) in enumerate(pairs) if want != have), None)
-        if wrong is not None:
-            yield f"rank {rank}: op {wrong + 1} is {actual[wrong]} where {plan.name} has {planned[wrong]}"
+        first_difference = next(
+            (pp_rank for pp_rank, (planned_cell, actual_cell) in enumerate(pairs) if planned_cell != actual_cell), None
+        )
+        if first_difference is not None:
+            yield (
+                f"rank {rank}: op {first_difference + 1} is {actual[first_difference]} where {plan.name} has "
+                f"{planned[first_difference]}"
+            )
         elif len(actual) > len(planned):
             yield f"rank {rank}: {len(actual)} ops where {plan.name} has {len(planned)}"
 
@@ -160,21 +171,21 @@ def _listed(steps: Sequence[int]) -> str:
 
 def measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
     """Every step of every pipeline, without ops of which neither labels nor order told the stage."""
-    known = ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)
-    compute = ops[known].sort_values("start_ns", kind="stable")
+    has_stage = ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)
+    compute = ops[has_stage].sort_values("start_ns", kind="stable")
     simple = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
     cells = compute["pair"].where(compute["pair"] != "", simple)
     rows: dict[tuple[int, int], list[str]] = {}
     for step, rank, cell in zip(compute["step"].tolist(), compute["rank"].tolist(), cells, strict=True):
         rows.setdefault((step, rank), []).append(cell)
-    found = []
+    steps = []
     for pipeline in mesh.pipelines:
         for step in sorted({step for step, rank in rows if rank in pipeline}):
             ranks = tuple(rank for rank in pipeline if (step, rank) in rows)
-            places = tuple(place for rank in ranks if (place := mesh.pp_rank(rank)) is not None)
-            if len(places) == len(ranks):
-                found.append(MeasuredStep(step, places, ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
-    return found
+            pp_ranks = tuple(pp_rank for rank in ranks if (pp_rank := mesh.pp_rank(rank)) is not None)
+            if len(pp_ranks) == len(ranks):
+                steps.append(MeasuredStep(step, pp_ranks, ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
+    return steps
 
 
 def most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:

@@ -84,9 +84,9 @@ def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int
     """Those of the rows, which are in the order of their starts, that do not begin inside an earlier one of their thread."""
     kept = []
     for thread in np.unique(events.thread[rows]).tolist():
-        own = rows[events.thread[rows] == thread]
-        latest = np.maximum.accumulate(events.ends_of(own))
-        kept.append(own[np.append(True, events.start_ns[own[1:]] >= latest[:-1])])
+        thread_rows = rows[events.thread[rows] == thread]
+        latest = np.maximum.accumulate(events.ends_of(thread_rows))
+        kept.append(thread_rows[np.append(True, events.start_ns[thread_rows[1:]] >= latest[:-1])])
     return np.sort(np.concatenate(kept)) if kept else rows
 
 

@@ -23,13 +23,13 @@ class Unit:
 
     def cells(self, row: Sequence[Op], stage: int) -> Iterator[str]:
         """The unit's ops of a rank, with their microbatches, in the order of time."""
-        return (f"{stage}{kind}{place - self.first}" for kind, place, _ in row if self._has(place))
+        return (f"{stage}{kind}{index - self.first}" for kind, index, _ in row if self._has(index))
 
     def starts(self, row: Sequence[Op]) -> list[int]:
-        return [start for _, place, start in row if self._has(place)]
+        return [start for _, index, start in row if self._has(index)]
 
-    def _has(self, place: int) -> bool:
-        return self.first <= place < self.first + self.count
+    def _has(self, index: int) -> bool:
+        return self.first <= index < self.first + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Tra
     sizes: list[int] = []
     kept: list[int] = []
     num_sent = num_backwards = 0
-    for at, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
+    for index_of_event, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
         if ran:
             num_backwards += 1
         elif num_backwards:
-            kept.append(at)
+            kept.append(index_of_event)
             num_sent += 1
         if num_backwards and num_sent == num_backwards * num_tensors:
             sizes.append(num_backwards)
@@ -93,13 +93,13 @@ def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Seq
 
 
 def _joined(units: Sequence[Unit], row: Sequence[Op], optimizers: Int64) -> list[Unit]:
-    found: list[Unit] = []
+    joined: list[Unit] = []
     before: tuple[bool, int] | None = None
     for unit in units:
-        own = (unit.count == 1, int(np.searchsorted(optimizers, unit.starts(row)[0])))
-        if unit.count == 1 and own == before:
-            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        is_single_and_optimizer = (unit.count == 1, int(np.searchsorted(optimizers, unit.starts(row)[0])))
+        if unit.count == 1 and is_single_and_optimizer == before:
+            joined[-1] = replace(joined[-1], count=joined[-1].count + 1)
         else:
-            found.append(unit)
-        before = own
-    return found
+            joined.append(unit)
+        before = is_single_and_optimizer
+    return joined

@@ -25,13 +25,13 @@ def match_whole_steps(
         return match(evidence), ()
     except MismatchError as err:
         problem = err
-    count = min(len(own.optimizers) for own in evidence.values())
+    count = min(len(rank_evidence.optimizers) for rank_evidence in evidence.values())
     for first, last in ((None, count), (-count, None), (-count, -1)):
         if count < (1 if first is None else 2):
             continue
-        parts = {rank: _cut(own, first, last) for rank, own in evidence.items()}
+        parts = {rank: _cut(rank_evidence, first, last) for rank, rank_evidence in evidence.items()}
         try:
-            found = match(parts)
+            matched = match(parts)
         except MismatchError:
             continue
         where = (
@@ -41,7 +41,7 @@ def match_whole_steps(
             if last is None
             else "before the first or behind the last"
         )
-        return found, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
+        return matched, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
     raise problem
 
 
