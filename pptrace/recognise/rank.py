@@ -1,4 +1,4 @@
-"""One rank's trace → what is found in it. Its events, which are many, are not needed afterwards."""
+"""Recognise one rank's trace. Its many events are not needed afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pptrace.recognise.unlabelled.host_order import find_host_order
 
 
 def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
-    """The ranks without ops that lie between messages, where ranks that should have run equally many do not agree.
+    """Drop ops taken from the gaps between messages, where ranks that should have run equally many do not agree.
 
     A message that was posted ahead of its op shifts what lies between the messages, on some ranks and not on others.
     """
@@ -62,7 +62,7 @@ def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedR
 
 
 def recognise_rank(trace: Trace) -> RecognisedRank:
-    """Find the ops, the communication and the device work of one rank.
+    """Recognise the ops, the communication and the device work of one rank.
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """

@@ -1,4 +1,4 @@
-"""What was found in each rank → ops and comms of all, with the mesh and the schedule behind them."""
+"""Join the recognised ranks of a run: ops and comms of all ranks, the mesh and the schedule."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from pptrace.recognise.unlabelled.lone_ranks import JointMatch
 from pptrace.recognise.unlabelled.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
 
 UNLABELLED = "unlabelled"
-"""The framework of traces that nothing tells."""
+"""The framework of traces without any framework's labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecognisedRun:
-    """What the traces hold, each rank still on its own clock.
+    """Everything recognised in the traces of a run, each rank still on its own clock.
 
     ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
     each rank's recorder wrote about itself ({} for others' traces).
@@ -69,14 +69,14 @@ class RecognisedRun:
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> RecognisedRun:
-    """:func:`recognise_ranks` of what is found in these traces, one per rank, with their ranks set."""
+    """:func:`recognise_ranks` of these traces, one per rank, with their ranks set."""
     return recognise_ranks([recognise_rank(trace) for trace in traces], schedule, num_ranks)
 
 
 def recognise_ranks(
     ranks: Sequence[RecognisedRank], schedule: str | None = None, num_ranks: int | None = None
 ) -> RecognisedRun:
-    """Join what was found in each rank: the ops, the communication, the mesh and the schedule of the run.
+    """Join the recognised ranks: the ops, the communication, the mesh and the schedule of the run.
 
     Args:
         ranks: one per rank, each with its rank set.
@@ -162,8 +162,8 @@ def recognise_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """The ops and the mesh as labels and groups tell them, both with what order tells besides (``placed``), and what that was
-    taken from. ``partial`` is the reading of a run of which ranks of the pipelines have no trace.
+    """Ops and mesh as labels and groups give them, and with the stages assigned (``placed``). ``partial`` is set where ranks of
+    the pipelines have no trace.
     """
 
     ranks: Sequence[RecognisedRank]
@@ -209,13 +209,13 @@ def _locate(
 
 
 def _is_split(ops: pd.DataFrame) -> bool:
-    """Whether ops without labels have no names since weight gradients are ops of their own: more backwards than forwards."""
+    """Whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
     inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
     return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
 
 
 def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
-    """The calls with the members of their communicators, and the process groups."""
+    """The process groups, and the calls with the members of their communicators."""
     members = with_members(
         {recognised.number: recognised.calls for recognised in ranks},
         {recognised.number: recognised.info.metadata for recognised in ranks},
@@ -232,14 +232,14 @@ def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) 
 
 
 def _with_pipelines(mesh: MeshInfo, joint: JointMatch) -> MeshInfo:
-    """The mesh with the pipelines whose messages were matched, where it has as many ranks in pipelines of this length."""
+    """Replace the mesh's pipelines by those whose messages were matched, if their length is the mesh's."""
     if not joint.pipelines or mesh.pp != len(joint.pipelines[0]):
         return mesh
     return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
 def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
-    """Whose labels the ops have, else who describes process groups so, with a line that says it; else "unlabelled"."""
+    """(framework, warnings): that of the labels, else of the names of process groups, else "unlabelled"."""
     labels = {recognised.framework for recognised in ranks} - {"", UNLABELLED}
     if labels:
         return min(labels), ()
@@ -252,8 +252,8 @@ def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tu
 
 
 def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
-    them: the waiting for those lies in the ops, and nothing tells how much of it there is.
+    """Drop pipeline messages of ranks whose ops are the gaps between calls, where receives are posted ahead: the wait for them
+    lies in the ops, and its length is unknown.
     """
     is_pipeline = comms["rank"].isin([recognised.number for recognised in ranks if recognised.by_gaps]) & (
         comms["axis"] == "pp"
@@ -278,7 +278,7 @@ def _with_calls(
     mesh: MeshInfo,
     schedule: ScheduleInfo,
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
+    """Add the matched communication calls that neither marks nor labels describe."""
     calls, call_warnings = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
     if calls.empty:
         return comms, call_warnings
@@ -287,11 +287,11 @@ def _with_calls(
 
 
 _MOST_ALIKE = 1
-"""So many ranks say the same with other numbers before the rest of them are counted."""
+"""Warnings that differ only in numbers are printed for this many ranks; the rest are counted."""
 
 
 def _warnings_of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
-    """The lines of all ranks; where many ranks have lines that differ in their numbers alone, the first few."""
+    """Warnings of all ranks; of those that differ only in numbers, the first few."""
     by_pattern: dict[str, list[str]] = {}
     for recognised in ranks:
         for line in recognised.warnings:
@@ -306,7 +306,7 @@ def _warnings_of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
 
 
 def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: Groups) -> str:
-    """What tells the stages where no label does; "" where the facts of a run do."""
+    """The source of the stages where no label names them; "" where the facts of the run do."""
     if any("pp_ranks" in facts_of_rank for facts_of_rank in metadata):
         return ""
     if groups.pipelines and mesh.pipelines == groups.pipelines:
@@ -317,7 +317,7 @@ def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: 
 def _inferences(
     ops: pd.DataFrame, placed: StageAssignment, mesh: MeshInfo, order: str, is_explained: bool
 ) -> list[str]:
-    """What no label says and order had to, with what it was taken from.
+    """Warnings about what was inferred because no label names it.
 
     Args:
         ops, mesh: as labels and groups tell them.
@@ -340,7 +340,7 @@ def _inferences(
 
 
 def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
-    """The tables of all ranks as one, each row with its rank."""
+    """Concatenate the tables of all ranks, each row with its rank."""
     filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
     return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
 
@@ -348,7 +348,7 @@ def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.Da
 def _mesh(
     metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, comms: pd.DataFrame, groups: Groups, num_ranks: int
 ) -> MeshInfo:
-    """The mesh of the facts, else that of the process groups and the ops; where the facts name no pipelines, those of the ops."""
+    """The mesh declared in the facts, else that of process groups and ops; pipelines that the facts lack come from the ops."""
     declared = mesh_from_metadata(metadata, num_ranks)
     if declared is None:
         mesh = mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)

@@ -1,4 +1,4 @@
-"""Which device work is computing, communicating or moving memory, and which host call launched it."""
+"""Device work by category (compute, communication, memory), each with the host call that launched it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
 
 
 def _name_of_missing_device(events: Events, backend: str) -> str:
-    """What shows that a rank without device events works on a device: a name of the trace, "" where nothing does.
+    """The name in the trace that proves the use of a device, for ranks without device events; "" without one.
 
     That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs beside it as well.
     """

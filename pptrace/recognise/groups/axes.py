@@ -1,4 +1,4 @@
-"""Process groups → axes of the mesh (tp, pp, cp, dp, ep), pipelines of global ranks, and what that was taken from.
+"""Assign process groups to axes of the mesh (tp, pp, cp, dp, ep), and derive the pipelines of global ranks.
 
 In this order: the description that the framework gave the group; what the group is used for; the shape of its rank list. A group
 that nothing tells about keeps the axis "unknown".
@@ -59,7 +59,7 @@ def find_groups(
     by_use: bool = True,
     no_pipeline: Collection[int] = (),
 ) -> Groups:
-    """The groups of all ranks.
+    """Find the groups of all ranks and their axes.
 
     Args:
         calls: by rank its communication (schema ``CALLS``).
@@ -99,7 +99,7 @@ def _described(
     unnamed: Mapping[int, Group],
     rings: frozenset[Group],
 ) -> Groups:
-    """The groups with the axes that their descriptions tell."""
+    """Assign the axes that descriptions name, and no others."""
     axes = {
         group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
         for group in uses
@@ -116,7 +116,7 @@ def _used(
     world: int | None,
     steps: Mapping[int, int],
 ) -> tuple[dict[CallKey, Group], dict[Group, Use]]:
-    """The group of each key of calls, and what each group is used for: nothing, for those that are only configured."""
+    """The group of each call key, and the usage of each group; groups without calls have an empty one."""
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
@@ -137,7 +137,7 @@ def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tupl
 
 
 def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
-    """The sizes as far as they multiply up to the ranks; first dp goes, whose groups frameworks cut into parts most."""
+    """Drop sizes until they multiply up to the number of ranks; dp first, whose groups frameworks split most often."""
     for doubtful in ((), ("dp",), ("dp", "cp", "tp"), MESH_AXES):
         kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
         if multiply_up(kept, world):
@@ -146,7 +146,7 @@ def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
-    """The groups that ``distributedInfo.pg_config`` lists, by name: those that the rank belongs to."""
+    """The groups in ``distributedInfo.pg_config`` by name: those that the rank belongs to."""
     config = distributed.get("pg_config")
     entries = list(config.values()) if isinstance(config, Mapping) else config
     if not isinstance(entries, list):
@@ -168,7 +168,7 @@ def _group_of(key: CallKey) -> Group:
 
 
 def _complete(group: Group, configured: Mapping[str, Group], world: int | None) -> Group:
-    """The group with what its configuration adds. Without a list of ranks, one as large as the world holds them all."""
+    """Fill in what the configuration knows of a group. Without a rank list, a group of world size holds all ranks."""
     configured_group = configured.get(group.id) if group.id else None
     if (
         not group.id
@@ -198,7 +198,7 @@ def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
 
 @dataclass(slots=True)
 class _AxisAssignments:
-    """The axes of groups while they are being found, and by reason the groups that no description tells."""
+    """Axes assigned to groups so far, and by reason the groups that no description names."""
 
     axes: dict[Group, str] = field(default_factory=dict)
     inferred: dict[str, list[Group]] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class _AxisAssignments:
             self.inferred.setdefault(f"{axis} by {why}", []).append(group)
 
     def withdraw(self, sizes: Mapping[str, int], world: int) -> None:
-        """Take back what use and shape tell of tp, cp and dp, since the sizes do not multiply up."""
+        """Withdraw the tp, cp and dp assigned by use and shape, since the sizes do not multiply up."""
         listed = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
         self.doubts.append(
             f"{listed} do not multiply up to {world} ranks: sizes that only the use of groups or their rank lists "
@@ -237,7 +237,7 @@ def _axes(
     rings: frozenset[Group],
     chains: Callable[[Mapping[Group, str]], tuple[Chain, ...]],
 ) -> _AxisAssignments:
-    """The axis of each group, with the reason where use or shape tells it.
+    """The axis of each group, with the reason where its use or shape suggests it.
 
     Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
     """
@@ -275,7 +275,7 @@ def _axes(
 def _assign_pipelines(
     assignments: _AxisAssignments, groups: Sequence[Group], chains: Sequence[Chain], world: int | None
 ) -> None:
-    """The smallest groups along whose ranks the messages go, which another group carried."""
+    """Assign pp to the smallest groups along whose ranks messages go that another group carried."""
     for chain in chains:
         along = [group for group in groups if group.description != "default_pg" and chain.runs_along(group, world)]
         smallest = min((group.size for group in along), default=0)
@@ -287,7 +287,7 @@ def _assign_pipelines(
 def _assign_whole_world(
     assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
 ) -> None:
-    """What the groups of all ranks are used for, where no others split the ranks, even if nothing tells how."""
+    """Assign an axis by usage to the groups of all ranks, where no other groups split the ranks."""
     used = [
         group
         for group, use in uses.items()

@@ -1,4 +1,4 @@
-"""Communicators that name each process's place alone → the global ranks of their members."""
+"""Global ranks of the members of communicators in which each process records only its own rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSURE = (
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """``calls`` with the ranks of their groups, what each rank says of the job, and a line where ranks are not to be believed."""
+    """Calls with the ranks of their groups, each rank's facts of the job, and a warning where ranks are uncertain."""
 
     calls: Mapping[int, pd.DataFrame]
     distributed: Facts
@@ -27,7 +27,7 @@ class Members:
 
 
 def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: Facts) -> Members:
-    """Fill in the ranks of communicators of which each member has a trace and says its own rank.
+    """Fill in the ranks of communicators whose members all have a trace and record their rank.
 
     A process takes its place in the largest communicator for its rank where that has as many ranks as there are files: which is
     right if all of them are in one.
@@ -61,7 +61,7 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
 
 
 def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
-    """By communicator its size, and the global rank at each of its places."""
+    """By communicator its size, and the global rank of each member by its rank in it."""
     by_group: dict[str, tuple[int, dict[int, int]]] = {}
     for rank, communicators in positions.items():
         for group, (position, size) in communicators.items():
@@ -70,7 +70,7 @@ def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int,
 
 
 def _ordered(size: int, ranks: Mapping[int, int]) -> list[int]:
-    """The global ranks in the order of their places; [] unless all are known."""
+    """Global ranks in the order of the communicator; [] unless all are known."""
     return (
         [ranks[position] for position in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
     )

@@ -1,4 +1,4 @@
-"""Which ranks form a pipeline, and which form a group of each axis."""
+"""Pipelines and the groups of each axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pptrace.recognise.groups.topology import multiply_up
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
-    """The mesh as the ranks' own facts tell it; None when they do not."""
+    """The mesh declared in the ranks' facts; None if there is none."""
     with_mesh = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
     if not with_mesh:
         return None
@@ -49,7 +49,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
 
 
 def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
-    """The mesh with the pipelines that a watched runtime named, also where not all of their ranks have a trace."""
+    """Set the pipelines that a watched runtime declared, even where some of their ranks have no trace."""
     named: set[tuple[int, ...]] = set()
     for facts in metadata:
         ranks = facts.get("pp_ranks")
@@ -62,7 +62,7 @@ def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str,
 
 
 def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> MeshInfo:
-    """The mesh as the stages seen on each rank tell it.
+    """Derive the mesh from the stages of each rank.
 
     Ranks that hold the same stages are replicas; the i-th of each form the i-th pipeline. tp, cp and dp stay unknown unless
     there is just one replica.
@@ -86,7 +86,8 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
-    """The columns of one looped pipeline that lacks traces in its middle; [] where stages and ranks do not say whose.
+    """Columns of one pipeline with loop placement that lacks traces in its middle; [] where stages and ranks do not determine
+    them.
 
     Chunk c of place r is stage c·p + r, and the ranks that are there lie at equal distances in the order of their places.
     """
@@ -111,7 +112,7 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
 
 
 def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
-    """The mesh of the ops with the axis that their collectives name, if it is one, and if its groups can be the replicas.
+    """Set the axis of the collectives, if there is one and its groups can be the replicas.
 
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
@@ -138,16 +139,16 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
 
 
 _OF_PIPELINES = ("pp", "embd", "mirror", "world")
-"""Axes whose groups the pipelines and the number of ranks tell."""
+"""Axes whose groups follow from the pipelines and the number of ranks."""
 
 
 def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
-    """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
+    """One pipeline of all ranks that compute, in ascending order: assumed where the stages are unknown."""
     return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)
 
 
 def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
-    """The mesh of the ops with what the process groups tell: sizes of axes, the number of ranks, and pipelines.
+    """Add what the process groups determine: sizes of axes, number of ranks, pipelines.
 
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
@@ -177,6 +178,6 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
 
 
 def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
-    """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
+    """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
     several = any(size > 1 for size in sizes.values())
     return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in ("tp", "cp", "dp", "ep")}

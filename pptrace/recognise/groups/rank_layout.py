@@ -1,4 +1,4 @@
-"""The pipelines of a run whose processes say the sizes of its mesh and not how ranks are laid out on it.
+"""Derive the pipelines of a run whose processes record the sizes of its mesh, but not the order of its axes.
 
 Megatron-LM lays the pipeline out as the slowest axis (``tp-cp-ep-dp-pp``), or before the data-parallel one with
 ``--use-tp-pp-dp-mapping`` (``parallel_state.py``). Where the two differ, the order of ops speaks: of 1F1B a later rank of the
@@ -25,7 +25,7 @@ Facts = Mapping[int, Mapping[str, Any]]
 
 
 def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]]:
-    """The facts with ``mesh`` and ``pp_ranks`` where sizes and order tell them, and a line where they are taken or open.
+    """Add ``mesh`` and ``pp_ranks`` to the facts where sizes and the order of ops give them; with a warning where assumed.
 
     Args:
         facts: by rank; those without :data:`~pptrace.ingest.otlp.process_facts.PARALLEL` stay as they are.
@@ -58,7 +58,7 @@ def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]
 
 
 def _order(with_sizes: Facts, axes: Mapping[str, int], leading: Mapping[int, int]) -> tuple[str | None, str]:
-    """The order of axes that nothing contradicts, with a line where it is not certain; None where none is left."""
+    """The first order of axes that nothing contradicts, with a warning where it is not certain; None without one."""
     if axes["dp"] == 1 or axes["pp"] == 1:
         return next(iter(_ORDERS)), ""
     possible = [order for order in _ORDERS if _agrees(with_sizes, axes, order, leading)]
@@ -69,7 +69,7 @@ def _order(with_sizes: Facts, axes: Mapping[str, int], leading: Mapping[int, int
 
 
 def _agrees(with_sizes: Facts, axes: Mapping[str, int], order: str, leading: Mapping[int, int]) -> bool:
-    """Whether the places that processes say, and the forwards that ranks begin with, are those of this order."""
+    """Whether declared pipeline ranks and leading forwards are those of this order of axes."""
     forwards_by_pp_rank: dict[int, set[int]] = {}
     for rank, rank_facts in with_sizes.items():
         pp_rank = _pipeline(rank, axes, order).index(rank)
@@ -95,7 +95,7 @@ def _pipeline(rank: int, axes: Mapping[str, int], order: str) -> list[int]:
 
 
 def _leading_forwards(ops: pd.DataFrame) -> dict[int, int]:
-    """How many forwards each rank runs before the first backward of its fullest step."""
+    """Number of forwards of each rank before the first backward of its fullest step."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     leading: dict[int, int] = {}
     for rank, rank_ops in compute.groupby("rank"):

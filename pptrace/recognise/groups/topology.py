@@ -1,4 +1,4 @@
-"""The shapes of process groups: rank lists, pipelines by who talks to whom, and the sizes of the axes."""
+"""Shapes of process groups: rank lists, chains of ranks that exchange messages, and the sizes of the axes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SHARDS = ("mesh_dp_shard", "mesh_shard", "mesh_fsdp")
 
 
 def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], world: int | None) -> dict[str, int]:
-    """The axes' sizes. What is described completely but for one axis, the size of the world completes."""
+    """Sizes of the axes; a single axis that no group describes gets what is left of the world size."""
     sizes: dict[str, int] = {}
     described = False
     parts: dict[str, dict[str, int]] = {}
@@ -95,7 +95,7 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
 
 
 def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
-    """Whether a mesh with axes of these sizes may have that many ranks; an axis without a size may have any."""
+    """Whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
     known = [size for axis in MESH_AXES if (size := sizes.get(axis)) is not None]
     return _product(known) == world if len(known) == len(MESH_AXES) else world % max(_product(known), 1) == 0
 
@@ -113,7 +113,7 @@ Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Ranks that messages connect, in order. Where it is not ``whole``, ranks without a trace may talk to further ones."""
+    """Ranks connected by messages, in order. Where it is not ``is_whole``, ranks without a trace may belong to it."""
 
     ranks: tuple[int, ...]
     edges: frozenset[tuple[int, int]]
@@ -136,7 +136,7 @@ class Chain:
 def chains_of(
     edges: Edges, axes: Mapping[Group, str], rings: Collection[Group], present: Collection[int], world: int | None
 ) -> tuple[Chain, ...]:
-    """Who talks to whom outside ``rings`` and the groups of other axes: each connected set of ranks.
+    """Connected sets of ranks by their messages outside ``rings`` and the groups of other axes.
 
     Args:
         present: the ranks that have a trace.
@@ -195,7 +195,7 @@ def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
 
 
 def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
-    """Groups whose ranks never send but while they receive, both in one kernel: two ranks, or several that never send back.
+    """Groups whose ranks send only while they receive, both in one kernel: two ranks, or several that never send back.
 
     A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
     one way; seen only in its middle, it may look the same, so that such a group is of no axis for sure.
@@ -235,7 +235,7 @@ def edges_of(
 
 
 def global_peer(peer: int, local_peer: int, group: Group) -> int:
-    """The global rank of a peer that may be known by its place in the group only; -1 where that does not tell."""
+    """The global rank of a peer known only by its rank in the group; -1 where that is unknown."""
     if peer >= 0 or local_peer < 0:
         return int(peer)
     if group.ranks:

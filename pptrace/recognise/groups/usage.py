@@ -1,4 +1,4 @@
-"""What a process group is used for, and the axis that this tells."""
+"""The usage of a process group, and the axis that it suggests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pptrace.recognise.groups.topology import Group
 
 @dataclass(slots=True)
 class Use:
-    """What a group, or a family of equal groups, was used for.
+    """How a group, or a family of equal groups, was used.
 
     ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
     calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
@@ -42,6 +42,7 @@ class Use:
 
 
 def merge_usage(uses: Iterable[Use]) -> Use:
+    """Add up the usage of several groups."""
     merged = Use()
     for use in uses:
         merged.kinds += use.kinds
@@ -56,13 +57,13 @@ def merge_usage(uses: Iterable[Use]) -> Use:
 _SEVERAL = 2
 """A single all-to-all may be anything."""
 _MANY = 8
-"""So many all-reduces of one size on a rank in a step are more than a few buckets of gradients."""
+"""More equal all-reduces per rank and step than this are not a few buckets of gradients."""
 _FEW_BYTES = 64
 """No all-reduce of gradients is so small: a norm, a loss, a flag."""
 
 
 def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str, str] | None:
-    """(axis, why) of a group from what is done in it; None where that does not tell. ``taken`` have groups already."""
+    """(axis, reason) that the calls in a group suggest; None where they suggest none. ``assigned`` axes have groups already."""
     kinds, num_calls = use.kinds, sum(use.kinds.values())
     for axis, count in use.hints.most_common(1):
         if 2 * count >= num_calls:

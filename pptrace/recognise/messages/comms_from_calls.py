@@ -1,4 +1,4 @@
-"""Calls of known groups → the COMMS table: axis, peers, direction and step of what no mark and no label tells."""
+"""Turn unlabelled communication calls into COMMS rows: fill in axis, peer, direction and step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def comms_of_calls(
     mesh: MeshInfo,
     schedule: ScheduleInfo,
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched, and lines about it.
+    """The communication of all ranks that labels do not cover (schema :data:`CALL_COMMS`), unmatched; with warnings.
 
     Args:
         calls: by rank (schema ``CALLS``).
@@ -107,7 +107,7 @@ def _of_rank(
 
 
 def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
-    """Which calls are the pipeline's messages that labels tell: all sends and receives, and kernels at the time of one.
+    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """

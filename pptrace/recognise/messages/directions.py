@@ -1,4 +1,4 @@
-"""Which way a pipeline's messages go, where no label says so: from the stages of their two ends."""
+"""Directions of pipeline messages without a label, from the stages of their two ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _P2P = ("send", "recv")
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which the pipeline's messages of known stage have their direction, F or B, as far as it and the peer tell.
+    """Fill in the direction, F or B, of pipeline messages of known stage, as far as stage and peer determine it.
 
     What stage s sends to a rank with stage s+1 goes forward, and to one with s−1 backward; what it receives, the other way round.
     Of a peer with both, as between two ranks with chunks, the first message of a microbatch goes forward and the second one back:

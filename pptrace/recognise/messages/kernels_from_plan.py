@@ -1,4 +1,4 @@
-"""Kernels that send or receive, nothing tells which, as the messages of a known plan: by the ops before and after them.
+"""Map NCCL SendRecv kernels, whose direction is unknown, to the plan's messages by the ops that precede and follow them.
 
 Captures without NCCL's own ranges, and Kineto without operators, show ``SendRecv`` kernels alone, each one a message or a batch
 of several, both ways. What an op made leaves in the first kernel that begins after it, and what an op reads has come in the last
@@ -27,7 +27,7 @@ _P2P = ("send", "recv")
 _NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
 _FUSED = "send_recv"
 _DRIFT_NS = 50_000
-"""By so much clocks may move against each other within a trace, and the two kernels of a message end apart."""
+"""Tolerance, ns: clock drift within a trace, and the difference between the ends of a message's two kernels."""
 _MOST = 0.9
 _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
     frozenset(),
@@ -41,7 +41,7 @@ _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
 def kernels_from_plan(
     calls: pd.DataFrame, known: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, mesh: MeshInfo
 ) -> tuple[pd.DataFrame, str]:
-    """``calls`` (schema CALL_COMMS) with the kernels of whole pipelines as the plan's messages, and a line that says so or "".
+    """Map the kernels of complete pipelines to the plan's messages; with a warning, or "".
 
     A kernel that carries several messages is a row for each. Pipelines of which a message is told, here or in ``known`` (schema
     COMMS), stay as they are.
@@ -89,7 +89,7 @@ def _of_pipeline(
     pipeline: Sequence[int],
     received_first: frozenset[int],
 ) -> pd.DataFrame | None:
-    """The messages of all ranks; None where one has no kernel or a kernel none of them."""
+    """The messages of all ranks; None where a message has no kernel or a kernel no message."""
     parts = []
     for pp_rank, rank in enumerate(pipeline):
         rank_kernels = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
@@ -136,7 +136,7 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
 
 
 def _swapped(carried: Sequence[_Carried], pp_rank: int, received_first: frozenset[int]) -> Iterator[_Carried]:
-    """The messages with those changed of two kernels in a row that a neighbour is sent to and received from in this order."""
+    """Swap the kernels of a send and a receive in a row with the same neighbour, for neighbours received from first."""
     counts = Counter(one.kernel for one in carried)
     unshared = {(one.kernel, one.kind): one.message.peer_pp_rank for one in carried if counts[one.kernel] == 1}
     for one in carried:

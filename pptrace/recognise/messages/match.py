@@ -1,4 +1,4 @@
-"""Joins the two ends of each transfer and the members of each collective."""
+"""Match the two ends of each transfer and the members of each collective."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
+    """Fill in the group sizes of collectives with an axis, as far as the mesh has them."""
     sizes = {axis: size for axis in ("tp", "cp", "dp") if (size := getattr(mesh, axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
     known_sizes = comms["axis"].map(sizes).where(unsized, comms["group_size"])
@@ -105,7 +105,7 @@ def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) ->
 
 
 _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
-"""Kinds that one side may be done with before the last side comes, because the message lies in a buffer until then."""
+"""Kinds that one side may finish before the last side starts, because the data lies in a buffer."""
 
 
 def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
@@ -136,7 +136,7 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
 
 
 def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which communication has the host's posting call alone: when it was done, nothing shows.
+    """Which rows have only the host's posting call: the end of the transfer is unknown.
 
     A send on a rank without devices lies in a buffer when its posting is over.
     """
@@ -250,13 +250,13 @@ def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bo
 
 
 def without_group_or_peer(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows have nothing that says with whom: no label's stage, no group and no peer, as kernels alone show it."""
+    """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
     has_no_peer = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
     return has_no_peer & (comms["match"] < 0) & (comms["stage"] < 0)
 
 
 def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
-    """A line for the communication of steps that tells no peer."""
+    """A warning about communication in steps without a group or peer."""
     rows = comms[without_group_or_peer(comms) & (comms["step"] >= 0)]
     message = rows["kind"].isin(MESSAGES)
     parts = []
@@ -271,7 +271,7 @@ _MOST_LISTED = 3
 
 
 def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
-    """A line for each kind of communication that lacks its other side although that rank's trace is there.
+    """A warning for each kind of communication without its other side, although that rank has a trace.
 
     Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.
     """

@@ -1,4 +1,4 @@
-"""Messages that not all have ranges, so that order does not number them: each is that of the op next to it on its rank.
+"""Assign stage and microbatch to messages of which only some have ranges: those of the adjacent op on the same rank.
 
 A receive comes right before the op that reads it, a send right after the op that made it. What a stage at an end of the pipeline
 calls for a neighbour that it does not have moves nothing and is no message.
@@ -17,7 +17,7 @@ from pptrace.recognise.messages.messages_from_plan import PRODUCERS
 
 
 def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]) -> pd.DataFrame:
-    """``comms`` in which unnumbered messages of ``ranks`` have stage and microbatch; without those that no op stands next to.
+    """Fill in stage and microbatch of messages of ``ranks`` by the adjacent op; messages without one are dropped.
 
     Args:
         comms: schema COMMS; the rows meant are of the pipeline, with a direction and without stage and microbatch.
@@ -59,7 +59,7 @@ def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame
 
 
 def _has_other_stage(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
-    """Whether there is a stage where a message would come from or go to, as far as the number of stages is known."""
+    """Whether the stage at the other end exists, as far as the number of stages is known."""
     next_or_previous = np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
     other_stage = comms["stage"] + next_or_previous
     num_stages = mesh.pp * mesh.vpp if mesh.pp and mesh.vpp else np.iinfo(np.int64).max
@@ -67,7 +67,7 @@ def _has_other_stage(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
 
 
 def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` (matched) without messages between two of ``ranks`` of which one side alone is there, and a line about them."""
+    """Drop messages between two of ``ranks`` with a span on one side only; with a warning."""
     between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(("send", "recv"))
     half = between & (comms["axis"] == "pp") & (comms["match"] < 0)
     if not half.any():

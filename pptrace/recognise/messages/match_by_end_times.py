@@ -1,4 +1,5 @@
-"""Collectives that name no group, matched on aligned clocks: the kernels of one collective end together on all of its ranks.
+"""Match collectives without a group by their end times on aligned clocks: the kernels of one collective end at the same time on
+all of its ranks.
 
 What runs after a rank's last op of a step joins ranks that were in different places of the pipeline: the norm of the gradients,
 the gradients of embeddings that the first and the last stage share. A rank that comes early waits inside of it.
@@ -24,14 +25,14 @@ _DISTINCT = 2
 
 @dataclass(frozen=True, slots=True)
 class EndTimeMatches:
-    """The comms table with the collectives that were found to be one, and a line that says so."""
+    """The comms table with the matched collectives, and a warning about them."""
 
     comms: pd.DataFrame
     warnings: tuple[str, ...] = ()
 
 
 def match_by_end_times(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> EndTimeMatches:
-    """Match collectives after the last ops of steps, of which nothing tells the group, by their common ends.
+    """Match collectives of unknown groups after the last ops of steps by their end times.
 
     The last k of a kind in a step are the same collectives on a set of ranks if they end together on all of them, as near as the
     clocks tell, in every step. Sets are all ranks, those of a pipeline, and its two ends where the ranks between them have no
@@ -88,7 +89,7 @@ def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sets(mesh: MeshInfo, rows: pd.DataFrame) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sets of ranks that may share a collective, the largest first, each with the ranks that then have none of their own."""
+    """Candidate sets of ranks, largest first, each with the ranks between its members that then have no collective."""
     present = set(rows["rank"].tolist())
     complete = (tuple(range(mesh.num_ranks)), *mesh.pipelines)
     ends = [((pipeline[0], pipeline[-1]), pipeline[1:-1]) for pipeline in mesh.pipelines if len(pipeline) > 2]

@@ -1,4 +1,5 @@
-"""Messages of a known plan, told by the ops beside them: a send follows the op that made it, a receive comes before its reader.
+"""Label messages with those of a known plan by the adjacent ops: a send follows the op that made it, a receive precedes its
+reader.
 
 A function that sends and receives in one call is called on all ranks of a pipeline, with nothing to send or to receive on some
 of them: which of its messages there were, the plan says.
@@ -33,7 +34,7 @@ def cross_rank_ops(plan: Plan, rank: int, direction: str, sends: bool) -> Iterat
 def match_by_adjacent_ops(
     comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
 ) -> pd.DataFrame | None:
-    """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
+    """Reduce labelled pipeline messages to those of the plan; None where one of the plan's is missing.
 
     Args:
         comms: with messages by order alone (their stage is below 0).
@@ -75,7 +76,7 @@ def _with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
+    """A message of the plan: the op that makes or reads it, and the pipeline rank of its peer."""
 
     op: Action
     direction: str
@@ -92,7 +93,7 @@ def planned_messages(plan: Plan, rank: int, sends: bool) -> Iterator[PlannedMess
 def label_from_plan(
     calls: pd.DataFrame, ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], pipeline: Sequence[int], rank: int
 ) -> pd.DataFrame:
-    """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
+    """Label a rank's messages without stage and microbatch with those of the plan.
 
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
@@ -119,7 +120,7 @@ def label_from_plan(
 
 
 def _messages_in_order(wanted: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
-    """What the sends or the receives of a step are, in the order of time; nothing where its ops do not allow that."""
+    """The planned messages in time order; [] where the ops contradict that."""
     if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
         return []
     keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)

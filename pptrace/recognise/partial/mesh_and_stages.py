@@ -1,4 +1,4 @@
-"""Pipelines of which some ranks have no trace: what the others show of the mesh, the schedule and the stages."""
+"""Mesh and stages of pipelines of which some ranks have no trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The tables with the stages that are certain, the mesh, and every schedule that the ranks with a trace may have run.
+    """The tables with the stages that are certain, the mesh, and every schedule that the traced ranks may have run.
 
     ``is_complete``: all that there may be were tried.
     """
@@ -61,7 +61,7 @@ def read_partial(
     is_declared: bool = False,
     paired: Collection[int] = (),
 ) -> Partial | None:
-    """What ranks with a trace show where others of their pipeline have none; None where none lacks, or nothing can be said.
+    """Derive mesh, schedules and stages from the traced ranks; None where no rank is missing, or nothing can be derived.
 
     Args:
         ops, comms: with stages below 0 where no label tells them.
@@ -126,8 +126,9 @@ def _lacks_ranks(
     is_declared: bool,
     is_exact: bool,
 ) -> bool:
-    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or on a rank alone that is not
-    the only one of the run."""
+    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank that is
+    not the only one of the run.
+    """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     ranks = set(compute["rank"].tolist())
     if not ranks:
@@ -153,7 +154,7 @@ def _pipeline_facts(
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
 ) -> PipelineFacts:
-    """What groups, sizes and the framework say of the pipeline."""
+    """What groups, sizes and the framework determine of the pipeline."""
     ranks = {traced.rank for traced in traced_ranks}
     own_pipelines = tuple(pipeline for pipeline in groups.pipelines if ranks & set(pipeline))
     if ranks <= {rank for pipeline in own_pipelines for rank in pipeline} and mesh.pipelines == groups.pipelines:
@@ -168,7 +169,7 @@ def _pipeline_facts(
 
 
 def _names(framework: str, traced_ranks: Sequence[TracedRank]) -> tuple[str, ...]:
-    """The schedules that a framework's labels can be of; of torch's, GPipe alone writes labels without a stage."""
+    """The schedules that a framework's labels can belong to; of torch's, only GPipe writes labels without a stage."""
     if framework == _TORCH and traced_ranks[0].detail is Detail.KINDS:
         return ("gpipe",)
     return _SCHEDULES_OF.get(framework, ())
@@ -186,7 +187,7 @@ def _mesh(
     mesh: MeshInfo,
     groups: Groups,
 ) -> MeshInfo:
-    """The mesh with the sizes and the places that all readings have in common."""
+    """The mesh with the sizes and pipeline ranks that all readings have in common."""
     lengths = {reading.plan.pp for reading in readings}
     chunks = {reading.plan.num_chunks for reading in readings}
     if not readings and traced_ranks[0].detail is Detail.STAGES:
@@ -237,8 +238,9 @@ def _pipelines(
     pp: int | None,
     world: int | None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The pipelines of global ranks, where one regular mesh alone puts these ranks at their places beside their peers; else the
-    ranks with a trace, those of each place in order."""
+    """The pipelines of global ranks, if exactly one regular mesh gives these ranks their pipeline ranks and peers; else the
+    traced ranks, by pipeline rank.
+    """
     ranks = [traced.rank for traced in traced_ranks]
     known_pp_ranks = {rank: pp_rank for rank, pp_rank in pp_ranks.items() if pp_rank is not None}
     if pp is not None and len(known_pp_ranks) == len(ranks):
@@ -260,14 +262,14 @@ def _pipelines(
 
 
 def _strides_of_peers(traced_ranks: Sequence[TracedRank]) -> list[int]:
-    """How far apart neighbours lie by whom these ranks talk to."""
+    """Possible distances between neighbours, by the peers of messages."""
     return sorted(
         {abs(peer - traced.rank) for traced in traced_ranks for peer in traced.messages.peers if peer != traced.rank}
     )
 
 
 def _pipelines_of_stride(pp_ranks: Mapping[int, int], pp: int, stride: int) -> tuple[tuple[int, ...], ...] | None:
-    """The pipelines of these ranks, whose neighbours lie ``stride`` apart; None where no rank would be such a number."""
+    """The pipelines of these ranks with neighbours ``stride`` apart; None where that contradicts their pipeline ranks."""
     first = sorted({rank - pp_rank * stride for rank, pp_rank in pp_ranks.items()})
     if min(first) < 0 or any(rank // stride % pp != pp_rank for rank, pp_rank in pp_ranks.items()):
         return None
@@ -299,7 +301,7 @@ def _with_stages(
     readings: Sequence[Reading],
     mesh: MeshInfo,
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """The tables with the stages, chunks and microbatches that all readings give them; what they do not is unknown."""
+    """Fill in the stages, chunks and microbatches that all readings agree on; others are unknown."""
     if chosen is None and readings:
         ops = _with_phases(ops, traced_ranks, readings)
     detail, num_chunks = traced_ranks[0].detail, {reading.plan.num_chunks for reading in readings}
@@ -329,7 +331,7 @@ def _common_stages(readings: Sequence[Reading]) -> list[tuple[int, ...]] | None:
 
 
 def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables without stages; microbatches are kept where order numbers them for sure, and the chunks that labels tell."""
+    """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
         ops.loc[lacking, "chunk"] = -1 - ops.loc[lacking, "stage"]
@@ -343,7 +345,7 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
 
 
 def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings: Sequence[Reading]) -> pd.DataFrame:
-    """The ops with the phases that all readings give the steps in the order compared; the others have none."""
+    """Fill in the phases that all readings agree on; others are cleared."""
     ops = ops.copy()
     for traced, rows in _rows_of_steps(ops, traced_ranks):
         phases = {tuple(reading.phases_of(traced.rank)) for reading in readings}
@@ -353,7 +355,7 @@ def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings
 
 
 def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Reading) -> pd.DataFrame:
-    """The ops with the stages, chunks and microbatches of their steps' plans; a row that is no step of it has none."""
+    """Fill in stages, chunks and microbatches of each step's plan; rows that do not match it have none."""
     ops = ops.copy()
     for traced, rows in _rows_of_steps(ops, traced_ranks):
         plan = _plan_of_step(chosen, ops, int(rows["step"].iloc[0]))

@@ -1,4 +1,4 @@
-"""Which schedules the ranks that have a trace may have run, and at which places of their pipeline, where others have no trace.
+"""Readings of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
 
 One rank's order is that of a single schedule of the registry, of several, or of none. What all of them have in common is known.
 """
@@ -22,7 +22,7 @@ from pptrace.schedule.replay import replay
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A plan whose ops and messages those of the ranks are, and their pipeline ranks in it."""
+    """A plan that the traced ranks match in ops and messages, with their pipeline ranks in it."""
 
     plan: Plan
     pp_ranks: Mapping[int, int]
@@ -33,7 +33,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFacts:
-    """What is known of the run beside the ops of the ranks that have a trace.
+    """Facts about the pipeline apart from the ops of the traced ranks.
 
     ``pipelines`` are those of process groups that hold these ranks, () where none tell them; ``lengths`` the sizes that the
     pipeline may have, () where nothing limits them; ``world`` the number of all ranks, None if unknown; ``names`` the schedules
@@ -67,7 +67,7 @@ def _pp_ranks_by_stages(traced_ranks: Sequence[TracedRank], plan: Plan) -> Itera
 
 
 def _pp_ranks_in_regular_mesh(ranks: Sequence[int], pp: int, world: int) -> Iterator[dict[int, int]]:
-    """The places of ranks of a mesh in which neighbours of a pipeline lie equally far apart."""
+    """Pipeline ranks in a mesh whose neighbours in a pipeline are equally far apart."""
     seen: set[tuple[int, ...]] = set()
     for stride in strides(pp, world):
         pp_ranks = tuple(rank // stride % pp for rank in ranks)
@@ -77,14 +77,14 @@ def _pp_ranks_in_regular_mesh(ranks: Sequence[int], pp: int, world: int) -> Iter
 
 
 def strides(pp: int, world: int) -> list[int]:
-    """How far apart neighbours in a pipeline may lie in a mesh of so many ranks."""
+    """Possible distances between neighbours in a pipeline, for a mesh of this size."""
     if pp < 1 or world % pp:
         return []
     return [stride for stride in range(1, world // pp + 1) if (world // pp) % stride == 0]
 
 
 def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Reading, ...], bool]:
-    """Every reading of what these ranks show, and whether all that there may be were tried."""
+    """Every reading of the traced ranks, and whether all candidates were tried."""
     if any(traced.is_last_first for traced in traced_ranks):
         return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
     readings: list[Reading] = []
@@ -109,11 +109,11 @@ _MOST_FORWARDS = 250_000
 _MOST_IN_ALL = 1_500_000
 """Nor are plans with more forwards than that, all together."""
 _MOST_SEARCHED = 2_000
-"""A searched schedule takes longer; with more forwards than that it is the same as no other."""
+"""Searched schedules are tried up to this many forwards: beyond, the search takes too long."""
 
 
 def _plans(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> Iterator[Plan | None]:
-    """The plans that are worth comparing; None where one would be too large to build."""
+    """The plans worth comparing; None in place of one that is too large to build."""
     total = 0
     for pp in _lengths(traced_ranks, facts):
         for entry in registry.SCHEDULES.values():
@@ -217,7 +217,7 @@ def pipeline_lengths_of_stages(stage_sets: Iterable[Sequence[int]]) -> set[int]:
 
 
 def agreed_reading(readings: Sequence[Reading]) -> Reading | None:
-    """The first of several readings, where the others say the same of the schedule and of the ranks that have a trace.
+    """The first reading, if all others agree with it on the schedule and the traced ranks; else None.
 
     Plans of one schedule may differ elsewhere: in how ranks without a trace warm up, for one.
     """

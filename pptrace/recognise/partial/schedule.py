@@ -1,4 +1,4 @@
-"""The schedule of a run of which some pipeline ranks have no trace: the only one that fits the others, or what is open."""
+"""The schedule of a run with missing pipeline ranks: the only one that matches the traced ranks, or the candidates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pptrace.schedule import registry
 
 
 def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
-    """The schedule that was asked for with ``wanted``, else the one that all readings are of.
+    """The schedule named by ``wanted``, else the one that all readings agree on.
 
     Raises:
         UsageError: ``wanted`` names no schedule, or these ranks do not tell its shape.
@@ -61,11 +61,11 @@ def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
 
 
 _MOST_TRIED = 8
-"""So many ranks without a trace, and so many readings for each of those, are tried for what they would tell."""
+"""At most this many ranks without a trace, and readings for each, are searched for one that decides between the readings."""
 
 
 def _deciding_trace(readings: Sequence[Reading], mesh: MeshInfo) -> str:
-    """In words, whose trace would tell which of the readings it was: a rank of which each reading expects something else."""
+    """In words, the rank whose trace would decide between the readings: each reading expects something else of it."""
     absent = [] if mesh.is_guess else [rank for rank in range(mesh.num_ranks) if rank not in readings[0].pp_ranks]
     for rank in (*absent[:_MOST_TRIED], *absent[-_MOST_TRIED:]) if len(readings) <= _MOST_TRIED * _MOST_TRIED else ():
         expected = [_expected(reading, rank, mesh.num_ranks) for reading in readings]
@@ -75,8 +75,7 @@ def _deciding_trace(readings: Sequence[Reading], mesh: MeshInfo) -> str:
 
 
 def _expected(reading: Reading, rank: int, world: int) -> set[tuple[object, ...]]:
-    """What a rank without a trace may have run: for each mesh in which the others have their places, its kinds of ops and its
-    messages."""
+    """(kinds of ops, messages) that a rank without a trace may have run, for each possible mesh."""
     plan = reading.plan
     pp_ranks = {
         rank // stride % plan.pp

@@ -1,4 +1,4 @@
-"""What the ranks that have a trace show of a pipeline of which others have none: their ops in order, and their messages."""
+"""Ops in order and messages of the traced ranks of a pipeline with missing ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_CALLS = ("send", "recv", "send_recv")
 
 
 class Detail(StrEnum):
-    """How much the labels of ops say: stages, chunks of a rank, or kinds alone."""
+    """What the labels of ops name: stages, chunks of a rank, or kinds alone."""
 
     STAGES = "stages"
     CHUNKS = "chunks"
@@ -28,7 +28,7 @@ class Detail(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A rank's messages of a step: the (kind, direction) of those that tell it, and the global ranks at their other ends.
+    """Messages of a rank in one step: their (kind, direction), and the global ranks of their peers.
 
     ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
     """
@@ -39,7 +39,9 @@ class Messages:
     is_exact: bool
 
     def allow(self, plan: Plan, pp_rank: int) -> bool:
-        """Whether a pipeline rank of a plan may have these messages: some each way that it has any, and no other."""
+        """Whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
+        others.
+        """
         needed = message_kinds_of(plan, pp_rank)
         if self.is_any and not needed:
             return False
@@ -77,7 +79,7 @@ def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """One rank's fullest step: its ops in time order as text, with as much as ``detail`` says.
+    """The fullest step of one rank: its ops in time order as text, with the detail of its labels.
 
     ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
     known, for each backward in order the index of its forward.
@@ -148,8 +150,8 @@ def find_traced_ranks(
     exact: bool,
     paired: Collection[int] = (),
 ) -> list[TracedRank]:
-    """What each rank with training ops shows in one step, the one with most ranks and then most ops; [] without one, or where a
-    rank's labels name the stages of some ops alone.
+    """The ops and messages of each rank with training ops in its fullest step; [] without one, or where labels name the stages
+    of some ops only.
 
     Args:
         exact: whether the messages are those that moved and no others.

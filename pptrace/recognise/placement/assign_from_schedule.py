@@ -1,4 +1,4 @@
-"""Ops and messages that order alone numbers, taken for those of the schedule whose order theirs is."""
+"""Assign stages and microbatches to unlabelled ops: their sequence of kinds is matched against every registered schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchAssignment:
-    """The tables with stages and microbatches, the plan that they follow, and what was taken from what."""
+    """The tables with stages and microbatches, the plan that they follow, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
@@ -28,7 +28,7 @@ class MicrobatchAssignment:
 def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> MicrobatchAssignment | None:
-    """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
+    """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
     if not pipeline_steps:
@@ -58,7 +58,7 @@ def assign_microbatches(
 def messages_of_plan(
     comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` with the stages and microbatches of the plan's messages, and lines about them; ``ops`` have theirs."""
+    """Assign the plan's stages and microbatches to messages; with warnings. ``ops`` have theirs."""
     if _is_possible(comms, plan_of, mesh):
         return _with_plan(comms, plan_of, mesh), ()
     name = plan_of(int(ops["step"].iloc[0])).name
@@ -104,7 +104,7 @@ def _matching_part(kinds: Sequence[str], actions: Sequence[Action], is_first: bo
 def _received_in(
     step: PipelineStep, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> int | None:
-    """How many activations the first rank of a pipeline receives in this step; None where nothing tells.
+    """Number of activations that the first rank of a pipeline receives in this step; None if unknown.
 
     It receives those of all its chunks but the first, of which a mesh may tell the number.
     """
@@ -119,8 +119,8 @@ def _received_in(
 
 
 def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
-    """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
-    called on all stages, and does not move what has no other side.
+    """Whether no rank has more messages of a kind in a step than the plan: combined send-receive functions are called on all
+    stages, also where one side is absent.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
@@ -155,7 +155,7 @@ def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: 
 
 
 def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame:
-    """Messages numbered by order, taken for those of their step's plan, in the order of the ops that send or receive them."""
+    """Assign the messages of each step's plan in the order of the ops that send or receive them."""
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):

@@ -1,4 +1,4 @@
-"""Which stage, chunk and microbatch the ops and messages of a run are of, where its labels leave that open.
+"""Assign stages, chunks and microbatches to ops and messages, where labels leave them open.
 
 Only when the ranks are joined is it known which place in its pipeline a rank has. Labels that name a chunk leave two readings:
 chunk c of rank r is stage c·p + r (a loop), or it lies on a zigzag, which for two chunks is a V. Labels that name nothing leave
@@ -32,7 +32,7 @@ Layout = Callable[[int, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class StageAssignment:
-    """The tables with their stages, the mesh with its number of chunks, and what was taken from what."""
+    """The tables with stages, the mesh with its number of chunks, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
@@ -85,8 +85,8 @@ def assign_stages(
 
 
 def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` without the messages of pipelines of which a rank's own order told none: its messages wait in the calls, where
-    the other sides of those of its neighbours are (:mod:`pptrace.recognise.messages.comms_from_calls`).
+    """Drop messages of pipelines in which some rank's ops were inferred without its messages: they are matched from the calls
+    instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
     inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
     is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
@@ -100,7 +100,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
 
 
 def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
-    """A line where ops lie between messages to ranks that nothing tells: of one rank, or of some of a run; "" where not."""
+    """A warning where ops lie between messages to unknown ranks; "" otherwise."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
@@ -112,7 +112,7 @@ def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking
 
 
 def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
-    """A line where ops in this order, with one stage on each rank, cannot be what ran; "" where they can."""
+    """A warning where ops in this order, with one stage per rank, cannot be what ran; "" otherwise."""
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
         return f"the order of ops matches no known schedule with {mesh.vpp} chunks per rank: {unnamed}"
@@ -144,7 +144,7 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
 
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
-    """The mesh where nothing tells the pipeline: that the ops need no other axis does not say that there is none."""
+    """The mesh without a pipeline: sizes of 1 that were only assumed become unknown."""
     tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
     return replace(mesh, pp=None, vpp=None, tp=tp, cp=cp, dp=dp, ep=None, pipelines=(), in_order=False)
 

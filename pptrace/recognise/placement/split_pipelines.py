@@ -1,4 +1,4 @@
-"""Pipelines found in the orders in which ranks run their ops, where no process groups tell them."""
+"""Split the ranks into pipelines by the order of their ops, where there are no process groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pptrace.schedule.registry import SCHEDULES
 
 
 def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, tuple[str, ...]]:
-    """The mesh with other pipelines, where its ranks were taken as one for want of process groups but their orders say more.
+    """Split ranks that were assumed to form one pipeline, where their order of ops shows several.
 
     Ranks of one pipeline stage run the same kinds of ops in the same order, and those of different stages mostly do not. Where
     ranks have no trace, the order of those that have one may fit only one place in a pipeline.
@@ -53,8 +53,8 @@ def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, t
 
 
 def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
-    """Whether a pipeline of which nothing tells the length seems to go on behind its last rank, which runs several forwards, but
-    not all, before its first backward, in an order that is that of no schedule of this length.
+    """Whether later pipeline ranks are probably missing: the last traced rank has more than one warm-up forward, and no
+    schedule of this length matches its order.
     """
     if not mesh.in_order or not mesh.is_guess:
         return False
@@ -68,7 +68,7 @@ def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _PipelineLayout:
-    """A way to cut the ranks into pipelines: of ``pp`` ranks, along the slowest axis (Megatron-LM, DeepSpeed) or the fastest."""
+    """A split of the ranks into pipelines of ``pp`` ranks, along the slowest axis (Megatron-LM, DeepSpeed) or the fastest."""
 
     pp: int
     is_slowest: bool
@@ -83,7 +83,7 @@ class _PipelineLayout:
 
 
 def _possible_layouts(kinds: Mapping[int, list[str]], num_ranks: int, is_partial: bool) -> Iterator[_PipelineLayout]:
-    """The readings that the kinds of ops of these ranks allow, longest pipelines first."""
+    """The layouts that match the kinds of ops of these ranks, longest pipelines first."""
     for pp in (size for size in range(num_ranks if is_partial else num_ranks // 2, 1, -1) if num_ranks % size == 0):
         for is_slowest in (True, False) if pp < num_ranks else (True,):
             layout = _PipelineLayout(pp, is_slowest)

@@ -1,4 +1,4 @@
-"""Which schedule of the registry a run followed nearly: where some ranks, or some ops, left it."""
+"""The schedule of the registry that a run followed most closely."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class ClosestSchedule:
-    """The plan, and of the ops measured the share that came in its order."""
+    """A plan, and the share of measured ops at their planned index."""
 
     plan: Plan
     share: float
 
 
 MIN_SHARE = 0.6
-"""With less of the ops in a plan's order than that, a run is not called by the plan's name."""
+"""A run is named after a plan only if at least this share of its ops is in the plan's order."""
 
 
 def closest_schedule(
     rows: Sequence[Sequence[str]], pp_ranks: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
 ) -> ClosestSchedule | None:
-    """The schedule whose order most of the measured ops keep; None where no schedule has this shape.
+    """The schedule with the largest share of measured ops in its order; None where no schedule has this shape.
 
     Args:
         rows: cells of compute actions in time order, such as ``0F0``, for each rank that is in the trace.

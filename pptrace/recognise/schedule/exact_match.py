@@ -1,4 +1,4 @@
-"""A plan under the name that the registry has for its order."""
+"""Name a plan after the registered schedule with the same order."""
 
 from __future__ import annotations
 

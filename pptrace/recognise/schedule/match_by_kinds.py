@@ -1,4 +1,4 @@
-"""Which schedule of the registry runs these kinds of ops in this order: what can be known where labels tell nothing else."""
+"""Match the kinds of ops, in order, against the schedules of the registry: all that is known without labels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _runs(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> bool:
 
 
 def _chunk_counts(total: int, received: int | None) -> list[int]:
-    """Into how many chunks so many forwards of a rank may be cut."""
+    """Possible numbers of chunks for this number of forwards per rank."""
     if received is not None and 0 <= received < total and total % (total - received) == 0:
         return [total // (total - received)]
     return [chunks for chunks in range(1, total + 1) if total % chunks == 0]

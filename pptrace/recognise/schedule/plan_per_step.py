@@ -1,4 +1,4 @@
-"""The plans of single steps: those with another number of microbatches than most follow the same schedule with so many."""
+"""Plans of single steps with another number of microbatches than most."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Pla
 
 
 def _num_microbatches(plan: Plan, step: MeasuredStep) -> int | None:
-    """Of how many microbatches a step is: the plan's, unless every rank has all ops of as many others, on all of its stages."""
+    """Number of microbatches of a step: the plan's, unless every rank has all ops of another number on all of its stages."""
     pairs = [(pp_rank, row) for pp_rank, row in zip(step.pp_ranks, step.rows, strict=True) if pp_rank < plan.pp]
     if all(len(row) == len(plan.compute_actions(pp_rank)) for pp_rank, row in pairs):
         return plan.num_microbatches
@@ -53,7 +53,7 @@ def _num_microbatches(plan: Plan, step: MeasuredStep) -> int | None:
 
 
 def _num_complete_microbatches(plan: Plan, pp_rank: int, row: tuple[Action, ...]) -> int | None:
-    """The number of microbatches whose forwards and backwards a rank ran on each of its stages; None where some are missing."""
+    """Number of microbatches whose forwards and backwards a rank ran on each of its stages; None if some are missing."""
     halves = [half for half in iter_halves(row) if half.kind in (Kind.F, Kind.B, Kind.I)]
     forwards = Counter(half.stage for half in halves if half.kind is Kind.F)
     backwards = Counter(half.stage for half in halves if half.kind is not Kind.F)
@@ -80,7 +80,7 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
 
 
 def with_num_microbatches(plan: Plan, count: int) -> Plan | None:
-    """The plan of the same schedule with so many microbatches; None where it has none."""
+    """The plan of the same schedule with another number of microbatches; None if there is none."""
     if plan.name not in registry.SCHEDULES:
         return None
     try:

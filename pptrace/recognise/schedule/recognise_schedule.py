@@ -1,4 +1,4 @@
-"""Which plan a run followed, and where it left it."""
+"""The plan that a run followed, and where it left it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = ScheduleInfo(None, "unknown", PlanSource.NONE)
 def recognise_schedule(
     ops: pd.DataFrame, mesh: MeshInfo, metadata: Sequence[Mapping[str, object]], wanted: str | None
 ) -> ScheduleInfo:
-    """The plan that was asked for with ``wanted``, else the one in the metadata, else the one that the ops follow.
+    """The plan named by ``wanted``, else the one in the metadata, else the one that the ops follow.
 
     Raises:
         UsageError: ``wanted`` names no schedule.
@@ -63,7 +63,7 @@ def only_forwards(step: MeasuredStep) -> bool:
 
 
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
-    """The plan that the most complete step follows, else the nearest of the registry, else that step's own order."""
+    """The plan that the most complete step follows, else the closest of the registry, else that step's own order."""
     best = most_complete(measured)
     plan, problem = _plan_of(best)
     if plan is not None and plan.name in registry.SCHEDULES:
@@ -90,7 +90,7 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
 def compare_with_plan(
     plan: Plan, source: PlanSource, measured: Sequence[MeasuredStep], warnings: tuple[str, ...] = ()
 ) -> ScheduleInfo:
-    """The plan, with what the steps have of it and where they leave it."""
+    """The plan with its mismatches, by step."""
     plan_by_step = plans_by_step(plan, measured)
     info = ScheduleInfo(plan, plan.name, source, _differences(plan, measured, plan_by_step), warnings, plan_by_step)
     with_plan = [step for step, step_plan in plan_by_step.items() if step_plan is not None]
@@ -105,7 +105,7 @@ def compare_with_plan(
 
 
 def _plan_of(step: MeasuredStep) -> tuple[Plan | None, str]:
-    """The plan that a step's order makes, or why it makes none."""
+    """(plan of a step's order, ""), or (None, reason)."""
     try:
         plan = match_registry(from_rows(step.rows, "custom"))
     except ScheduleError as err:

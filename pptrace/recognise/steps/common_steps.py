@@ -1,6 +1,4 @@
-"""Steps that all ranks of a run have in common: their numbers, where the traces of some number them and those of others do not,
-and which they are, where ranks recorded different ones.
-"""
+"""Steps common to all ranks: numbers for ranks whose steps have none, and the steps that all ranks recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 
 
 def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
-    """The ranks, those whose steps were counted from 0 with the numbers of the others' step ranges, and a line that says so.
+    """Number the steps of ranks without step ranges like those of the others; with a warning.
 
     A rank without step ranges (recorded without pptrace's launcher, say) is taken in order where it has as many steps as every
     rank that has ranges; where it has more or fewer, nothing tells which they are, and its numbers stay.
@@ -45,7 +43,7 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
 
 
 def with_recorded_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
-    """The ranks with the steps alone that all of them recorded, and a line where that leaves any out.
+    """Keep only the steps that all ranks recorded; with a warning where that drops any.
 
     Ranks of one run recorded different ones where a profiler of the script ran on some of them. Of a step that some did not
     record nothing can be said that compares ranks. Where no step is of all, every rank keeps its own.
@@ -78,7 +76,7 @@ _LAUNCHED = "pptrace.trace/1"
 
 
 def _recorded(recognised: RecognisedRank) -> range | None:
-    """The steps that pptrace's launcher recorded; None where something else did, or none is complete."""
+    """The steps that pptrace's launcher recorded; None for other recorders or where none is complete."""
     steps = recognised.info.metadata.get("steps")
     if recognised.info.metadata.get("schema") != _LAUNCHED or not isinstance(steps, list) or len(steps) != 2:
         return None

@@ -1,4 +1,4 @@
-"""Steps of runs in which no range or label ends one: a step is over where every rank has run as many backwards as forwards.
+"""Cut steps where no range or label marks their end: a step ends where every rank has run as many backwards as forwards.
 
 Forwards and backwards are then counted from the beginning of the trace to its end, as of one step, which is cut here. One rank
 alone need not tell: the last one of a pipeline runs each backward right after its forward, the first one has forwards waiting for
@@ -28,7 +28,7 @@ _CUT = "no span marks the end of a step: a step is assumed to end where each ran
 
 @dataclass(frozen=True, slots=True)
 class _Balance:
-    """After each op of a rank: how many forwards wait for their backwards, and how many there have been."""
+    """Counts after each op of a rank: forwards waiting for their backwards, and forwards so far."""
 
     waiting: Int64
     forwards: Int64
@@ -41,17 +41,17 @@ class _Balance:
 
     @property
     def ends(self) -> set[int]:
-        """After how many forwards none is waiting."""
+        """Numbers of forwards after which none is waiting."""
         return set(self.forwards[self.waiting == 0].tolist())
 
     @property
     def most(self) -> int:
-        """The most forwards that are ever waiting."""
+        """The largest number of forwards waiting at once."""
         return int(self.waiting.max(initial=0))
 
 
 def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
-    """The ranks whose labels count ops and end no step with that one long step cut, and a line that says so.
+    """Cut the single counted step of each rank into steps; with a warning.
 
     Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
     step.
@@ -79,7 +79,7 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
 def with_balanced_spans(
     ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``ops`` of ``ranks``, whose spans may end no step, with that one long step cut in each pipeline, and a line that says so.
+    """Cut the single step of ``ranks``' spans in each pipeline; with a warning.
 
     Here only a first rank that no other contradicts tells; where none does, the ops are left out.
 
@@ -123,7 +123,7 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 
 
 def _is_one_counted_step(recognised: RecognisedRank) -> bool:
-    """Whether the rank's ops were counted from the beginning of the trace to its end, for want of anything that ends a step."""
+    """Whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
     compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
     counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
     return bool(counted) and len(compute) == len(recognised.ops)
