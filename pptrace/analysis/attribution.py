@@ -1,4 +1,4 @@
-"""Where did the step go? The plan replayed with more and more of reality.
+"""Attribution of a step's time: the plan is replayed with more and more of reality.
 
     compute        the ops' time without the communication inside them, spread evenly over the ranks
     structural     + the plan, every op of a kind at the same cost
@@ -61,7 +61,7 @@ def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> Measur
 
 
 def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
-    """The costs of all ranks of a pipeline."""
+    """Merge the costs of all ranks of a pipeline."""
     return MeasuredCosts(
         dict(chain.from_iterable(rank.ops.items() for rank in costs)),
         dict(chain.from_iterable(rank.transfers.items() for rank in costs)),

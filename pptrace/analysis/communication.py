@@ -1,4 +1,4 @@
-"""Communication per axis and kind: how much, how long, how well hidden."""
+"""Communication per axis and kind: count, bytes, time, overlap."""
 
 from __future__ import annotations
 

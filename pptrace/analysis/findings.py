@@ -1,4 +1,4 @@
-"""What a person should know first."""
+"""Findings: the main causes of lost time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _cause(name: str, waterfalls: Sequence[Waterfall], span: int) -> Finding | N
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
-    """Of communication, which axes it is of."""
+    """Add the axes to a finding about communication."""
     if finding.evidence["waterfall"] != "communication":
         return finding
     exposed: Counter[str] = Counter()

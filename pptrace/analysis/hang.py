@@ -59,7 +59,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
 
 
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
-    """Who is to blame, as far as the dumps tell."""
+    """Diagnose which rank or call blocks the run, as far as the dumps show."""
     if _is_fresh(dumped.dumps):
         reason = "the calls that are not complete were made less than a second before the dumps were written"
         return Diagnosis(None, reason, {})
@@ -152,7 +152,7 @@ def _group(group: DumpGroup, world: set[int]) -> Group:
 
 
 def _num_made(dump: Dump, world: set[int]) -> dict[Stream, int]:
-    """What the recorder's status tells of groups whose last calls it no longer has; messages are counted there as well."""
+    """Number of calls by the recorder's status, for groups whose last calls it no longer has; messages count there as well."""
     with_messages = {call.raw_group for call in dump.calls if call.kind in P2P}
     made: dict[Stream, int] = {}
     for call in dump.calls:
@@ -189,7 +189,7 @@ def _starts(dumps: Sequence[Dump], world: set[int]) -> dict[tuple[int, Stream], 
 
 
 def dump_paths(directory: Path, found: Sequence[Path]) -> list[Path]:
-    """The dumps in ``found``, and the files of a directory that are named like them, which may be empty or damaged."""
+    """The dumps in ``found``, and files of a directory with similar names, which may be empty or damaged."""
     shapes = {_shape(path.name) for path in found}
     try:
         similar = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]

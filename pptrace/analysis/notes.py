@@ -1,4 +1,4 @@
-"""What a report cannot tell, and why: a line for everything that is null or left out."""
+"""Reasons for everything that is null or left out in a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CERTAIN = 0.1
 
 
 def explain_nulls(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> tuple[str, ...]:
-    """The lines, those about clocks and missing data first."""
+    """Warnings about clocks and missing data, then about null fields."""
     return (
         *_clocks(run, clock, steps),
         *_absent_ranks(run, steps),
@@ -34,7 +34,7 @@ def explain_nulls(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport])
 
 
 def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
-    """How the clocks were related, and how far what compares ranks is to be trusted where ops are not much longer than that."""
+    """How the clocks were related, and the effect of their uncertainty where ops are not much longer."""
     if all(work.missing_device_events for work in run.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
@@ -89,7 +89,7 @@ def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[s
 
 
 def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
-    """Why the sizes of a mesh are null though its ranks communicate."""
+    """The reason why the sizes of the mesh are null although ranks communicate."""
     mesh, comms = run.mesh, run.comms
     if comms.empty or (mesh.pp or mesh.dp or mesh.tp or mesh.cp) or mesh.num_ranks < 2:
         return
@@ -101,7 +101,7 @@ def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
 
 
 def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
-    """For ranks alone in their pipeline: what their figures are of, and which other rank's trace would tell the rest."""
+    """For ranks alone in their pipeline: the meaning of their figures, and the traces that are missing."""
     alone = {
         rank
         for pipeline in run.mesh.pipelines
@@ -126,7 +126,7 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
 
 
 def _peers(run: RecognisedRun, rank: int) -> list[str]:
-    """Who is at the other ends of a rank's messages: global ranks where they are known, else pipeline ranks."""
+    """The peers of a rank's messages: global ranks where known, else pipeline ranks."""
     mesh, messages = run.mesh, run.comms[(run.comms["rank"] == rank) & (run.comms["axis"] == "pp")]
     peers = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(("send", "recv")), "peer"] if peer >= 0})
     if peers:
@@ -199,13 +199,13 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
 
 
 def _unknown_waits(steps: Sequence[StepReport]) -> list[str]:
-    """Axis and kind of the communication whose waiting is not known."""
+    """Axis and kind of communication with unknown waiting."""
     comms = (comm for step in steps for rank in step.ranks for comm in rank.comms)
     return sorted({f"{comm.axis} {comm.kind}" for comm in comms if comm.wait_ns is None and comm.total_ns is not None})
 
 
 def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
-    """A pipeline of several ranks whose traces show no message between stages."""
+    """A warning for pipelines of several ranks whose traces have no messages between stages."""
     messages = run.comms["kind"].isin(("send", "recv"))
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
     if is_known and not messages.any() and any(len(pipeline) > 1 for pipeline in run.mesh.pipelines):
@@ -213,7 +213,7 @@ def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
 
 
 def _nested_messages(run: RecognisedRun) -> Iterator[str]:
-    """What of a table's communication is taken out of compute because nothing says that it ran beside."""
+    """A warning about a table's communication that is taken out of compute because it lies inside ops."""
     if run.framework != OP_TABLE:
         return
     ops = dict(iter(run.ops[run.ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")))
@@ -231,7 +231,7 @@ def _nested_messages(run: RecognisedRun) -> Iterator[str]:
 
 
 def _missing_devices(run: RecognisedRun) -> Iterator[str]:
-    """Where the device's work is not in the traces: nothing but the host worked, or it was not recorded."""
+    """A warning where device work is not in the traces: nothing ran there, or it was not recorded."""
     lacking = {
         rank: work.missing_device_events for rank, work in sorted(run.work.items()) if work.missing_device_events
     }

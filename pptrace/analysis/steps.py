@@ -151,7 +151,7 @@ def _has_messages(comms: Slice) -> bool:
 
 
 def _slack(comms: Slice, data: AlignedRun, comparable: bool) -> float:
-    """How much of the communication known to be exposed may be waiting after all, ns: the clocks of both sides may be off."""
+    """Part of the exposed communication that may be waiting after all, ns: the clocks of both sides have an uncertainty."""
     matched = int((comms["match"] >= 0).sum())
     return 2 * matched * (data.clock.uncertainty_ns or 0) if comparable else math.inf
 
@@ -159,7 +159,7 @@ def _slack(comms: Slice, data: AlignedRun, comparable: bool) -> float:
 def _not_compute(
     window: StepWindow, lane: Lane, bubble: int | None, slack: float | None, has_messages: bool
 ) -> dict[str, int | None]:
-    """What of a window is no compute, and the bounds of the bubble in it.
+    """Time of a window without compute, and bounds of the bubble in it, ns.
 
     Args:
         slack: see :func:`_slack`; None where the rank's times do not say when it computed.
@@ -209,7 +209,7 @@ def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
 
 
 def durations(spans: Slice) -> dict[str, int]:
-    """By kind, ns."""
+    """Total duration by kind, ns."""
     return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
 
 
@@ -254,6 +254,6 @@ def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummar
 
 
 def peak_memory(data: AlignedRun, rank: int, spans: Slice) -> int | None:
-    """The most that was allocated during the rank's step; None when the trace has no memory events."""
+    """Peak allocated memory during the rank's step, bytes; None without memory events."""
     step = spans.where(spans["kind"] == "STEP")
     return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

@@ -1,4 +1,4 @@
-"""How far two ranks' clocks can differ: from messages and collectives, and from chains of them."""
+"""Bounds of the difference between two ranks' clocks, from messages, collectives and chains of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
 
 
 def _of_collectives(rows: pd.DataFrame, rank_array: Matrix) -> Matrix:
-    """The same from collectives, in memory that grows with the members and not with the pairs of them."""
+    """The same from collectives, in memory proportional to members, not to pairs of them."""
     calls, call = np.unique(rows["match"].to_numpy(), return_inverse=True)
     member = np.searchsorted(rank_array, rows["rank"].to_numpy())
     shape = (len(calls), len(rank_array))

@@ -1,4 +1,4 @@
-"""Clocks that drift against each other: how fast, by the traffic in several stretches of time; taken for straight lines."""
+"""Linear drift between clocks, estimated from the traffic in several stretches of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
 from pptrace.clock.result import READING_NS, Clock, microseconds
 
 _MAX_STRETCHES = 8
-_NUM_REFITS = 3  # of the drift; each sees what the one before left
+_NUM_REFITS = 3  # each fits what the previous one left uncorrected
 _MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in the pipeline, both ways together
 
 
@@ -23,7 +23,7 @@ _MAX_RATE = 1e-3
 
 
 _LIKELY_RATE = 1e-4
-"""Of drift that nothing shows: two oscillators, each wrong by 50 parts per million."""
+"""Drift rate assumed where none is measured: two oscillators, each wrong by 50 parts per million."""
 
 _LONG_NS = 50_000_000  # in less, that is a few microseconds
 
@@ -34,7 +34,7 @@ Same = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Straight lines through the differences of clocks, and what messages allow with and without them.
+    """Linear fits of the differences between clocks, and the offsets that messages allow with and without them.
 
     ``rates`` are per ns, ``span_ns`` is how long the trace lasts and ``middle_ns`` its middle. Each range is (lowest, highest)
     offset, of all ranks in order: of the whole trace, by chains and by what relates a rank to the first one itself, and of each
@@ -58,7 +58,7 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Offset:
-    """A rank's offset, how far off it may be, the rate by which its times are corrected, and a line about it."""
+    """A rank's offset, its error, ns, the rate by which its times are corrected, and a warning."""
 
     offset_ns: int
     error_ns: int
@@ -67,7 +67,7 @@ class _Offset:
 
 
 def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> Clock:
-    """The clock with an uncertainty that holds at all times, and with rates where clocks drift.
+    """Widen the uncertainty to hold at all times, and correct clocks that drift.
 
     Where nothing shows how fast, clocks may drift as oscillators do, which widens the uncertainty: if the traffic is too little
     for stretches of it, and before the ranks first met, such as while one waits for the others to begin.
@@ -98,7 +98,7 @@ def with_drift(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: 
 
 
 def _fit_lines(clock: Clock, matched: pd.DataFrame, ranks: Sequence[int], same: Same) -> _Fit | None:
-    """None where the traffic is too little to tell."""
+    """Fit the drift of each rank; None where there is too little traffic."""
     times = matched["start_ns"] + matched["rank"].map(clock.offsets_ns)
     begin, end = int(times.min()), int(times.max())
     middle = (begin + end) // 2
@@ -136,7 +136,7 @@ def _direct(low: Matrix) -> list[tuple[int, int]]:
 
 
 def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> _Offset:
-    """What the fit makes of a rank's offset against the first one's."""
+    """A rank's offset against the first one's, by the fit."""
     (lower, upper), (low, high) = fit.whole[index], fit.straight[index]
     rate = float(fit.rates[index])
     drift = round(abs(rate) * fit.span_ns)
@@ -166,7 +166,7 @@ def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
 
 
 def _error_with_drift(offset_ns: int, index: int, drift_ns: int, fit: _Fit) -> int:
-    """How far off an offset may be that no message is against, of clocks that may drift for all that.
+    """Error of an offset, ns, that no message contradicts, for clocks that may drift all the same.
 
     What each stretch of time allows holds but for the drift within it; without that, oscillators drift apart as they may.
     """
@@ -184,7 +184,7 @@ def _error_with_drift(offset_ns: int, index: int, drift_ns: int, fit: _Fit) -> i
 def _error_at_all_times(
     offset_ns: int, chained: tuple[int, int], direct: tuple[int, int], apart_ns: int, num_ranks: int
 ) -> int:
-    """How far off an offset may be if two clocks drift apart by ``apart_ns`` over the trace.
+    """Error of an offset, ns, if two clocks drift apart by ``apart_ns`` over the trace.
 
     Its bounds were met at any time of it, so that the truth of another time lies up to half of that outside them: of a chain, for
     each of its links.
@@ -196,12 +196,12 @@ def _error_at_all_times(
 
 
 def _likely_drift(span_ns: int) -> int:
-    """What two oscillators may drift apart in so long a time, ns; 0 if that is short."""
+    """Likely drift between two oscillators over a time, ns; 0 if that is short."""
     return round(_LIKELY_RATE * span_ns) if span_ns >= _LONG_NS else 0
 
 
 def _largest_error(offset_ns: int, index: int, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """How far the offset may be from the truth in any stretch of time."""
+    """Largest error of the offset, ns, in any stretch of time."""
     return max((clamp_offset(offset_ns, *part[index])[1] for part in parts if is_bounded(*part[index])), default=0)
 
 

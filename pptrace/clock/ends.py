@@ -1,4 +1,4 @@
-"""Where in its range a clock's offset most likely lies: kernels of one communication end together on all of its ranks."""
+"""The likely offset within its bounds: kernels of one communication end at the same time on all of its ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[
 
 
 def clamp_offset(offset_ns: int | None, lower: int, upper: int) -> tuple[int, int]:
-    """(the offset of a range that is nearest to this one, how far off it may be); the middle without one."""
+    """(offset clamped to a range, its largest error), ns; the middle of the range without an offset."""
     lower, upper = min(lower, upper), max(lower, upper)
     chosen = (lower + upper) // 2 if offset_ns is None else min(max(offset_ns, lower), upper)
     return chosen, max(upper - chosen, chosen - lower)

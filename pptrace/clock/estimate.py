@@ -1,4 +1,4 @@
-"""Puts all ranks on one clock, and says how well that is known.
+"""Align the clocks of all ranks, and estimate the uncertainty.
 
 A message cannot be received before it is sent, and a collective ends on no rank before it has begun on all. Each such
 pair bounds the difference of two ranks' clocks from one side; messages both ways bound it from both.
@@ -83,7 +83,7 @@ def _named_hosts(
     ops: pd.DataFrame | None,
     pipelines: Sequence[Sequence[int]],
 ) -> Pairs:
-    """Which pairs of ranks are on one clock because their traces name one host and nothing is against it."""
+    """Pairs of ranks on one clock because their traces name the same host and nothing contradicts that."""
     named = pairs_of_same_host_name(ranks, facts)
     if not named.any():
         return named
@@ -99,7 +99,7 @@ def _from_messages(
     ops: pd.DataFrame | None,
     pipelines: Sequence[Sequence[int]],
 ) -> Clock:
-    """The clock that messages and the order of ops tell; ``same`` pairs are on one clock already."""
+    """The clock from messages and the order of ops; ``same`` pairs share a clock already."""
     if ops is not None and not all(is_bounded(*bounds) for bounds in offset_ranges(low)):
         by_order = from_op_order(ordered, low, ops, pipelines)
         if by_order is not None:
@@ -116,7 +116,7 @@ def _from_messages(
 
 
 def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Sequence[str]) -> Clock:
-    """Where no message leaves a host or a recording: its ranks are on its clock, the others on their own.
+    """The clock where no message crosses hosts or recordings: ranks of one share a clock, others keep their own.
 
     Args:
         same: the pairs on one clock.
@@ -135,13 +135,17 @@ def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Se
 
 
 def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:
-    """Without what is a host's call on one rank and a kernel on another: a call may return long before its message comes."""
+    """Drop communication that is a host call on one rank and a kernel on another: a call may return long before its message
+    arrives.
+    """
     on_device = (matched["clock"] == "device").groupby(matched["match"])
     return matched[on_device.transform("all") == on_device.transform("any")]
 
 
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
-    """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
+    """The clock of ranks in one file; ``violated`` is the largest time by which a message seems to arrive before it is sent,
+    ns.
+    """
     if not shared.startswith(SESSION):
         method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
         return Clock(method, dict.fromkeys(ranks, 0), violated)

@@ -1,4 +1,4 @@
-"""Offsets from what bounds them."""
+"""Offsets of clocks from their bounds."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pptrace.clock.result import Clock, ClockMethod
 def from_op_order(
     ranks: Sequence[int], low: Matrix, ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]
 ) -> Clock | None:
-    """Offsets from what messages tell and from the order of ops; None where these do not bound all ranks or contradict.
+    """Offsets from messages and the order of ops; None where these do not bound all ranks or contradict each other.
 
     An op that includes its own waiting for a message begins before that message is sent: where starts contradict, ends alone
     count. Clocks that no bound speaks against are left as they are.

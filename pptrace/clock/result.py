@@ -1,4 +1,4 @@
-"""What is known of the ranks' clocks."""
+"""Clock alignment of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClockMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What was added to each rank's times, ns, and how far off that may be; None where nothing bounds it.
+    """Offsets added to each rank's times, ns, and their uncertainty; None where nothing bounds it.
 
     ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more
     is added for each ns after ``middle_ns``, which is on the common clock.
@@ -39,13 +39,13 @@ class Clock:
     middle_ns: int = 0
 
     def to_common_clock(self, rank: int, times: Int64) -> Int64:
-        """Times of a rank's own clock, on the common one."""
+        """Convert times of a rank's own clock to the common clock."""
         moved: Int64 = times + self.offsets_ns.get(rank, 0)
         rate = self.rates.get(rank, 0.0)
         return moved + np.rint(rate * (moved - self.middle_ns)).astype(np.int64) if rate else moved
 
     def to_rank_clock(self, rank: int, time_ns: int) -> int:
-        """A time on the common clock, on a rank's own one."""
+        """Convert a time of the common clock to a rank's own clock."""
         rate = self.rates.get(rank, 0.0)
         return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
 

@@ -1,4 +1,4 @@
-"""Clocks of ranks that ran on one host, from the readings that each recorder took of them, or from the name of the host."""
+"""Clocks of ranks on one host, by readings that each recorder took, or by the host's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pairs = npt.NDArray[np.bool_]
 """Shape (n, n): which pairs of ranks, in order."""
 
 _ANY_HOST = frozenset({"", "localhost", "localhost.localdomain", "(none)", "none", "unknown"})
-"""What a host is called that was given no name."""
+"""Names of hosts without a name of their own."""
 
 
 def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> int | None:
@@ -60,7 +60,7 @@ def drop_contradicted(
     ops: pd.DataFrame,
     pipelines: Sequence[Sequence[int]],
 ) -> Pairs:
-    """The pairs of one host's name that are on one clock: no message and no order of ops between its ranks is against it.
+    """The pairs with one host name that share a clock: neither messages nor the order of ops contradict it.
 
     Containers and hosts may share a name. Where messages do not relate the ranks, their traces have to cover a common time.
 

@@ -1,4 +1,4 @@
-"""What each rank did with its time: computing, transferring, waiting."""
+"""Time of each rank by what it did: compute, transfer, waiting."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Lane:
     ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
-    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
+    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, which is unknown.
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
-    ``beside`` is all communication beside no compute that the rank posted or waited for: no more can be exposed.
+    ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
+    ``exposed``.
     """
 
     compute: Int64
@@ -44,18 +45,19 @@ class Lane:
         return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
     def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Exposed communication in [start, end); None where a part of it cannot be told from waiting."""
+        """Exposed communication in [start, end), ns; None where part of it may be waiting."""
         part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else length(part.exposed)
 
     def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """What of [start, end) is neither compute nor exposed communication; None where that cannot be told."""
+        """Part of [start, end) that is neither compute nor exposed communication, ns; None if unknown."""
         part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
     def bubble_bounds_ns(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """The least and the most of [start, end) that may be bubble: without all communication, or with all that is not known to
-        have been a transfer."""
+        """(least, most) of [start, end) that may be bubble, ns: without all communication, or with all that is not known to be
+        a transfer.
+        """
         part = self.clipped(start_ns, end_ns)
         rest = end_ns - start_ns - length(part.compute)
         return rest - length(merge(part.not_overlapped, part.exposed)), rest - length(part.exposed)
@@ -98,7 +100,7 @@ def lane_of(
 
 
 def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
-    """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
+    """Time in which each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them without compute, ns."""
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
     inner = comms.where((comms["microbatch"] < 0) & ~is_message)
     blocked = subtract(_blocking(inner, "start_ns", "end_ns"), lane.compute)
@@ -106,7 +108,7 @@ def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
 
 
 def _blocking(comms: Slice, start: str, end: str) -> Int64:
-    """Communication, from the column ``start`` to ``end``, as far as its side was posting it or waiting for it."""
+    """The part of communication, from the column ``start`` to ``end``, that its side was posting or waiting for."""
     starts, ends = comms[start], comms[end]
     posting = union(starts, np.minimum(ends, comms["posted_ns"]))
     waiting = union(np.maximum(starts, comms["asked_ns"]), ends)
@@ -114,8 +116,8 @@ def _blocking(comms: Slice, start: str, end: str) -> Int64:
 
 
 def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDArray[np.bool_]:
-    """Which communication of a rank one of its ops posted or waited for: what lies wholly inside it. What began before runs
-    beside it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
+    """Which communication of a rank lies wholly inside one of its ops, which posted or waited for it. What began before
+    overlaps with it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
     """
     if ops.empty or comms.empty:
         return np.zeros(len(comms), dtype=np.bool_)

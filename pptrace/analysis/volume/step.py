@@ -238,7 +238,9 @@ class StepVolume:
 
 
 def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo) -> StepVolume | None:
-    """The prediction for a run whose traces told their ``models``; None where they are not the GPT's or do not fit its plan."""
+    """The prediction for a run whose traces contain their ``models``; None where these are not the GPT's or do not match its
+    plan.
+    """
     facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
     plan = schedule.plan
     if facts is None or plan is None or schedule.source is not PlanSource.METADATA or schedule.mismatches:

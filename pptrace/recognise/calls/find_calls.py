@@ -1,4 +1,4 @@
-"""Communication of traces without pptrace's marks: what the host called, and the device work that each call launched.
+"""Communication calls without pptrace's marks: host calls, and the device work that each launched.
 
 One communication shows in up to five events, which count once:
 
@@ -52,7 +52,7 @@ def _texts_as_keys(row: Mapping[Hashable, Any]) -> dict[str, Any]:
 
 
 def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapping[str, Any]]) -> None:
-    """Give each kernel and copy its calls; a kernel whose call was not recorded becomes a call of its own."""
+    """Assign each kernel and copy to its calls; a kernel without a recorded call becomes a call of its own."""
     rows = communication_rows(events)
     if not len(rows):
         return
@@ -89,8 +89,8 @@ def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapp
 
 
 def _may_be_all_to_all(batch: Sequence[HostCall]) -> bool:
-    """Whether a kernel carries so many of the library's sends and receives that they may be an exchange between all ranks: those
-    of a pipeline begin and end with fewer on the same stream.
+    """Whether a kernel carries so many sends and receives of the library that they may be an all-to-all: a pipeline's batches
+    begin and end with fewer on the same stream.
     """
     kinds = [call.kind for call in batch if call.of_library]
     return kinds.count("send") > 1 and kinds.count("recv") > 1
@@ -108,7 +108,7 @@ def _merged(batch: Sequence[HostCall]) -> HostCall:
 
 
 class _CallsOfKernels:
-    """Which calls a kernel carries, by the thread and the time of its launch; to be asked in order of time.
+    """Finds the calls that a kernel carries, by thread and time of its launch; queried in order of time.
 
     A copy (of no kind) is of the call around it alone.
     """

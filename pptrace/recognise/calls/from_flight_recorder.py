@@ -1,4 +1,4 @@
-"""Calls of traces that do not say with whom, named by the flight-recorder dumps of the same ranks.
+"""Groups, peers and sizes of calls from the flight-recorder dumps of the same ranks.
 
 A dump has the group, the peer and the size of each call of NCCL, in the order in which the host made them, with its time by the
 wall clock; a trace has the times of the same calls, by the same clock or by one of its own. The calls of one kind are held
@@ -25,7 +25,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 def with_dumps(
     ranks: Sequence[RecognisedRank], dumps: Sequence[Dump]
 ) -> tuple[tuple[RecognisedRank, ...], tuple[str, ...]]:
-    """What was found in the ranks' traces with the groups, peers and sizes that dumps tell, and lines that say of which.
+    """Add the groups, peers and sizes in the dumps to the ranks' calls; with warnings.
 
     What a trace itself says is never changed, and a dump whose calls are not those of the trace changes nothing.
     """
@@ -129,7 +129,7 @@ def _rows(calls: pd.DataFrame, launches: Mapping[int, Launch]) -> Iterator[Mappi
 
 
 def _with_facts_of_dump(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
-    """The row of a call with what it lacks."""
+    """Fill in what the row of a call lacks."""
     group, ranks = call.group, list(call.group.ranks)
     size = len(ranks) or -1
     return {
@@ -145,7 +145,7 @@ def _with_facts_of_dump(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any
 
 
 def _with_groups(info: TraceInfo, groups: Sequence[DumpGroup]) -> TraceInfo:
-    """The groups of the rank, and how many ranks there are, where the trace itself does not say."""
+    """Add the groups of the rank and the world size, where the trace lacks them."""
     config = [
         {"pg_name": group.id, "pg_desc": group.description, "pg_size": len(group.ranks), "ranks": list(group.ranks)}
         for group in groups

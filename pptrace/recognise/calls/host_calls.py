@@ -1,4 +1,4 @@
-"""The host's calls of communication: nested events of one thread joined to calls, and each call to the work that it posted.
+"""Host calls of communication: nested events of one thread joined to calls, and each call to the work that it posted.
 
     calling thread   c10d::allreduce_ ⊃ record_param_comms ⊃ nccl:all_reduce        posting: returns at once
     worker thread    gloo:all_reduce                                                the work: ends when it is done
@@ -35,7 +35,7 @@ _ONE_TENSOR = re.compile("_base_?$|_tensor$")
 
 
 class _Role(IntEnum):
-    """What a host event's name is to a communication; in order of how much it knows."""
+    """Role of a host event in a communication, by how much it records."""
 
     NONE = 0
     WORK = 1  # the range of a process group's Work object
@@ -206,7 +206,7 @@ class _Gatherer:
 
 
 def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
-    """What an event's shapes tell of a call, where nothing did before."""
+    """Fill in sizes from an event's recorded shapes."""
     if call.elements < 0:
         call.elements = int(args.get("in_elements", -1))
     if call.num_bytes < 0:
@@ -214,7 +214,7 @@ def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
 
 
 def message_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of the larger of input and output; -1 where nothing tells them."""
+    """Bytes of the larger of input and output; -1 if not recorded."""
     return max(int(args.get("in_bytes", -1)), int(args.get("out_bytes", -1)))
 
 
@@ -240,7 +240,7 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
 
 
 def _may_post(call: HostCall) -> bool:
-    """Whether a worker thread may do what this call asks for."""
+    """Whether a worker thread may execute this call."""
     return not (call.on_worker or call.is_enqueued or call.kernels) and call.end_ns < 0
 
 
@@ -288,7 +288,7 @@ def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[i
 
 
 def _does(work: HostCall, call: HostCall) -> bool:
-    """Whether a work may be all or a part of what the call asks for: gloo reduces, and keeps what it would scatter."""
+    """Whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
     if work.kind == call.kind and min(work.elements, call.elements) >= 0:
         return work.elements == call.elements
     return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")

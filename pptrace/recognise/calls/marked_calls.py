@@ -1,4 +1,4 @@
-"""Communication of a runtime that pptrace watched: ``call`` marks joined with what the trace shows of the same calls.
+"""Join ``call`` marks of a watched runtime with the trace's own record of the same calls.
 
 A mark knows the group, the peer, the bytes and when the script waited; the trace knows the kernels, or when the backend's own
 thread was done. Calls that no mark covers stay as they are.
@@ -29,7 +29,7 @@ REDUCER_KEY = "reducer"
 def calls_with_marks(
     calls: pd.DataFrame, marks: MarkedRanges, work: DeviceWork, metadata: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """The calls of a rank (schema CALLS) that no communication mark describes whole, each once.
+    """The calls of a rank (schema CALLS) that no communication mark fully describes, each once.
 
     Args:
         calls: what the trace shows without marks.
@@ -63,7 +63,7 @@ def calls_with_marks(
 
 
 def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
-    """The process group of each worker thread, which has one alone, as marked calls tell it."""
+    """The process group of each worker thread with only one, according to marked calls."""
     known_groups = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
     names = known_groups.groupby("worker")["group_id"].agg(["first", "nunique"])
     sure = names[names["nunique"] == 1]["first"]

@@ -1,4 +1,4 @@
-"""Which calls of a trace are which entries of the same rank's flight-recorder dump: by order, anchored in time."""
+"""Pair calls of a trace with entries of the same rank's flight-recorder dump: by order, anchored in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FUSED = "send_recv"
 _FAR_NS = 5_000_000
 """A call is recorded within this of its beginning on the host: tracebacks are gathered first."""
 _DISTINCT = 2
-"""Any other way to pair the calls has to be so many times as far off in time."""
+"""Any other pairing has to be this many times as far off in time."""
 _LEAST_PAIRS = 3
 _WALL_CLOCK_NS = 10**18  # before 2001 no profiler ran: such times count from a beginning of their own
 
@@ -76,7 +76,7 @@ class Side:
         return plausible[0][1]
 
     def _is_consistent(self, shift: int) -> bool:
-        """Whether nothing that the trace says contradicts the dump."""
+        """Whether nothing in the trace contradicts the dump."""
         rows = self.rows.iloc[max(0, -shift) :].to_dict("records")
         launches = self.launches[max(0, shift) :]
         return self.kind == _FUSED or all(_agrees(row, launch[0]) for row, launch in zip(rows, launches, strict=False))

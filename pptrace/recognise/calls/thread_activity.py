@@ -1,4 +1,4 @@
-"""What the threads that called a communication did around it."""
+"""Activity of the threads that called a communication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Backward:
 
 
 class BusyThreads:
-    """Until when a thread went on with operators while a message of the host's was under way."""
+    """Until when a thread ran operators while one of its messages was in transit."""
 
     def __init__(self, events: Events, threads: Collection[int]) -> None:
         self._threads: dict[int, tuple[Int64, Int64]] = {}

@@ -114,7 +114,7 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
-    outlast its send either. Unmatched rows keep their own start and end. What is :func:`only_posted` has no transfer: it has
+    outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has no transfer: it has
     no length, so that bytes over the time of that call are not taken for a bandwidth.
     """
     filled = comms.copy()

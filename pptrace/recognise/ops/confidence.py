@@ -1,4 +1,4 @@
-"""What speaks for ops that order alone tells: whether the messages agree with them, and a word of confidence."""
+"""Confidence of inferred ops: do the observed messages agree with them?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pptrace.schedule.actions import Kind
 
 _TO_NEXT, _TO_PREVIOUS = (Kind.SEND_F, Kind.RECV_B), (Kind.SEND_B, Kind.RECV_F)
 _TOLERATED = 10
-"""Of so many ops one may lack its message, or its counterpart: traces begin and end anywhere."""
+"""One op in this many may lack its message or its counterpart: traces begin and end anywhere."""
 
 
 def peers_of(events: Events, rows: Int64) -> list[int]:
-    """With whom each of these calls exchanges a message, as its own record or one inside it says; -1 where none does."""
+    """The peer of each call by its own communication record or one inside it; -1 without one."""
     args = events.comm_args[(events.comm_args["src"] >= 0) | (events.comm_args["dst"] >= 0)]
     rows_with_peer = args["event"].to_numpy()
     order = np.argsort(events.start_ns[rows_with_peer], kind="stable")
@@ -52,7 +52,7 @@ def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], for
 
 
 def confidence(explained: int, total: int, forwards: int, backwards: int, agree: bool) -> str:
-    """How far the ops are to be trusted.
+    """A word for the reliability of inferred ops.
 
     low: less than three quarters of the operators (or kernels) lie in them, or forwards and backwards are not about equally
     many. high: nine tenths lie in them, and the messages agree. medium: all others, such as those of ranks with several chunks,

@@ -1,4 +1,4 @@
-"""Passes of a labelled schedule that run forwards alone.
+"""Evaluation passes of labelled schedules: forwards only.
 
 ``schedule.eval()`` of torch.distributed.pipelining opens the ranges of backwards and of their messages as training does, and
 runs nothing inside them.
@@ -23,8 +23,7 @@ _ENGINE = "autograd::engine::evaluate_function"
 def without_evaluations(
     events: Events, ranges: Sequence[Range], launches: LaunchIndex
 ) -> tuple[list[Range], tuple[str, ...]]:
-    """The ranges without passes whose backwards ran nothing, and a line that says so; where no pass trained, without the
-    backwards alone.
+    """Drop passes whose backwards ran nothing; if no pass trained, drop only the backwards. With a warning.
 
     A stage whose backwards compute nothing (it is frozen, say) receives gradients in them nevertheless.
     """
@@ -50,7 +49,7 @@ def without_evaluations(
 
 
 def _is_evaluation(ranges: Sequence[Range], inside: _Inside) -> bool:
-    """Whether forwards of a pass ran operators, and none of its several backwards did, nor moved a message."""
+    """Whether a pass ran operators in forwards, but neither operators nor messages in its backwards."""
     backwards = [entry for entry in ranges if entry.kind in _BACKWARD]
     forwards = [entry for entry in ranges if entry.kind is Kind.F]
     return bool(backwards) and any(map(inside.ran, forwards)) and not any(map(inside.ran, backwards))

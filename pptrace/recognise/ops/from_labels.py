@@ -1,4 +1,4 @@
-"""Traces of frameworks whose ranges name their ops: labels → ops and sends and receives of one rank.
+"""Ops, sends and receives of one rank from the labels of frameworks.
 
 Where labels name messages or nothing at all, the ops are inferred (:mod:`pptrace.recognise.ops.infer_from_operators`). Ops
 last as long as their
@@ -83,8 +83,8 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
 def _by_gaps(
     trace: Trace, labelled: Sequence[Range], framework: str, times: _Times, calls: pd.DataFrame
 ) -> RankTables | None:
-    """The tables of a rank whose labels name messages, or phases, and no ops; without ops where these cannot be told, with the
-    reason; None where no label is of a pipeline.
+    """Tables of a rank whose labels name messages or phases but no ops; without ops, and with the reason, where these cannot be
+    inferred; None without labels of a pipeline.
     """
     between = ops_between_messages(labelled)
     if between is None:
@@ -110,7 +110,7 @@ def _by_gaps(
 def _tables(
     events: Events, ranges: list[Range], evidence: tuple[str, ...], source: str, times: _Times, calls: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """OPS, COMMS and the lines about them of ranges that still lack their steps and microbatches."""
+    """OPS, COMMS and warnings from ranges that still lack their steps and microbatches."""
     ranges, skipped = without_evaluations(events, ranges, times.launches)
     phases = LabelledPhases(ranges)
     ranges += _optimizers(events, ranges)
@@ -125,13 +125,13 @@ def _tables(
 
 
 def _spans_alone(framework: str, labelled: Sequence[Range]) -> RankTables | None:
-    """The steps of a trace whose reader names the framework, where it holds no ops; None of any other trace."""
+    """Steps of a trace without ops whose reader names the framework; None otherwise."""
     rows = [_span_row(entry) for entry in spans_of_steps(labelled)] if framework else []
     return RankTables(framework, table_of(OPS, rows), empty_table(COMMS)) if rows else None
 
 
 def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
-    """Optimizer steps by their kernels, where no range ends a step and ops or messages have to be counted within one."""
+    """Optimizer steps by their kernels, where no range ends a step but ops or messages have to be counted within one."""
     if any(entry.label.span in ("STEP", "OPTIMIZER") for entry in ranges):
         return []
     counted = {
@@ -144,7 +144,7 @@ def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
 
 
 def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
-    """By operators where they name their messages, else by launches."""
+    """Infer ops by operators if these name their messages, else by launches."""
     has_ranges = has_optimizer_ranges(events)
     steps = [
         entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.may_start_before_range
@@ -160,7 +160,7 @@ def _is_message(entry: Range) -> bool:
 
 
 def _without_unlaunched_messages(ranges: Sequence[Range], launches: LaunchIndex) -> list[Range]:
-    """Without the messages counted by order whose ranges launched no kernel, where those of others did."""
+    """Drop messages without a microbatch whose ranges launched no kernel, if those of others did."""
     counted = {r for r in ranges if _is_message(r) and r.label.actions[0].microbatch is None}
     moved = {r for r in counted if launches.span(r.start_ns, r.end_ns, communication=True)}
     return [r for r in ranges if not moved or r not in counted or r in moved]
@@ -189,7 +189,7 @@ def _ops_without_stage(ops: Iterable[Range]) -> list[Inferred]:
 
 
 def _is_pipeline(inference: Inference) -> bool:
-    """Whether order found forwards, about as many backwards, and messages between them."""
+    """Whether the inferred ops have forwards, about as many backwards, and messages between them."""
     kinds = [entry.action.kind for entry in inference.inferred]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
@@ -220,7 +220,7 @@ def _rows(
 def _arrivals(
     ranges: Sequence[Range], readers: Mapping[tuple[tuple[Kind, int, int | None], int], Range], messages: _Messages
 ) -> dict[int, int]:
-    """By the id of an op's range when the last message that it reads had been waited for, where a range shows it."""
+    """By the id of an op's range the time at which its last received message had been waited for, where a range shows it."""
     arrivals: dict[int, int] = {}
     for entry in ranges:
         for action in entry.label.actions if _is_message(entry) else ():
@@ -232,9 +232,7 @@ def _arrivals(
 
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which each send and receive of a stage and direction has the rank of its own pipeline that holds the other
-    stage.
-    """
+    """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
     holders: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
         holders[mesh.pipeline_of(rank), stage] = rank
@@ -249,8 +247,8 @@ def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.Dat
 
 
 def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` without messages from before the first stage or to behind the last one: functions that send and receive are
-    called on all ranks, and move nothing there.
+    """Drop messages from before the first stage or beyond the last one: combined send-receive functions are called on all
+    ranks, and move nothing there.
     """
     compute = ops[ops["stage"] >= 0]
     if compute.empty or mesh.pp is None:
@@ -275,7 +273,7 @@ def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
 
 
 class _Times:
-    """When ops really ran, and messages really moved."""
+    """Execution times of ops, and transfer times of messages."""
 
     def __init__(self, launches: LaunchIndex, host: HostCompute) -> None:
         self.launches = launches
@@ -315,7 +313,7 @@ class _Times:
 
 
 class _Messages:
-    """gloo's own ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
+    """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
         carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
@@ -335,12 +333,12 @@ class _Messages:
         return self._kernels.get(host_ns)
 
     def arrival(self, start_ns: int, end_ns: int) -> int | None:
-        """When the one message that was posted in [start_ns, end_ns) had been waited for; None where no range shows it."""
+        """Time at which the only message posted in [start_ns, end_ns) had been waited for; None where no range shows it."""
         low, high = np.searchsorted(self._starts, (start_ns, end_ns))
         return int(self._ends[low]) if high == low + 1 else None
 
     def size(self, start_ns: int, end_ns: int) -> int:
-        """Bytes of the calls in [start_ns, end_ns); -1 where none tells."""
+        """Bytes of the calls in [start_ns, end_ns); -1 if not recorded."""
         low, high = np.searchsorted(self._sized_at, (start_ns, end_ns))
         return int(self._bytes[low:high].sum()) if low < high else -1
 

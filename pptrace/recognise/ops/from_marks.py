@@ -1,4 +1,4 @@
-"""Traces with pptrace's own marks: every op and transfer says what it is."""
+"""Ops and communication from pptrace's own marks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pptrace.schedule.actions import Action
 
 
 def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
-    """The ops and comms that marks describe whole; ``call`` marks are left to :mod:`pptrace.recognise.calls.marked_calls`.
+    """Ops and comms fully described by marks; ``call`` marks are left to :mod:`pptrace.recognise.calls.marked_calls`.
 
     The framework is "" where the marks name no op: then they say how the script goes on, and labels or order tell the ops.
     """
@@ -61,7 +61,7 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
 
 
 def _without_rolled_back(ranges: Sequence[MarkedRange]) -> tuple[list[MarkedRange], list[MarkedRange]]:
-    """The ranges without those that a rank gave up, and the ops it gave up.
+    """The ranges without those rolled back, and the rolled-back ops.
 
     A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same
     ops and transfers occur twice in a step, and the last ones count.
@@ -122,7 +122,7 @@ _Waits = dict[tuple[Action, int, int], MarkedRange]
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When one side of a transfer was ready, had posted, began to wait and was done (schema COMMS)."""
+    """Times of one side of a transfer: ready, posted, waiting, done (schema COMMS)."""
 
     start_ns: int
     posted_ns: int

@@ -1,4 +1,4 @@
-"""When a host thread really computed inside a range that waits as well.
+"""Compute time of host threads inside ranges that include waiting.
 
 Ranges of other frameworks hold the wait for an op's input, and the posting of its output, beside the op itself: label times
 were up to 1.8 times the compute. Without device events the operators that ran say when that was.
@@ -40,7 +40,7 @@ class HostCompute:
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """When any thread of a rank ran operators that compute: intervals in order and apart, ns, on the rank's own clock."""
+    """Time in which any thread of a rank ran compute operators: sorted disjoint intervals, ns, on the rank's own clock."""
 
     start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     end_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

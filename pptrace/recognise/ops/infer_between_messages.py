@@ -1,4 +1,4 @@
-"""Ops that no range names, in traces whose messages are labelled: what a host thread did from one message to the next.
+"""Infer ops of traces that label only messages: an op is the host thread's work between two messages.
 
     … recv_forward │ forward │ send_forward_recv_backward │ backward │ send_backward_recv_forward │ …
 
@@ -27,7 +27,7 @@ _CUTS = ("STEP", "OPTIMIZER", "GRAD_SYNC")
 
 @dataclass(frozen=True, slots=True)
 class BetweenMessages:
-    """The ops in time order, none where they cannot be told, and what they were taken from, or why there are none."""
+    """The ops in time order, and the evidence; without ops the reason."""
 
     ops: tuple[Range, ...]
     evidence: tuple[str, ...]
@@ -90,7 +90,7 @@ def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases
 
 
 def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]:
-    """What was done between two messages: forwards alone in a warmup, backwards alone in a cooldown."""
+    """Kinds of ops between two messages: forwards only in a warmup, backwards only in a cooldown."""
     read = {_READ_BY[action.kind] for action in before.label.actions if action.kind in _READ_BY}
     made = {_MADE_BY[action.kind] for action in after.label.actions if action.kind in _MADE_BY}
     kinds = (read & made) or made
@@ -102,7 +102,7 @@ def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]
 
 
 def _why_unclear(gaps: Sequence[_Gap]) -> str:
-    """Why the gaps do not tell the ops; "" where they do."""
+    """The reason why the gaps do not determine the ops; "" where they do."""
     counts = Counter(kind for gap in gaps for kind in gap.kinds)
     forwards, backwards = counts[Kind.F], counts[Kind.B]
     counts_text = f"between the labelled messages lie {forwards} forwards and {backwards} backwards"
@@ -121,7 +121,7 @@ def _lengths_alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
 
 
 def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Range], int]:
-    """The ops of the gaps, and how many gaps were cut in two."""
+    """The ops in the gaps, and the number of gaps cut in two."""
     labels = {kind: Label(framework, (in_order(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
     ops: list[Range] = []
     num_shared_gaps = sum(len(gap.kinds) == 2 for gap in gaps)

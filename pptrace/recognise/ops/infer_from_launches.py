@@ -1,4 +1,4 @@
-"""Forwards and backwards found by which thread launches kernels, where there are no operators: Nsight, kernels-only Kineto.
+"""Infer forwards and backwards by the threads that launch kernels, in traces without operators: Nsight, kernels-only Kineto.
 
 The thread that launches the send/receive kernels runs the forwards itself; autograd launches those of backwards from threads of
 its own, while the first one waits for it. What one of them launches from one message to the next, or until the other takes
@@ -36,7 +36,7 @@ _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 
 
 def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Range]:
-    """From when to when the kernels of an optimizer were launched, without others between them; found by their names.
+    """Launch times of runs of optimizer kernels, recognised by name.
 
     ``threads`` are those that may launch it (autograd's use kernels of the same name), () for any.
     """
@@ -117,7 +117,7 @@ def _launches(events: Events) -> _Launches:
 
 
 def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Range]) -> npt.NDArray[np.bool_]:
-    """Which launches are of pipeline messages: those in ranges of messages where there are any, else not of all-to-alls."""
+    """Which launches are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = [(r.start_ns, r.end_ns) for r in ranges if r.kind is not None and r.kind.is_p2p]
     inside = launches.is_p2p & _within(launches.launch_ns, labelled)
     if inside.any():

@@ -1,4 +1,4 @@
-"""Traces without op labels: forwards and backwards of a pipeline found by the order of what its host thread does.
+"""Infer forwards and backwards of traces without op labels by the order of operators on the pipeline's host thread.
 
 A pipeline's thread posts messages between its ops. What it computes from one message to the next is one op: a backward where
 autograd's engine runs (in whatever thread), a forward otherwise. A send carries what the op before it made, a receive what
@@ -30,7 +30,9 @@ _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 _COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
 _LEAST_FRACTION = 4
-"""A forward has at least one in so many of the operators of the largest one; less is what the schedule does between ops."""
+"""A forward has at least one n-th of the operators of the largest one; smaller segments are the schedule's own work between
+ops.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Inferred:
 
 
 class SegmentKind(Enum):
+    """Kind of a segment of a thread's activity."""
+
     FORWARD = auto()
     BACKWARD = auto()
     SEND = auto()
@@ -65,7 +69,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What was found in time order, from how many messages, and the evidence for it in words."""
+    """Inferred ops and messages in time order, the number of messages, and the evidence in words."""
 
     ranges: list[Inferred]
     num_messages: int = 0
@@ -105,7 +109,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
 
 
 def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
-    """The kinds of the messages that are the first of their kind beside an op."""
+    """Kinds of the messages that are the first of their kind next to an op."""
     last: dict[Kind, Action] = {}
     for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
         if last.get(action.kind) != action:
@@ -118,7 +122,7 @@ def _num_operators(segments: Sequence[Segment]) -> int:
 
 
 def _kinds_by_adjacent_op(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
-    """What each message is by the op before or after it, and its peer."""
+    """The kind of each message by the op before or after it, and its peer."""
     after = list(_ops_before(reversed(segments)))[::-1]
     for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
         if segment.kind in (SegmentKind.SEND, SegmentKind.RECV):
@@ -195,7 +199,7 @@ def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
 def _segments(
     events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]
 ) -> list[Segment]:
-    """What the thread does, one entry for each message and for each unbroken run of operators."""
+    """Activity of the thread: an entry per message and per unbroken run of operators."""
     segments: list[Segment] = []
     boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
     for segment in heapq.merge(
@@ -250,8 +254,8 @@ def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np
 
 
 def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
-    """The runs without forwards too short to be one, such as the making of a loss's gradient, and without those that no
-    backward of the step follows, such as the scaling of gradients.
+    """Drop forwards too small to be one, such as the creation of a loss's gradient, and those not followed by a backward of the
+    step, such as gradient scaling.
     """
     largest = max((segment.count for segment in segments if segment.kind is SegmentKind.FORWARD), default=0)
     kept: list[Segment] = []
@@ -268,7 +272,7 @@ def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _merge_backwards(segments: Sequence[Segment]) -> list[Segment]:
-    """Backwards between which nothing but scraps lay are one."""
+    """Merge backwards that only dropped segments separated."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None
@@ -280,7 +284,7 @@ def _merge_backwards(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[Inferred]:
-    """Ops and messages with the microbatches that order gives them; an op may have several (the tensors of one activation)."""
+    """Ops and messages with microbatches by order; an op may have several messages (the tensors of one activation)."""
     forwards = backwards = 0
     after = list(_ops_before(reversed(segments)))[::-1]
     for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):

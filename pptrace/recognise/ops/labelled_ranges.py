@@ -1,4 +1,4 @@
-"""The labelled ranges of one rank, with the step and the microbatch of each: order says what names do not."""
+"""Labelled ranges of one rank, each with its step and microbatch; what names leave open follows from their order."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def labelled_ranges(events: Events) -> list[Range]:
 
 
 def _of_one_writer(ranges: Sequence[Range]) -> list[Range]:
-    """Without spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
+    """Drop spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
     marked = {entry.label.span for entry in ranges if entry.label.marked}
     return [entry for entry in ranges if entry.label.marked or not entry.label.span or entry.label.span not in marked]
 
 
 def _of_training(ranges: Sequence[Range]) -> list[Range]:
-    """Without ranges of evaluation and the ops and messages that begin inside of them."""
+    """Drop ranges of evaluation, and the ops and messages that begin inside of them."""
     spans = _outermost([entry for entry in ranges if entry.label.span == EVALUATION])
     if not spans:
         return list(ranges)
@@ -102,7 +102,7 @@ def _of_training(ranges: Sequence[Range]) -> list[Range]:
 
 
 def framework_of(ranges: Sequence[Range]) -> str:
-    """Whose labels these are: of the ops that say where they belong, else of any op or message, else of the rest; or ""."""
+    """The framework of the labels: of ops with a microbatch, else of any op or message, else of the rest; or ""."""
     preferred = (
         [r for r in ranges if r.label.is_op and r.label.actions[0].microbatch is not None],
         [r for r in ranges if r.label.actions],
@@ -116,7 +116,7 @@ def framework_of(ranges: Sequence[Range]) -> str:
 
 
 def labelled_ops(ranges: Sequence[Range]) -> list[Range]:
-    """The labelled ops; those with a microbatch alone where there are any, since others lie around or inside them.
+    """The labelled ops; only those with a microbatch if there are any, since others lie around or inside them.
 
     [] unless forwards and backwards are both there: "Forward 1" and its like are common words, and a framework that labels
     only forwards leaves the rest to :mod:`pptrace.recognise.ops.infer_from_operators`.
@@ -134,7 +134,7 @@ def _names_microbatch(entry: Range) -> bool:
 
 
 def _outermost(ops: Sequence[Range]) -> list[Range]:
-    """Without those that lie inside another of their kind and thread, as a function's range inside its caller's."""
+    """Drop ranges inside another of the same kind and thread, such as a function's inside its caller's."""
     kept: list[Range] = []
     end_by_kind: dict[tuple[Kind | None, int], int] = {}
     for op in sorted(ops, key=lambda op: (op.start_ns, -op.end_ns)):
@@ -155,7 +155,7 @@ def with_steps_and_microbatches(ranges: Sequence[Range]) -> list[Range]:
 
 
 def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
-    """The steps and what lies in them that is neither op nor message, each with its step; [] without ranges of steps."""
+    """Steps and the ranges in them that are neither op nor message, each with its step; [] without ranges of steps."""
     spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
     steps, numbered_spans = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
     chosen = _single(numbered_spans) or _outermost(steps)
@@ -165,13 +165,13 @@ def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
 
 
 def num_outside_steps(ranges: Sequence[Range]) -> int:
-    """How many ops :func:`resolved` leaves out, because the ranges of steps do not cover them."""
+    """Number of ops that :func:`with_steps_and_microbatches` drops, because no range of a step covers them."""
     kept = _with_steps(sorted(ranges, key=lambda entry: entry.start_ns))
     return sum(entry.label.is_op for entry in ranges) - sum(entry.label.is_op for entry in kept)
 
 
 def num_sequences(ranges: Sequence[Range]) -> int:
-    """Into how many parts the sequences of this trace are split."""
+    """Number of parts into which sequences are split."""
     return 1 + max((entry.label.sequence for entry in ranges), default=0)
 
 
@@ -193,7 +193,7 @@ def _without_sequences(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _with_steps(ranges: Sequence[Range]) -> list[Range]:
-    """The ranges with their steps: those of step ranges where there are any, else counted from 0 by ops that come again.
+    """Assign steps: those of step ranges if there are any, else counted from 0 by ops that come again.
 
     Of the step ranges the ones that the profiler numbers win. What lies outside all of them is left out, but for those that
     a step may begin before.
@@ -211,7 +211,7 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _single(spans: Sequence[Range]) -> list[Range]:
-    """Without those that a profiler wrote twice: of the same number, and at the same time, as one before."""
+    """Drop spans that a profiler wrote twice: same number and same time as an earlier one."""
     kept: list[Range] = []
     for span in spans:
         if not any(span.label.step == earlier.label.step and span.start_ns < earlier.end_ns for earlier in kept[-2:]):
@@ -265,14 +265,14 @@ def counted_steps(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _of_step(ranges: Sequence[Range]) -> list[Range]:
-    """One step's ranges with the microbatches that order tells, and B as I where the trace has weight gradients for it."""
+    """The ranges of one step with microbatches by order, and B as I where the trace has its weight gradient."""
     ranges = list(_with_microbatches(_without_rolled_back_ops(ranges)))
     ranges = _with_weights(ranges)
     return _split_backward(ranges)
 
 
 def _without_rolled_back_ops(ranges: Sequence[Range]) -> list[Range]:
-    """Without the ops that zero bubble gave up: where post-validation takes an optimizer step back, the first ones run again."""
+    """Drop ops that zero bubble's post-validation rolled back: where it takes an optimizer step back, the first ops run again."""
     zero_bubble_ops = [entry for entry in ranges if entry.label.framework == ZERO_BUBBLE and _names_microbatch(entry)]
     last = {action.key: entry.start_ns for entry in zero_bubble_ops for action in entry.label.actions}
     return [
@@ -305,8 +305,8 @@ def _with_microbatch(action: Action, counts: Counter[Kind]) -> Action:
 
 
 def _with_weights(ranges: Sequence[Range]) -> list[Range]:
-    """Weight gradients without microbatches get them: a flush becomes one op for each that is outstanding, in the order of
-    their backwards; any other follows the backward before it, or, after the last forward, belongs to the last ones in order.
+    """Assign microbatches to weight gradients without one: a flush becomes one op for each outstanding one, in the order of
+    their backwards; any other follows the backward before it or, after the last forward, belongs to the last ones in order.
     """
     unnamed = [e for e in ranges if _is_unnamed_weight(e)]
     if not unnamed:

@@ -51,7 +51,7 @@ def zigzag(chunk: int, rank: int, pp: int) -> int:
 def assign_stages(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> StageAssignment:
-    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.unplaced`).
+    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.placeholder_stage`).
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
     """

@@ -1,4 +1,4 @@
-"""Which ranks form a pipeline, and in which order: by the peers of their messages, else the only order that they can have."""
+"""Ranks that form a pipeline, and their order: by the peers of messages, else the only possible order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether several chunks on each rank, which the order of forwards and backwards alone told, can be what ran.
+"""Check whether several chunks per rank, inferred from the order of ops alone, are consistent with messages and autograd.
 
 Many programs run forwards and then backwards with messages between them: a ring runs them in the order of breadth-first chunks,
 and a loop by hand may run the backwards of chunks in an order of its own. What a pipeline sends and receives, and the nodes of
@@ -19,7 +19,7 @@ from pptrace.recognise.unlabelled.rank_order import MismatchError, Ops, evidence
 
 
 def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
-    """What speaks against the chunks of these ranks, in words; "" where nothing does.
+    """The contradiction to the chunks of these ranks, in words; "" without one.
 
     Args:
         ranks: those whose host threads show the messages and operators.
@@ -46,7 +46,7 @@ def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, 
 
 
 def _num_planned_messages(ops: pd.DataFrame, last: int) -> dict[str, int]:
-    """How many messages the ops of a rank send and receive, each of one tensor."""
+    """Number of messages that the ops of a rank send and receive, each of one tensor."""
     forward, stage = (ops["kind"] == "F").to_numpy(), ops["stage"].to_numpy()
     to_and_from_next = np.count_nonzero(forward & (stage < last)), np.count_nonzero(~forward & (stage < last))
     to_and_from_previous = np.count_nonzero(forward & (stage > 0)), np.count_nonzero(~forward & (stage > 0))

@@ -1,4 +1,4 @@
-"""What the thread of a rank's pipeline did, in order: the evidence that the ranks of a pipeline are matched by.
+"""Ordered host activity of a rank: the evidence by which the ranks of an unlabelled pipeline are matched.
 
 Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
 autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
@@ -31,7 +31,7 @@ _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
 def shows_operators(host: pd.DataFrame) -> bool:
-    """Whether a table of this schema shows what the thread did between its messages."""
+    """Whether the table includes activity between messages."""
     return bool(host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any())
 
 

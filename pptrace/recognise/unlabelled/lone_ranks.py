@@ -1,4 +1,4 @@
-"""Some ranks of a pipeline whose others have no trace, without labels → what each of them proves alone, or why nothing."""
+"""Match traced ranks of an unlabelled pipeline one by one, where others have no trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 @dataclass(frozen=True, slots=True)
 class JointMatch:
-    """The ranks, those that form pipelines with their ops and messages; the pipelines; lines that say so, or why not.
+    """The ranks, with ops and messages where they form pipelines; the pipelines; and warnings.
 
     ``refused`` are ranks with messages between operators that no pipeline explains.
     """
@@ -30,7 +30,7 @@ class JointMatch:
 
 
 def match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evidence]) -> JointMatch:
-    """Match each of the ranks alone; what they prove has to agree.
+    """Match each of the ranks alone; their results have to agree.
 
     A trace without autograd's sequence numbers proves nothing, and is left to its own order.
     """
@@ -59,7 +59,7 @@ def _with_step_ends(evidence: Evidence, recognised: RecognisedRank) -> Evidence:
 
 
 def _consistent_matches(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
-    """What each rank alone proves.
+    """The match of each rank alone.
 
     Raises:
         MismatchError: one proves nothing, or they do not run the same steps.

@@ -1,4 +1,4 @@
-"""The ops of a pipeline without labels, matched on all of its ranks at once: messages, peers, autograd's engine and the plan.
+"""Match the ops of an unlabelled pipeline on all of its ranks at once: messages, peers, autograd's engine and the plan.
 
 One rank alone does not tell a forward of few operators from what its program does between ops. All ranks together do: along a
 chain each output sent is an input received, each forward lies before its output and after its input, each backward is what the
@@ -38,7 +38,7 @@ from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, trained_o
 
 
 def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
-    """The ranks as a pipeline in this order, with one stage on each.
+    """Match the ranks as a pipeline in this order, with one stage on each.
 
     Raises:
         MismatchError: they cannot be one.
@@ -223,7 +223,7 @@ def _renumbered(group: Int64) -> Int64:
 
 
 def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[MessageKind, Grouped]) -> Ops:
-    """The forwards of a rank, without what only some of them have."""
+    """The forwards of a rank, without operators that only some of them have."""
     received, sent = groups.get(("F", "recv")), groups.get(("F", "send"))
     posts = channels.to_next.post_ns
     if sent is not None:

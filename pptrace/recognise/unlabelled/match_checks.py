@@ -1,4 +1,4 @@
-"""What a match of ranks has to agree with: units on all ranks, autograd's numbers, a plan that can run, and clocks."""
+"""Checks of a match of ranks: equal units on all ranks, autograd's numbers, an executable plan, and clocks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_between_units(
     units: Sequence[Unit],
     message_kinds: Sequence[MessageKind] = (("B", "send"), ("B", "recv")),
 ) -> None:
-    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+    """Check that unused messages come between units: ranks agree on shapes while no microbatch is in flight.
 
     ``ways`` are those of the messages that have to.
 

@@ -1,4 +1,4 @@
-"""One rank of a pipeline of which the others have no trace, without labels: what its own messages and autograd's numbers prove.
+"""Match one rank of an unlabelled pipeline whose other ranks have no trace, by its messages and autograd's sequence numbers.
 
 Autograd numbers the nodes that a forward makes, and each message bears the number of the next one: so the nodes that a backward
 runs name its forward, whatever else the program runs between its ops. A rank is taken for the first of its pipeline, the last or
@@ -48,7 +48,7 @@ class LoneMatch:
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Whom a rank exchanges messages with: None where there is no such rank, -1 where nothing names it."""
+    """Peers of a rank: None where there is no such neighbour, -1 where it is unknown."""
 
     previous: int | None
     following: int | None
@@ -68,11 +68,11 @@ def has_numbers(evidence: Evidence) -> bool:
 
 
 class UnknownStepEndsError(MismatchError):
-    """Why nothing on a rank tells where its steps end, although it is one of a pipeline."""
+    """The rank belongs to a pipeline, but the ends of its steps are unknown."""
 
 
 def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
-    """The rank as one of a pipeline with one stage on each.
+    """Match the rank as part of a pipeline with one stage per rank.
 
     Args:
         evidence: of the rank; ``optimizers`` are the times of everything that ends a step.

@@ -1,4 +1,4 @@
-"""Ranks without labels → the ops and messages that the match of all of them gives, or the reason why there is none."""
+"""Match unlabelled ranks to pipelines, or give the reason why they do not match."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _WITH_PREVIOUS: tuple[MessageKind, ...] = (("F", "recv"), ("B", "send"))
 
 
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
-    """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
+    """A warning where one rank's messages between operators could not be matched."""
     with_messages = [
         recognised
         for recognised in ranks
@@ -89,7 +89,7 @@ def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
 
 
 def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
-    """The rank without the ops and messages that its own order alone told."""
+    """Drop the ops and messages inferred from the rank's own order."""
     is_inferred = (recognised.ops["source"] == "inferred") & recognised.ops["kind"].isin(COMPUTE_KINDS)
     if not is_inferred.any():
         return recognised

@@ -1,4 +1,4 @@
-"""A rank's matched ops and messages → its tables, with steps and microbatches."""
+"""Tables of a rank from its matched ops and messages, with steps and microbatches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Steps:
 
 
 def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RecognisedRank, RankMatch]]) -> Steps:
-    """Those of the numbered ranges, where on every rank each such range holds one unit; else counted from 0."""
+    """Numbers of the step ranges, if each holds one unit on every rank; else counted from 0."""
     numbers = [_numbers_of_ranges(recognised.host, match, units) for recognised, match in ranks]
     first = numbers[0]
     if first is None or any(
@@ -52,8 +52,8 @@ def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Uni
 
 @dataclass(frozen=True, slots=True)
 class ReplayGraph:
-    """What a rank ran: its units with their steps, for each backward its forward, its stage (-1 if unknown), and by way the ranks
-    at the other ends of its messages.
+    """Units of a rank with their steps, for each backward its forward, its stage (-1 if unknown), and the peers of its
+    messages.
     """
 
     units: tuple[Unit, ...]

@@ -1,4 +1,4 @@
-"""What the match of all ranks of a pipeline gives: the ops and messages of each, and the runs of the schedule."""
+"""Result of matching all ranks of a pipeline: ops and messages of each, and the runs of the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a schedule in the order of a pipeline's ops: from a first forward until no microbatch is under way."""
+"""Runs of a schedule in the order of a pipeline's ops: from a first forward until no microbatch is in flight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class TrainedOutputs:
-    """The messages of outputs that backwards followed: ``sizes`` of the units in order, and which messages, by place."""
+    """Messages of outputs that backwards followed: the sizes of units in order, and the indices of messages."""
 
     sizes: tuple[int, ...]
     messages: Int64

@@ -1,4 +1,4 @@
-"""Matches of whole steps, where traces of ranks begin or end within one."""
+"""Match whole steps, where traces of ranks begin or end within one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Match = TypeVar("Match")
 def match_whole_steps(
     evidence: Mapping[int, Evidence], match: Callable[[Mapping[int, Evidence]], Match]
 ) -> tuple[Match, tuple[str, ...]]:
-    """What ``match`` gives; where it needs that, without the part of the traces before the first optimizer that all ranks show,
-    or behind the last one, and a line that says so: ranks may be cut off within a step.
+    """The result of ``match``; if needed, without the part of the traces before the first optimizer step that all ranks have,
+    or after the last one, with a warning: traces may be cut off within a step.
 
     Raises:
         MismatchError: there is no match either way.
