@@ -56,7 +56,7 @@ def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataF
     known = known.assign(direction=np.where(known["kind"] == "F", "F", "B"))
     pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
     known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
-    key = ["pipeline", "step", "way", "microbatch", "stage"]
+    key = ["pipeline", "step", "direction", "microbatch", "stage"]
     known = known[~known.duplicated(key, keep=False)][[*key, "rank", "start_ns", "end_ns", "clock"]]
-    following = known.assign(stage=known["stage"] - np.where(known["way"] == "F", 1, -1))
+    following = known.assign(stage=known["stage"] - np.where(known["direction"] == "F", 1, -1))
     return known.merge(following, on=key, suffixes=("", "_after"))

@@ -115,7 +115,7 @@ def _agrees(row: Mapping[Any, Any], call: DumpCall) -> bool:
     return bool(
         (not row["group_id"] or not call.group.id or row["group_id"] == call.group.id)
         and (row["group_size"] < 0 or not size or row["group_size"] == size)
-        and (not is_p2p or row["local_peer"] < 0 or row["local_peer"] == call.index)
+        and (not is_p2p or row["local_peer"] < 0 or row["local_peer"] == call.place)
         and (not is_p2p or row["peer"] < 0 or not size or row["peer"] == call.peer)
         and (not is_p2p or -1 in (row["bytes"], call.bytes) or row["bytes"] == call.bytes)
     )

@@ -165,7 +165,7 @@ def _can_be(messages: pd.DataFrame) -> bool:
     begun, over = sign * (both["start_ns"] - both["end_ns_to"]), sign * (both["end_ns"] - both["start_ns_to"])
     both = both.assign(
         one=both[["rank", "rank_to"]].min(axis=1),
-        peer_pp_rank=both[["rank", "rank_to"]].max(axis=1),
+        other=both[["rank", "rank_to"]].max(axis=1),
         lower=np.minimum(begun, over),
         upper=np.maximum(begun, over),
         ahead=sign * (both["end_ns"] - both["end_ns_to"]),

@@ -49,7 +49,7 @@ def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     ordered = p2p.sort_values("start_ns", kind="stable")
     is_incomplete = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
     for ends in _messages_by_rank_pair(ordered.assign(is_incomplete=is_incomplete)[ordered["peer"] >= 0], by_step=True):
-        if any(end["vague"].any() for end in ends):
+        if any(end["is_incomplete"].any() for end in ends):
             _number_in_order(ends, numbers, count)
     named = ordered[~is_incomplete & ~ordered.index.isin(list(numbers))]
     _number_by_name(named, numbers, count)
@@ -114,8 +114,8 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
-    outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has no transfer: it has
-    no length, so that bytes over the time of that call are not taken for a bandwidth.
+    outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
+    length 0, so that bytes over the time of that call are not taken for a bandwidth.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0

@@ -71,7 +71,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
             times = _Times(launches, HostCompute(trace.events))
             by_gaps = _by_gaps(trace, labelled, framework, times, calls)
             return by_gaps or _spans_alone(trace.framework, labelled)
-        evidence, inferred = inference.evidence, inference.inferred
+        evidence, inferred = inference.evidence, inference.ranges
         if any(entry.action.kind.is_p2p for entry in inferred):
             others = [entry for entry in others if not _is_message(entry)]
     ranges = [*ops_with_labels, *others, *(_as_range(framework, entry) for entry in inferred)]
@@ -190,7 +190,7 @@ def _ops_without_stage(ops: Iterable[Range]) -> list[Inferred]:
 
 def _is_pipeline(inference: Inference) -> bool:
     """Whether the inferred ops have forwards, about as many backwards, and messages between them."""
-    kinds = [entry.action.kind for entry in inference.inferred]
+    kinds = [entry.action.kind for entry in inference.ranges]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
 

@@ -83,7 +83,7 @@ def _with_stages_and_microbatches(
     filled = ops.copy()
     first = min(step.step for step in steps)
     for step in steps:
-        for rank, row in step.indices.items():
+        for rank, row in step.rows.items():
             planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
             actions = _matching_part([op.kind for op in row], planned, is_first=step.step == first)
             indices = [op.index for op in row]
@@ -163,8 +163,8 @@ def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataF
         if pp_rank is None or direction not in PRODUCERS:
             continue
         wanted = list(cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))[: len(rows)]
-        rows = rows.index[: len(wanted)]
-        filled.loc[rows, "stage"] = [action.stage for action in wanted]
-        filled.loc[rows, "microbatch"] = [action.microbatch for action in wanted]
+        indices = rows.index[: len(wanted)]
+        filled.loc[indices, "stage"] = [action.stage for action in wanted]
+        filled.loc[indices, "microbatch"] = [action.microbatch for action in wanted]
         filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
     return filled
