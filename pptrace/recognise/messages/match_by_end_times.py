@@ -112,7 +112,7 @@ def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], toleran
     count = min((_num_common([ends.to_numpy() for ends in step], tolerance_ns) for step in complete), default=0)
     for step in complete:
         for from_end in range(1, count + 1):
-            yield [int(ends.from_end[-from_end]) for ends in step]
+            yield [int(ends.index[-from_end]) for ends in step]
 
 
 def _num_common(sides: Sequence[Int64], tolerance_ns: int) -> int:

@@ -47,12 +47,14 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
         chosen &= np.isin(launches.thread[computes], list(threads))
     if not chosen.any():
         return []
-    starts, ends, threads = (column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread))
+    starts, ends, launch_threads = (
+        column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread)
+    )
     opens = np.flatnonzero(chosen & ~np.concatenate(([False], chosen[:-1])))
     closes = np.flatnonzero(chosen & ~np.concatenate((chosen[1:], [False])))
     label = Label("", span="OPTIMIZER", inferred=True)
     return [
-        Range(label, int(starts[low]), int(ends[high]), int(threads[low]))
+        Range(label, int(starts[low]), int(ends[high]), int(launch_threads[low]))
         for low, high in zip(opens, closes, strict=True)
     ]
 

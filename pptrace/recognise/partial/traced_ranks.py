@@ -124,7 +124,7 @@ class TracedRank:
 def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
     """For each backward in order the index of its forward among the forwards."""
     forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
-    index = {key: index for index, key in enumerate(forwards)}
+    index = {key: position for position, key in enumerate(forwards)}
     return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
 
 

@@ -154,7 +154,8 @@ def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
         planned = [str(action) for action in plan.compute_actions(pp_rank)]
         pairs = zip(planned, actual, strict=False)
         first_difference = next(
-            (pp_rank for pp_rank, (planned_cell, actual_cell) in enumerate(pairs) if planned_cell != actual_cell), None
+            (position for position, (planned_cell, actual_cell) in enumerate(pairs) if planned_cell != actual_cell),
+            None,
         )
         if first_difference is not None:
             yield (

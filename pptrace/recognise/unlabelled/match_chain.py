@@ -191,7 +191,7 @@ def _rank_matches(
     Raises:
         MismatchError: they do not fit each other.
     """
-    if len({rank_evidence.matches.sizes for rank_evidence in outputs}) > 1:
+    if len({rank_evidence.trained.sizes for rank_evidence in outputs}) > 1:
         raise MismatchError("the ranks do not send outputs and gradients of the same steps")
     matches = []
     for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):

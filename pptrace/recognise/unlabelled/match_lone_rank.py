@@ -292,7 +292,7 @@ def _check_match(
             f"the ends of the steps of rank {evidence.rank} are unknown: no range of an optimizer or of a step"
         )
     units = units_of(sizes, [row], [evidence.optimizers])
-    check_between_units(row, match, units, message_kind_of_inputs=tuple(others))
+    check_between_units(row, match, units, message_kinds=tuple(others))
     for message_kind, group in groups.items():
         _check_no_bound(evidence, match.forwards if message_kind[0] == "F" else match.backwards, message_kind, group)
     _check_backward_follows_gradient(evidence, match)

@@ -131,7 +131,7 @@ def _messages(recognised: RecognisedRank, messages: Messages, row: Mapping[str, 
     calls = recognised.calls.iloc[messages.row]
     posted = calls["posted_ns"].to_numpy()
     buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
-    wait_start, end = (np.common(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
+    wait_start, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
     start, copied = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
     times = {"start_ns": start, "posted_ns": posted, "asked_ns": wait_start, "end_ns": end}
     times |= {"transfer_start_ns": start, "transfer_end_ns": end}
