@@ -138,7 +138,9 @@ def test_a_plan_of_some_of_a_pipelines_ranks_has_no_ideal() -> None:
     assert is_plan_of_all(found)
     longer = replace(found, mesh=replace(found.mesh, pp=4))
     assert not is_plan_of_all(longer)
-    line = "ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of 2 of the 4 ranks of a pipeline"
+    line = (
+        "ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers 2 of the 4 ranks of a pipeline"
+    )
     assert line in explain_nulls(
         longer, Clock(ClockMethod.SINGLE_RANK, {}, 0), analyse(RECORDING.traces()).report.steps
     )

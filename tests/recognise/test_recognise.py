@@ -54,7 +54,7 @@ def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording,
     found = recognise(recording.traces(with_metadata))
     job, ops = recording.job, found.ops
     assert found.framework == "pptrace"
-    custom = "the order of ops is that of no known schedule; the nearest, zb-h1, has 58% of the ops in this order"
+    custom = "the order of ops matches no known schedule; the closest, zb-h1, has 58% of the ops in this order"
     assert found.warnings == ((custom,) if job.plan.name == "custom" and not with_metadata else ())
     assert list(ops.columns) == list(OPS)
     assert list(found.comms.columns) == list(COMMS)

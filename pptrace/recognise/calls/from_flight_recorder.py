@@ -97,7 +97,7 @@ def _name_calls(recognised: RecognisedRank, dump: Dump) -> _NamedCalls:
     if 2 * len(launches) < num_during_dump:
         return _NamedCalls(
             recognised,
-            why="its calls cannot be matched with the trace's, or in several ways: not used, and groups and peers stay unknown",
+            why="its calls cannot be matched with the trace's, or in several ways: not used",
         )
     undecided = [kind for kind, pairs_of_kind in pairs.items() if not pairs_of_kind]
     why = f"which of its {', '.join(undecided)} calls are which of the trace's cannot be decided" if undecided else ""

@@ -83,7 +83,7 @@ def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshI
         return ScheduleInfo(
             None, "unknown", PlanSource.NONE, warnings=(f"no schedule recognised: {problem}{closest_text}",)
         )
-    line = f"the order of ops matches no known schedule{closest_text}; its own order is the plan"
+    line = f"the order of ops matches no known schedule{closest_text}"
     return compare_with_plan(plan, PlanSource.RECOGNISED, measured, (line,))
 
 
