@@ -75,7 +75,7 @@ def test_they_are_the_messages_of_the_ops_beside_them(
     calls, ops = traced(run, offsets)
     found, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
     assert names(found) == truth(run)
-    assert line.startswith(f"{len(calls)} kernels")
+    assert line.startswith(f"{len(calls)} send/receive kernels")
     assert set(found["axis"]) == {"pp"}
 
 

@@ -106,7 +106,9 @@ def test_an_order_of_ones_own_has_no_plan_for_another_number_of_microbatches() -
     found = recognised([long, short], num_ranks=2)
     assert (found.name, found.mismatches, found.plan_of(1)) == ("custom", (), None)
     assert found.plan_of(0) == found.plan
-    assert any("step 1 has another number of microbatches, for which custom has no plan" in line for line in found.warnings)
+    assert any(
+        "step 1 has another number of microbatches, for which custom has no plan" in line for line in found.warnings
+    )
 
 
 def test_a_rank_that_leaves_a_step_with_another_number_of_microbatches_is_named() -> None:

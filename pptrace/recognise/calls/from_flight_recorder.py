@@ -89,8 +89,7 @@ def _name_calls(recognised: RecognisedRank, dump: Dump) -> _NamedCalls:
     if not num_during_dump:
         return _NamedCalls(
             recognised,
-            why="its calls were made at another time than the trace's, or in another run: not used, and groups and "
-            "peers stay unknown",
+            why="its calls were made at another time than the trace's, or in another run: not used",
         )
     pairs = {side.kind: dict(side.pairs()) for side in sides}
     launches = {index: launch for pairs_of_kind in pairs.values() for index, launch in pairs_of_kind.items()}
