@@ -1,4 +1,4 @@
-"""What was measured, on one clock, and the parts of it that are a rank's in a step."""
+"""Measured data on one clock, by rank and step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pptrace.timeline.windows import StepWindow
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank did in one step: its F/B/I/W ops, its other ranges, its communication."""
+class RankStepRows:
+    """Rows of one rank in one step: its F/B/I/W ops, its other ranges, its communication."""
 
     ops: Slice
     spans: Slice
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class AlignedRun:
-    """Everything measured, on one clock: tagged ops, comms with transfer starts, and each rank's lane.
+    """All measured data on one clock: tagged ops, comms with transfer starts, and each rank's lane.
 
     ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
     pipeline others have none.
@@ -44,23 +44,23 @@ class AlignedRun:
     volume: StepVolume | None = None
     lacking: frozenset[int] = frozenset()
 
-    def compares(self, window: StepWindow) -> bool:
-        """Whether the times of a window's ranks say what they did at the same time.
+    def is_comparable(self, window: StepWindow) -> bool:
+        """Whether the times of a window's ranks are comparable across ranks.
 
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
-        (see :meth:`is_vague`), or a rank's times are those of launching what its device did at other times.
+        (see :meth:`clock_is_too_uncertain`), or a rank's times are those of launching what its device did at other times.
         """
         seen = not any(self.work[rank].missing_device_events for rank in window.ranks)
-        return seen and self.clock.relates(window.ranks) and not self.is_vague(window)
+        return seen and self.clock.relates(window.ranks) and not self.clock_is_too_uncertain(window)
 
-    def is_vague(self, window: StepWindow) -> bool:
+    def clock_is_too_uncertain(self, window: StepWindow) -> bool:
         """Whether the clocks may be off by more than half the window."""
         return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
-    def part(self, rank: int, step: int) -> Part:
+    def part(self, rank: int, step: int) -> RankStepRows:
         """What a rank did in a step."""
         key = (rank, step)
-        return Part(*(parts.get(key, none) for parts, none in self._parts))
+        return RankStepRows(*(parts.get(key, none) for parts, none in self._parts))
 
     @cached_property
     def _parts(self) -> tuple[tuple[Mapping[tuple[int, int], Slice], Slice], ...]:
@@ -70,7 +70,7 @@ class AlignedRun:
         return tuple((slices(table, ("rank", "step")), slice_of(table.iloc[:0])) for table in tables)
 
     def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:
-        """The most that a rank had allocated from one time to another, both included; None without memory events in it."""
+        """Peak allocated memory of a rank in a time range, bytes, both ends included; None without memory events in it."""
         events = self._memory.get((rank,))
         if events is None:
             return None

@@ -1,4 +1,4 @@
-"""Where did the step go? The plan replayed with more and more of reality.
+"""Attribution of a step's time: the plan is replayed with more and more of reality.
 
     compute        the ops' time without the communication inside them, spread evenly over the ranks
     structural     + the plan, every op of a kind at the same cost
@@ -23,7 +23,7 @@ from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
 from pptrace.simulator.course import ReplayGraph
 from pptrace.slices import Slice
-from pptrace.timeline.lanes import Lane, communication_within
+from pptrace.timeline.lanes import Lane, communication_inside_ops
 
 G = TypeVar("G", bound=Hashable)
 
@@ -37,7 +37,7 @@ class MeasuredCosts:
 
     ops: Mapping[Key, int]
     transfers: Mapping[Key, int]
-    within: Mapping[Key, int] = field(default_factory=dict)
+    communication: Mapping[Key, int] = field(default_factory=dict)
 
 
 def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> MeasuredCosts:
@@ -45,7 +45,7 @@ def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> Measur
     named = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
     keys: list[Key] = [(Kind(kind), stage, mb) for kind, stage, mb in named]
     costs = dict(zip(keys, (ops["end_ns"] - ops["start_ns"]).tolist(), strict=True))
-    inner = [] if lane is None else communication_within(ops, comms, lane).tolist()
+    inner = [] if lane is None else communication_inside_ops(ops, comms, lane).tolist()
     received = comms.where((comms["kind"] == "recv") & (comms["match"] >= 0))
     # A transfer posted ahead is seen complete when its reader asks for it: it has cost what the reader still waited.
     begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
@@ -60,12 +60,12 @@ def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> Measur
     return MeasuredCosts(costs, transfers, dict(zip(keys, inner, strict=False)))
 
 
-def together(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
-    """The costs of all ranks of a pipeline."""
+def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
+    """Merge the costs of all ranks of a pipeline."""
     return MeasuredCosts(
         dict(chain.from_iterable(rank.ops.items() for rank in costs)),
         dict(chain.from_iterable(rank.transfers.items() for rank in costs)),
-        dict(chain.from_iterable(rank.within.items() for rank in costs)),
+        dict(chain.from_iterable(rank.communication.items() for rank in costs)),
     )
 
 
@@ -74,15 +74,15 @@ def waterfall(course: ReplayGraph, measured: MeasuredCosts, span_ns: int) -> Wat
     keys = [stop.key for stop in course.nodes]
     if not set(keys) <= measured.ops.keys():
         return None
-    whole = {key: measured.ops[key] for key in keys}
-    own = {key: cost - measured.within.get(key, 0) for key, cost in whole.items()}
-    even = sum(own.values()) // course.plan.pp
-    stage_means = _means(own, lambda key: (key[0], key[1]))
-    kind_means = _means(own, lambda key: key[0])
+    measured_ops = {key: measured.ops[key] for key in keys}
+    without_communication = {key: cost - measured.communication.get(key, 0) for key, cost in measured_ops.items()}
+    even = sum(without_communication.values()) // course.plan.pp
+    stage_means = _means(without_communication, lambda key: (key[0], key[1]))
+    kind_means = _means(without_communication, lambda key: key[0])
     uniform = course.makespan({key: kind_means[key[0]] for key in keys}, {})
     by_stage = course.makespan({key: stage_means[key[0], key[1]] for key in keys}, {})
-    by_op = course.makespan(own, {})
-    with_transfers = course.makespan(whole, measured.transfers)
+    by_op = course.makespan(without_communication, {})
+    with_transfers = course.makespan(measured_ops, measured.transfers)
     return Waterfall(
         compute=even,
         structural=uniform - even,

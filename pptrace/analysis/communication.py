@@ -1,4 +1,4 @@
-"""Communication per axis and kind: how much, how long, how well hidden."""
+"""Communication per axis and kind: count, bytes, time, overlap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def summarise_comms(comms: Slice, compute: Int64, predicted: Volume | None = Non
         predicted: what the rank should communicate, where that is known; what is not in ``comms`` has a count of 0.
     """
     groups: dict[tuple[str, str], Slice] = {
-        (axis, kind): rows for axis, own in comms.by("axis").items() for kind, rows in own.by("kind").items()
+        (axis, kind): rows
+        for axis, axis_rows in comms.by("axis").items()
+        for kind, rows in axis_rows.by("kind").items()
     }
     none = comms.where(slice(0))
     return tuple(
@@ -41,7 +43,7 @@ def _summarise(axis: str, kind: str, rows: Slice, compute: Int64, predicted: Cal
     transfer_ns = int((rows["transfer_end_ns"] - rows["transfer_start_ns"]).sum())
     total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
     num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
-    hidden, whole = length(intersect(transfer, compute)), length(transfer)
+    hidden, transfer_length = length(intersect(transfer, compute)), length(transfer)
     matched = bool(((rows["match"] >= 0) | (rows["group_size"] == 1)).all())
     algorithm = num_bytes / transfer_ns if transfer_ns and matched and num_bytes is not None else None
     factor = BUS_FACTORS[kind](int(rows["group_size"].max())) if kind in BUS_FACTORS and len(rows) else 1.0
@@ -53,8 +55,8 @@ def _summarise(axis: str, kind: str, rows: Slice, compute: Int64, predicted: Cal
         total_ns=total_ns,
         wait_ns=total_ns - transfer_ns if matched else None,
         hidden_ns=hidden if matched else None,
-        exposed_ns=whole - hidden if matched else None,
-        overlap_ratio=hidden / whole if whole and matched else None,
+        exposed_ns=transfer_length - hidden if matched else None,
+        overlap_ratio=hidden / transfer_length if transfer_length and matched else None,
         algbw_gbps=algorithm,
         busbw_gbps=None if algorithm is None else algorithm * factor,
         predicted_bytes=None if predicted is None else predicted.bytes,

@@ -1,4 +1,4 @@
-"""What a person should know first."""
+"""Findings: the main causes of lost time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CAUSES = {
     "jitter": ("ops of one stage that vary", "look for noise on the host, clock changes or uneven input lengths"),
     "communication": ("communication that no compute hides", "overlap it with compute, or send fewer bytes"),
     "unexplained": (
-        "time that neither ops nor transfers show",
+        "time that belongs to neither ops nor transfers",
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive",
     ),
 }
-_WORTH_SAYING = 0.02
+_LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
 
 
@@ -38,33 +38,33 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
     if not explained:
         return tuple(findings)
     span = sum(step.span_ns or 0 for step in explained)
-    falls = [step.bubble.waterfall_ns for step in explained if step.bubble.waterfall_ns]
-    found_causes = [_cause(name, falls, span) for name in _CAUSES]
-    causes = [_with_axes(cause, explained) for cause in found_causes if cause]
-    found = sorted(causes, key=lambda finding: -(finding.gain_ns or 0))
-    return (*findings, _structural(falls, span, schedule), *found)
+    waterfalls = [step.bubble.waterfall_ns for step in explained if step.bubble.waterfall_ns]
+    candidates = [_cause(name, waterfalls, span) for name in _CAUSES]
+    causes = [_with_axes(cause, explained) for cause in candidates if cause]
+    ordered = sorted(causes, key=lambda finding: -(finding.gain_ns or 0))
+    return (*findings, _structural(waterfalls, span, schedule), *ordered)
 
 
-def _total(falls: Sequence[Waterfall], name: str) -> int:
-    return sum(asdict(fall)[name] for fall in falls)
+def _total(waterfalls: Sequence[Waterfall], name: str) -> int:
+    return sum(asdict(waterfall)[name] for waterfall in waterfalls)
 
 
-def _cause(name: str, falls: Sequence[Waterfall], span: int) -> Finding | None:
-    total = _total(falls, name)
-    if total < _WORTH_SAYING * span:
+def _cause(name: str, waterfalls: Sequence[Waterfall], span: int) -> Finding | None:
+    total = _total(waterfalls, name)
+    if total < _LEAST_SHARE * span:
         return None
     what, advice = _CAUSES[name]
     return Finding(
         Severity.WARNING,
         f"{name.capitalize()}: {total / span:.1%} of the step goes to {what}",
         advice,
-        gain_ns=total // len(falls),
+        gain_ns=total // len(waterfalls),
         evidence={"waterfall": name, "share": total / span},
     )
 
 
 def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
-    """Of communication, which axes it is of."""
+    """Add the axes to a finding about communication."""
     if finding.evidence["waterfall"] != "communication":
         return finding
     exposed: Counter[str] = Counter()
@@ -74,20 +74,20 @@ def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
     if not total:
         return finding
     shares = {axis: part / total for axis, part in exposed.most_common() if part}
-    told = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
+    by_axis = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
     return replace(
         finding,
-        detail=f"of what is exposed: {told}; {finding.detail}",
+        detail=f"of what is exposed: {by_axis}; {finding.detail}",
         evidence={**finding.evidence, "exposed_by_axis": shares},
     )
 
 
-def _structural(falls: Sequence[Waterfall], span: int, schedule: ScheduleSummary) -> Finding:
-    total = _total(falls, "structural")
+def _structural(waterfalls: Sequence[Waterfall], span: int, schedule: ScheduleSummary) -> Finding:
+    total = _total(waterfalls, "structural")
     return Finding(
         Severity.INFO,
         f"Structural: {total / span:.1%} of the step is the fill and drain of {schedule.name} itself",
         "more microbatches, or a schedule with a smaller bubble (interleaved, zero-bubble), would shrink it",
-        gain_ns=total // len(falls),
+        gain_ns=total // len(waterfalls),
         evidence={"waterfall": "structural", "share": total / span},
     )

@@ -59,7 +59,7 @@ def read_dumped_ranks(paths: Sequence[Path], is_all: bool) -> DumpedRanks:
 
 
 def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
-    """Who is to blame, as far as the dumps tell."""
+    """Diagnose which rank or call blocks the run, as far as the dumps show."""
     if _is_fresh(dumped.dumps):
         reason = "the calls that are not complete were made less than a second before the dumps were written"
         return Diagnosis(None, reason, {})
@@ -89,7 +89,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
     world = _world(dumped)
     starts = _starts(dumped.dumps, world)
     known = {dump.rank for dump in dumped.dumps}
-    enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
+    is_enough = dumped.is_all or (len(known) > 1 and 2 * len(known | dumped.unreadable.keys()) >= len(world))
     for dump in dumped.dumps:
         if not dump.calls:
             yield RankCalls(dump.rank, presence=Presence.EMPTY, note="its dump holds no calls")
@@ -99,7 +99,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
         yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
-    absent = Presence.EMPTY if enough else Presence.UNSEEN
+    absent = Presence.EMPTY if is_enough else Presence.UNSEEN
     for rank in sorted(world - known - dumped.unreadable.keys()):
         yield RankCalls(rank, presence=absent, note="there is no dump of it")
 
@@ -152,7 +152,7 @@ def _group(group: DumpGroup, world: set[int]) -> Group:
 
 
 def _num_made(dump: Dump, world: set[int]) -> dict[Stream, int]:
-    """What the recorder's status tells of groups whose last calls it no longer has; messages are counted there as well."""
+    """Number of calls by the recorder's status, for groups whose last calls it no longer has; messages count there as well."""
     with_messages = {call.raw_group for call in dump.calls if call.kind in P2P}
     made: dict[Stream, int] = {}
     for call in dump.calls:
@@ -189,13 +189,13 @@ def _starts(dumps: Sequence[Dump], world: set[int]) -> dict[tuple[int, Stream], 
 
 
 def dump_paths(directory: Path, found: Sequence[Path]) -> list[Path]:
-    """The dumps in ``found``, and the files of a directory that are named like them, which may be empty or damaged."""
+    """The dumps in ``found``, and files of a directory with similar names, which may be empty or damaged."""
     shapes = {_shape(path.name) for path in found}
     try:
-        beside = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
+        similar = [path for path in directory.iterdir() if path.is_file() and _shape(path.name) in shapes]
     except OSError:
-        beside = []
-    return sorted({*found, *beside})
+        similar = []
+    return sorted({*found, *similar})
 
 
 def _shape(name: str) -> str:

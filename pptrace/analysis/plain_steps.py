@@ -35,13 +35,13 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
     by_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
-    return tuple(_report(step, alike, data) for step, alike in sorted(by_step.items()))
+    return tuple(_report(step, step_windows, data) for step, step_windows in sorted(by_step.items()))
 
 
 def _report(step: int, windows: list[StepWindow], data: AlignedRun) -> StepReport:
     start, end = min(window.start_ns for window in windows), max(window.end_ns for window in windows)
     ranks = tuple(window.ranks[0] for window in windows)
-    comparable = data.compares(StepWindow(step, ranks, start, end))
+    comparable = data.is_comparable(StepWindow(step, ranks, start, end))
     return StepReport(
         step=step,
         start_ns=start,
@@ -55,7 +55,7 @@ def _report(step: int, windows: list[StepWindow], data: AlignedRun) -> StepRepor
 def _report_rank(window: StepWindow, data: AlignedRun, comparable: bool) -> RankStep:
     (rank,) = window.ranks
     part, work = data.part(rank, window.step), data.work[rank]
-    lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+    lane = data.lanes[rank].clipped(window.start_ns, window.end_ns)
     return RankStep(
         rank=rank,
         stage=None,
@@ -66,7 +66,7 @@ def _report_rank(window: StepWindow, data: AlignedRun, comparable: bool) -> Rank
         phases={},
         comms=comms_of_step(part.comms, rank, window.step, data, matched=comparable),
         spans=durations(part.spans.where(part.spans["kind"] != "STEP")),
-        device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
+        device=breakdown(work, *(data.clock.to_rank_clock(rank, time) for time in (window.start_ns, window.end_ns))),
         peak_memory_bytes=peak_memory(data, rank, part.spans),
         ops=(),
     )

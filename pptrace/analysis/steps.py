@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import measured_costs, together, waterfall
+from pptrace.analysis.attribution import measured_costs, merge_costs, waterfall
 from pptrace.analysis.communication import summarise_comms
 from pptrace.analysis.result import (
     Bubble,
@@ -60,12 +60,12 @@ def ideal_of(plan: Plan) -> Ideal:
 
 
 def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
-    own = rank.inner_bubble_ns
+    own_bubble = rank.inner_bubble_ns
     return RankIdeal(
         ratio=rank.bubble_ns / rank.compute_ns,
         share=rank.bubble_ns / makespan_ns,
-        own_ratio=own / rank.compute_ns,
-        own_share=own / (own + rank.compute_ns),
+        own_ratio=own_bubble / rank.compute_ns,
+        own_share=own_bubble / (own_bubble + rank.compute_ns),
     )
 
 
@@ -82,9 +82,9 @@ def report_step(
     bubbles = [rank.bubble_ns for rank in ranks if rank.bubble_ns is not None]
     complete = len(bubbles) == len(ranks) == mesh.num_pipeline_ranks
     bubble = sum(bubbles)
-    whole = sum(rank.window_ns for rank in ranks)
+    total_window = sum(rank.window_ns for rank in ranks)
     longest = max(windows, key=lambda window: window.span_ns)
-    comparable = all(map(data.compares, windows))
+    comparable = all(map(data.is_comparable, windows))
     return StepReport(
         step=windows[0].step,
         start_ns=min(window.start_ns for window in windows),
@@ -92,7 +92,7 @@ def report_step(
         span_ns=longest.span_ns if comparable else None,
         bubble=Bubble(
             ratio=bubble / compute if complete and compute else None,
-            share=bubble / whole if complete and whole else None,
+            share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
             waterfall_ns=_waterfall(longest, data, course) if comparable else None,
@@ -106,21 +106,21 @@ def _waterfall(window: StepWindow, data: AlignedRun, course: ReplayGraph | None)
         return None
     parts = {rank: data.part(rank, window.step) for rank in window.ranks}
     costs = [measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()]
-    return waterfall(course, together(costs), window.span_ns)
+    return waterfall(course, merge_costs(costs), window.span_ns)
 
 
 def _report_rank(rank: int, window: StepWindow, data: AlignedRun, ideal: Ideal | None, mesh: MeshInfo) -> RankStep:
     part = data.part(rank, window.step)
     ops, comms = part.ops.in_order_of("start_ns"), part.comms
-    lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+    lane = data.lanes[rank].clipped(window.start_ns, window.end_ns)
     work = data.work[rank]
-    comparable = data.compares(window)
+    comparable = data.is_comparable(window)
     if not comparable:
         window = StepWindow(window.step, (rank,), int(ops["start_ns"].min()), int(ops["end_ns"].max()))
-        lane = data.lanes[rank].within(window.start_ns, window.end_ns)
+        lane = data.lanes[rank].clipped(window.start_ns, window.end_ns)
     is_alone = rank in data.lacking and len(window.ranks) == 1
     bubble = lane.bubble_ns(window.start_ns, window.end_ns) if comparable and not is_alone else None
-    place = mesh.pp_rank(rank)
+    pp_rank = mesh.pp_rank(rank)
     has_messages = _has_messages(comms) or not is_alone
     slack = None if work.missing_device_events else _slack(comms, data, comparable)
     phases = _phases(ops, window, lane)
@@ -135,12 +135,14 @@ def _report_rank(rank: int, window: StepWindow, data: AlignedRun, ideal: Ideal |
         phases=phases if bubble is not None else {name: replace(p, bubble_ns=None) for name, p in phases.items()},
         comms=comms_of_step(comms, rank, window.step, data, matched=comparable),
         spans=durations(part.spans),
-        device=breakdown(work, *(data.clock.own(rank, time) for time in (window.start_ns, window.end_ns))),
+        device=breakdown(work, *(data.clock.to_rank_clock(rank, time) for time in (window.start_ns, window.end_ns))),
         peak_memory_bytes=peak_memory(data, rank, part.spans),
         ops=_op_summaries(ops),
-        pp_rank=place,
+        pp_rank=pp_rank,
         **_not_compute(window, lane, bubble, slack, has_messages),
-        ideal=ideal.ranks[place] if ideal is not None and place is not None and place < len(ideal.ranks) else None,
+        ideal=ideal.ranks[pp_rank]
+        if ideal is not None and pp_rank is not None and pp_rank < len(ideal.ranks)
+        else None,
     )
 
 
@@ -149,7 +151,7 @@ def _has_messages(comms: Slice) -> bool:
 
 
 def _slack(comms: Slice, data: AlignedRun, comparable: bool) -> float:
-    """How much of the communication known to be exposed may be waiting after all, ns: the clocks of both sides may be off."""
+    """Part of the exposed communication that may be waiting after all, ns: the clocks of both sides have an uncertainty."""
     matched = int((comms["match"] >= 0).sum())
     return 2 * matched * (data.clock.uncertainty_ns or 0) if comparable else math.inf
 
@@ -157,7 +159,7 @@ def _slack(comms: Slice, data: AlignedRun, comparable: bool) -> float:
 def _not_compute(
     window: StepWindow, lane: Lane, bubble: int | None, slack: float | None, has_messages: bool
 ) -> dict[str, int | None]:
-    """What of a window is no compute, and the bounds of the bubble in it.
+    """Time of a window without compute, and bounds of the bubble in it, ns.
 
     Args:
         slack: see :func:`_slack`; None where the rank's times do not say when it computed.
@@ -197,17 +199,17 @@ def _unmatched(comms: Slice) -> Slice:
 
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:
     """The STEP ranges of every rank, with the time of the other marked ranges in each."""
-    found = []
+    marked = []
     for (rank, step), rows in sorted(slices(ops[~ops["kind"].isin(COMPUTE_KINDS)], ("rank", "step")).items()):
         is_step = rows["kind"] == "STEP"
         if is_step.any():
             start, end = int(rows["start_ns"][is_step].min()), int(rows["end_ns"][is_step].max())
-            found.append(MarkedStep(rank, step, start, end, durations(rows.where(~is_step))))
-    return tuple(found)
+            marked.append(MarkedStep(rank, step, start, end, durations(rows.where(~is_step))))
+    return tuple(marked)
 
 
 def durations(spans: Slice) -> dict[str, int]:
-    """By kind, ns."""
+    """Total duration by kind, ns."""
     return {kind: int((rows["end_ns"] - rows["start_ns"]).sum()) for kind, rows in spans.by("kind").items()}
 
 
@@ -252,6 +254,6 @@ def _phases(ops: Slice, window: StepWindow, lane: Lane) -> dict[str, PhaseSummar
 
 
 def peak_memory(data: AlignedRun, rank: int, spans: Slice) -> int | None:
-    """The most that was allocated during the rank's step; None when the trace has no memory events."""
+    """Peak allocated memory during the rank's step, bytes; None without memory events."""
     step = spans.where(spans["kind"] == "STEP")
     return data.peak_memory(rank, int(step["start_ns"].min()), int(step["end_ns"].max())) if len(step) else None

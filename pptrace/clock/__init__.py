@@ -1,4 +1,4 @@
-"""Puts all ranks on one clock, and says how well that is known: :func:`estimate_clock`."""
+"""Align the clocks of all ranks, with an uncertainty: :func:`estimate_clock`."""
 
 from pptrace.clock.estimate import estimate_clock
 from pptrace.clock.result import Clock, ClockMethod, shift

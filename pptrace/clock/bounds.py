@@ -1,4 +1,4 @@
-"""How far two ranks' clocks can differ: from messages and collectives, and from chains of them."""
+"""Bounds of the difference between two ranks' clocks, from messages, collectives and chains of them."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barri
 
 def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     """Shape (n, n): offset[j] − offset[i] ≥ low[i, j], from single messages and collectives; its upper bound is −low[j, i]."""
-    places = np.asarray(ranks)
+    rank_array = np.asarray(ranks)
     low = np.full((len(ranks), len(ranks)), -UNBOUNDED, dtype=np.int64)
     sends, recvs = matched[matched["kind"] == "send"], matched[matched["kind"] == "recv"]
     one_way = sends.merge(recvs, on="match", suffixes=("_from", "_to"))
     slack = (one_way["start_ns_from"] - one_way["end_ns_to"]).to_numpy()
-    source, target = (np.searchsorted(places, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
+    source, target = (np.searchsorted(rank_array, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
     np.maximum.at(low, (source, target), slack)
     collectives = matched[matched["kind"].isin(ALL_TO_ALL)]
     if len(collectives):
-        low = np.maximum(low, _of_collectives(collectives, places))
+        low = np.maximum(low, _of_collectives(collectives, rank_array))
     np.fill_diagonal(low, 0)
     return low
 
 
-def _of_collectives(rows: pd.DataFrame, places: Matrix) -> Matrix:
-    """The same from collectives, in memory that grows with the members and not with the pairs of them."""
+def _of_collectives(rows: pd.DataFrame, rank_array: Matrix) -> Matrix:
+    """The same from collectives, in memory proportional to members, not to pairs of them."""
     calls, call = np.unique(rows["match"].to_numpy(), return_inverse=True)
-    member = np.searchsorted(places, rows["rank"].to_numpy())
-    shape = (len(calls), len(places))
+    member = np.searchsorted(rank_array, rows["rank"].to_numpy())
+    shape = (len(calls), len(rank_array))
     starts, ends = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     present = np.zeros(shape, dtype=np.bool_)
     present[call, member] = True
     starts[call, member] = rows["start_ns"].to_numpy()
     ends[call, member] = rows["end_ns"].to_numpy()
-    low = np.full((len(places), len(places)), -UNBOUNDED, dtype=np.int64)
-    for place in range(len(places)):
-        mine = present[:, place]
-        slack = starts[mine, place][:, None] - ends[mine]
-        low[place] = np.max(slack, axis=0, initial=-UNBOUNDED, where=present[mine])
+    low = np.full((len(rank_array), len(rank_array)), -UNBOUNDED, dtype=np.int64)
+    for index in range(len(rank_array)):
+        has_member = present[:, index]
+        slack = starts[has_member, index][:, None] - ends[has_member]
+        low[index] = np.max(slack, axis=0, initial=-UNBOUNDED, where=present[has_member])
     return low
 
 

@@ -1,4 +1,4 @@
-"""Where in its range a clock's offset most likely lies: kernels of one communication end together on all of its ranks."""
+"""The likely offset within its bounds: kernels of one communication end at the same time on all of its ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Edge:
     ahead_ns: int
 
 
-def common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
+def offsets_by_common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
     """Offsets against the first rank, ns, of the ranks that kernels relate to it; medians, collectives before messages."""
     edges = sorted(
         _edges(matched[matched["clock"] == "device"]),
@@ -36,8 +36,8 @@ def common_ends(matched: pd.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
     return offsets
 
 
-def within(offset_ns: int | None, lower: int, upper: int) -> tuple[int, int]:
-    """(the offset of a range that is nearest to this one, how far off it may be); the middle without one."""
+def clamp_offset(offset_ns: int | None, lower: int, upper: int) -> tuple[int, int]:
+    """(offset clamped to a range, its largest error), ns; the middle of the range without an offset."""
     lower, upper = min(lower, upper), max(lower, upper)
     chosen = (lower + upper) // 2 if offset_ns is None else min(max(offset_ns, lower), upper)
     return chosen, max(upper - chosen, chosen - lower)
@@ -49,10 +49,12 @@ def _edges(rows: pd.DataFrame) -> Iterator[_Edge]:
     sends, recvs = (rows[rows["kind"] == kind] for kind in ("send", "recv"))
     for is_message, left, right in ((False, firsts, collectives), (True, sends, recvs)):
         pairs = left.merge(right, on="match", suffixes=("", "_other"))
-        ahead = (pairs["end_ns"] - pairs["end_ns_other"]).groupby([pairs["rank"], pairs["rank_other"]])
-        table = ahead.agg(["median", "size"]).rename_axis(["one", "other"]).reset_index()
-        found = {(one, other): (median, size) for one, other, median, size in table.itertuples(index=False)}
-        for one, other in {(min(pair), max(pair)) for pair in found if pair[0] != pair[1]}:
-            ways = [(sign, *found[pair]) for sign, pair in ((1, (one, other)), (-1, (other, one))) if pair in found]
-            mean = sum(sign * median for sign, median, _ in ways) / len(ways)
-            yield _Edge(one, other, is_message, sum(size for *_, size in ways), round(mean))
+        difference = (pairs["end_ns"] - pairs["end_ns_other"]).groupby([pairs["rank"], pairs["rank_other"]])
+        table = difference.agg(["median", "size"]).rename_axis(["one", "other"]).reset_index()
+        by_pair = {(one, other): (median, size) for one, other, median, size in table.itertuples(index=False)}
+        for one, other in {(min(pair), max(pair)) for pair in by_pair if pair[0] != pair[1]}:
+            both_directions = [
+                (sign, *by_pair[pair]) for sign, pair in ((1, (one, other)), (-1, (other, one))) if pair in by_pair
+            ]
+            mean = sum(sign * median for sign, median, _ in both_directions) / len(both_directions)
+            yield _Edge(one, other, is_message, sum(size for *_, size in both_directions), round(mean))

@@ -1,4 +1,4 @@
-"""Puts all ranks on one clock, and says how well that is known.
+"""Align the clocks of all ranks, and estimate the uncertainty.
 
 A message cannot be received before it is sent, and a collective ends on no rank before it has begun on all. Each such
 pair bounds the difference of two ranks' clocks from one side; messages both ways bound it from both.
@@ -23,11 +23,11 @@ import pandas as pd
 
 from pptrace.clock.bounds import UNBOUNDED, Matrix, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.drift import with_drift
-from pptrace.clock.ends import common_ends
+from pptrace.clock.ends import offsets_by_common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
-from pptrace.clock.same_host import Pairs, of_one_name, same_host_spread, without_contradicted
+from pptrace.clock.same_host import Pairs, drop_contradicted, pairs_of_same_host_name, same_host_spread
 from pptrace.model.tables import HOST, OPS, SESSION, empty_table
 
 
@@ -52,7 +52,7 @@ def estimate_clock(
     if len(ordered) < 2:
         return Clock(ClockMethod.SINGLE_RANK, dict.fromkeys(ordered, 0), 0)
     matched = comms[(comms["match"] >= 0) & comms["rank"].isin(ordered)]
-    matched = _on_one_side(matched)
+    matched = _without_mixed_clocks(matched)
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     low = lower_bounds(matched, ordered)
     if len(set(shared)) == 1 and shared[0] is not None:
@@ -65,7 +65,9 @@ def estimate_clock(
     hosts = _named_hosts(ordered, facts, low, comms, ops, pipelines)
     if hosts.all():
         return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(READING_NS, int(low.max())))
-    same = hosts | np.array([[own is not None and own == other for other in shared] for own in shared], dtype=np.bool_)
+    same = hosts | np.array(
+        [[recording is not None and recording == other for other in shared] for recording in shared], dtype=np.bool_
+    )
     low = np.where(same, 0, low)
     clock = _from_messages(ordered, low, same, matched, shared, ops, pipelines)
     if clock.uncertainty_ns is None or not (hosts & ~np.eye(len(ordered), dtype=np.bool_)).any():
@@ -81,11 +83,11 @@ def _named_hosts(
     ops: pd.DataFrame | None,
     pipelines: Sequence[Sequence[int]],
 ) -> Pairs:
-    """Which pairs of ranks are on one clock because their traces name one host and nothing is against it."""
-    named = of_one_name(ranks, facts)
+    """Pairs of ranks on one clock because their traces name the same host and nothing contradicts that."""
+    named = pairs_of_same_host_name(ranks, facts)
     if not named.any():
         return named
-    return without_contradicted(named, low, ranks, comms, empty_table(OPS) if ops is None else ops, pipelines)
+    return drop_contradicted(named, low, ranks, comms, empty_table(OPS) if ops is None else ops, pipelines)
 
 
 def _from_messages(
@@ -97,53 +99,60 @@ def _from_messages(
     ops: pd.DataFrame | None,
     pipelines: Sequence[Sequence[int]],
 ) -> Clock:
-    """The clock that messages and the order of ops tell; ``same`` pairs are on one clock already."""
+    """The clock from messages and the order of ops; ``same`` pairs share a clock already."""
     if ops is not None and not all(is_bounded(*bounds) for bounds in offset_ranges(low)):
         by_order = from_op_order(ordered, low, ops, pipelines)
         if by_order is not None:
             return by_order
     if low.max(initial=-UNBOUNDED, where=~(same | np.eye(len(ordered), dtype=bool))) <= -UNBOUNDED:
         return _without_messages(
-            ordered, low, same, [str(own) for own in shared if own is not None and shared.count(own) > 1]
+            ordered,
+            low,
+            same,
+            [str(recording) for recording in shared if recording is not None and shared.count(recording) > 1],
         )
-    clock = from_bounds(ordered, low, common_ends(matched, ordered))
+    clock = from_bounds(ordered, low, offsets_by_common_ends(matched, ordered))
     return clock if clock.uncertainty_ns is None else with_drift(clock, matched, ordered, same)
 
 
 def _without_messages(ranks: Sequence[int], low: Matrix, same: Pairs, shared: Sequence[str]) -> Clock:
-    """Where no message leaves a host or a recording: its ranks are on its clock, the others on their own.
+    """The clock where no message crosses hosts or recordings: ranks of one share a clock, others keep their own.
 
     Args:
         same: the pairs on one clock.
         shared: the recordings that several ranks share.
     """
     if (same & ~np.eye(len(ranks), dtype=np.bool_)).any():
-        is_session = any(own.startswith(SESSION) for own in shared)
+        is_session = any(recording.startswith(SESSION) for recording in shared)
         of_file = ClockMethod.SAME_SESSION if is_session else ClockMethod.ONE_FILE
         method = of_file if shared else ClockMethod.SAME_HOST
         return replace(from_bounds(ranks, low, {}), method=method)
     warning = (
         "the ranks' clocks could not be related: no matched messages, and no order of ops that bounds them; their times are "
-        "taken as they are, and what compares ranks (a step's span, bubble and waterfall) is null"
+        "left unchanged, and figures that compare ranks (a step's span, bubble and waterfall) are null"
     )
     return Clock(ClockMethod.NONE, dict.fromkeys(ranks, 0), None, (warning,), frozenset(ranks[1:]))
 
 
-def _on_one_side(matched: pd.DataFrame) -> pd.DataFrame:
-    """Without what is a host's call on one rank and a kernel on another: a call may return long before its message comes."""
+def _without_mixed_clocks(matched: pd.DataFrame) -> pd.DataFrame:
+    """Drop communication that is a host call on one rank and a kernel on another: a call may return long before its message
+    arrives.
+    """
     on_device = (matched["clock"] == "device").groupby(matched["match"])
     return matched[on_device.transform("all") == on_device.transform("any")]
 
 
 def _of_one_recording(ranks: Sequence[int], shared: str, violated: int) -> Clock:
-    """The ranks of one file as they are; ``violated`` is how long before it is sent a message seems to arrive, ns."""
+    """The clock of ranks in one file; ``violated`` is the largest time by which a message seems to arrive before it is sent,
+    ns.
+    """
     if not shared.startswith(SESSION):
         method = ClockMethod.SAME_HOST if shared.startswith(HOST) else ClockMethod.ONE_FILE
         return Clock(method, dict.fromkeys(ranks, 0), violated)
     warnings = (
         (
-            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some of them "
-            "are not joined rightly, and their waiting and transfer are not to be trusted",
+            f"messages between processes of one recording contradict its clock by {microseconds(violated)}: some "
+            "are matched wrongly, and their waiting and transfer times are unreliable",
         )
         if violated > READING_NS
         else ()

@@ -15,7 +15,7 @@ from pptrace.clock.result import Clock, ClockMethod
 def from_op_order(
     ranks: Sequence[int], low: Matrix, ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]
 ) -> Clock | None:
-    """Offsets from what messages tell and from the order of ops; None where these do not bound all ranks or contradict.
+    """Offsets from messages and the order of ops; None where these do not bound all ranks or contradict each other.
 
     An op that includes its own waiting for a message begins before that message is sent: where starts contradict, ends alone
     count. Clocks that no bound speaks against are left as they are.
@@ -53,10 +53,10 @@ def _with_pairs(low: Matrix, ranks: Sequence[int], pairs: pd.DataFrame, column: 
 def _op_pairs(ops: pd.DataFrame, pipelines: Sequence[Sequence[int]]) -> pd.DataFrame:
     """Ops of neighbouring stages of which the second begins after the first has ended: its columns end in ``_after``."""
     known = ops[ops["kind"].isin(("F", "B", "I")) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)]
-    known = known.assign(way=np.where(known["kind"] == "F", "F", "B"))
+    known = known.assign(direction=np.where(known["kind"] == "F", "F", "B"))
     pipeline_of = {rank: number for number, pipeline in enumerate(pipelines) for rank in pipeline}
     known = known.assign(pipeline=known["rank"].map(pipeline_of)).dropna(subset=["pipeline"])
-    key = ["pipeline", "step", "way", "microbatch", "stage"]
+    key = ["pipeline", "step", "direction", "microbatch", "stage"]
     known = known[~known.duplicated(key, keep=False)][[*key, "rank", "start_ns", "end_ns", "clock"]]
-    following = known.assign(stage=known["stage"] - np.where(known["way"] == "F", 1, -1))
+    following = known.assign(stage=known["stage"] - np.where(known["direction"] == "F", 1, -1))
     return known.merge(following, on=key, suffixes=("", "_after"))

@@ -1,4 +1,4 @@
-"""What is known of the ranks' clocks."""
+"""Clock alignment of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClockMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What was added to each rank's times, ns, and how far off that may be; None where nothing bounds it.
+    """Offsets added to each rank's times, ns, and their uncertainty; None where nothing bounds it.
 
     ``unrelated`` are the ranks whose times nothing relates to the first one's. Where a clock drifts, ``rates`` has how much more
     is added for each ns after ``middle_ns``, which is on the common clock.
@@ -38,14 +38,14 @@ class Clock:
     rates: Mapping[int, float] = field(default_factory=dict)
     middle_ns: int = 0
 
-    def common(self, rank: int, times: Int64) -> Int64:
-        """Times of a rank's own clock, on the common one."""
+    def to_common_clock(self, rank: int, times: Int64) -> Int64:
+        """Convert times of a rank's own clock to the common clock."""
         moved: Int64 = times + self.offsets_ns.get(rank, 0)
         rate = self.rates.get(rank, 0.0)
         return moved + np.rint(rate * (moved - self.middle_ns)).astype(np.int64) if rate else moved
 
-    def own(self, rank: int, time_ns: int) -> int:
-        """A time on the common clock, on a rank's own one."""
+    def to_rank_clock(self, rank: int, time_ns: int) -> int:
+        """Convert a time of the common clock to a rank's own clock."""
         rate = self.rates.get(rank, 0.0)
         return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
 
@@ -58,11 +58,11 @@ class Clock:
 
 def shift(table: pd.DataFrame, clock: Clock) -> pd.DataFrame:
     """The table with every ``*_ns`` column on the common clock."""
-    places = table.groupby("rank").indices
+    rows_by_rank = table.groupby("rank").indices
     moved = {name: table[name].to_numpy(dtype=np.int64, copy=True) for name in table.columns if name.endswith("_ns")}
     for times in moved.values():
-        for rank, own in places.items():
-            times[own] = clock.common(int(str(rank)), times[own])
+        for rank, rows in rows_by_rank.items():
+            times[rows] = clock.to_common_clock(int(str(rank)), times[rows])
     return table.assign(**moved)
 
 

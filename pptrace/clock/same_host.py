@@ -1,4 +1,4 @@
-"""Clocks of ranks that ran on one host, from the readings that each recorder took of them, or from the name of the host."""
+"""Clocks of ranks on one host, by readings that each recorder took, or by the host's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pairs = npt.NDArray[np.bool_]
 """Shape (n, n): which pairs of ranks, in order."""
 
 _ANY_HOST = frozenset({"", "localhost", "localhost.localdomain", "(none)", "none", "unknown"})
-"""What a host is called that was given no name."""
+"""Names of hosts without a name of their own."""
 
 
 def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> int | None:
@@ -46,13 +46,13 @@ def _samples(facts: Mapping[str, object]) -> list[Mapping[str, int]]:
     ]
 
 
-def of_one_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
+def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
     """Which pairs ran on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
     names = [_name(facts.get(rank, {})) for rank in ranks]
-    return np.array([[own is not None and own == other for other in names] for own in names], dtype=np.bool_)
+    return np.array([[name is not None and name == other for other in names] for name in names], dtype=np.bool_)
 
 
-def without_contradicted(
+def drop_contradicted(
     named: Pairs,
     low: Matrix,
     ranks: Sequence[int],
@@ -60,7 +60,7 @@ def without_contradicted(
     ops: pd.DataFrame,
     pipelines: Sequence[Sequence[int]],
 ) -> Pairs:
-    """The pairs of one host's name that are on one clock: no message and no order of ops between its ranks is against it.
+    """The pairs with one host name that share a clock: neither messages nor the order of ops contradict it.
 
     Containers and hosts may share a name. Where messages do not relate the ranks, their traces have to cover a common time.
 
@@ -75,7 +75,7 @@ def without_contradicted(
     for members in {tuple(np.flatnonzero(row).tolist()) for row in named if row.any()}:
         inside = np.ix_(members, members)
         related = all(is_bounded(*bound) for bound in offset_ranges(low[inside]))
-        begins, ends = zip(*(spans.get(ranks[place], _ANY_TIME) for place in members), strict=True)
+        begins, ends = zip(*(spans.get(ranks[index], _ANY_TIME) for index in members), strict=True)
         if bounds[inside].max() > READING_NS or not (related or max(begins) <= min(ends)):
             same[inside] = False
     return same
@@ -93,5 +93,5 @@ _ANY_TIME = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 def _spans(tables: Sequence[pd.DataFrame]) -> dict[int, tuple[int, int]]:
     """When each rank's rows begin and end."""
     rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in tables])
-    found = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
-    return {int(str(rank)): (int(begin), int(end)) for rank, begin, end in found.itertuples()}
+    spans = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
+    return {int(str(rank)): (int(begin), int(end)) for rank, begin, end in spans.itertuples()}

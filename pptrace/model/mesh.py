@@ -11,12 +11,11 @@ from pptrace.axes import MESH_ORDER, Axis
 
 @dataclass(frozen=True, slots=True)
 class MeshInfo:
-    """The report's ``mesh``: sizes of the axes, None where nothing tells; and the pipelines of global ranks.
+    """The report's ``mesh``: sizes of the axes, None where unknown, and the pipelines as global ranks.
 
-    ``in_order``: nothing tells the pipeline, so that all ranks with ops are taken for it, in their order. ``is_guess``: nothing
-    tells how many ranks there were either; at least as many as the highest number says. ``known_pp_ranks`` are the pipeline
-    ranks of
-    those with a trace (-1: unknown) where nothing tells the global ranks of the others, which ``pipelines`` then lack.
+    ``in_order``: the pipeline is unknown, and all ranks with ops are assumed to form it, in ascending order. ``is_guess``: the
+    number of ranks is unknown too; it is at least the highest rank + 1. ``known_pp_ranks`` are (global rank, pipeline rank, -1 if
+    unknown) of the ranks with a trace, where the global ranks of the others are unknown and missing in ``pipelines``.
     """
 
     num_ranks: int
@@ -34,45 +33,45 @@ class MeshInfo:
 
     @property
     def is_open(self) -> bool:
-        """Whether the pipeline may be another one: nothing tells it, and the run had ranks without ops in the traces."""
+        """Whether the assumed pipeline may be wrong: it is unknown, and some ranks of the run have no ops in the traces."""
         return self.in_order and self.num_ranks > len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
-        """The global ranks of the pipeline that ``rank`` belongs to, in pipeline order; () when unknown."""
+        """The global ranks of the pipeline that ``rank`` belongs to, in pipeline order; () if unknown."""
         return next((pipeline for pipeline in self.pipelines if rank in pipeline), ())
 
     def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
-        """Whether ranks of this one's pipeline are not among ``present``."""
+        """Whether the pipeline of ``rank`` has ranks that are not in ``present``."""
         return bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
 
     @property
     def num_pipeline_ranks(self) -> int | None:
-        """The ranks of all pipelines together; None where their length is not known."""
+        """Number of ranks of all pipelines; None where their length is unknown."""
         if not self.known_pp_ranks:
             return sum(map(len, self.pipelines))
         return None if self.pp is None else self.pp * len(self.pipelines)
 
     def pp_rank(self, rank: int) -> int | None:
-        """The place of a rank in its pipeline; None when unknown."""
+        """The pipeline rank of a global rank; None if unknown."""
         if self.known_pp_ranks:
-            place = dict(self.known_pp_ranks).get(rank, -1)
-            return place if place >= 0 else None
+            known = dict(self.known_pp_ranks).get(rank, -1)
+            return known if known >= 0 else None
         pipeline = self.pipeline_of(rank)
         return pipeline.index(rank) if pipeline else None
 
     def group_of(self, rank: int, axis: str, size: int | None = None) -> tuple[int, ...] | None:
-        """The global ranks of the group of ``axis`` that holds ``rank``; None when the mesh does not tell.
+        """The global ranks of the group of ``axis`` that ``rank`` belongs to; None if unknown.
 
-        With a ``size`` that divides the group's, only the neighbours that share a part of that size with it: Ulysses within
-        a ring (USP, arXiv 2405.07719).
+        With a ``size`` that divides the group's, only the block of that size around ``rank``: Ulysses within a
+        ring (USP, arXiv 2405.07719).
         """
-        group = self._whole_group_of(rank, axis)
+        group = self._full_group(rank, axis)
         if group is None or size is None or not 0 < size < len(group) or len(group) % size:
             return group
         first = group.index(rank) // size * size
         return group[first : first + size]
 
-    def _whole_group_of(self, rank: int, axis: str) -> tuple[int, ...] | None:
+    def _full_group(self, rank: int, axis: str) -> tuple[int, ...] | None:
         if axis == "world":
             return tuple(range(self.num_ranks))
         pipeline = () if self.known_pp_ranks else self.pipeline_of(rank)

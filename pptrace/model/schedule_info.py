@@ -32,9 +32,9 @@ class Candidate:
 class ScheduleInfo:
     """The plan of a run: its name, its source, and where the run differs from it, a sentence each.
 
-    ``others``: plans of steps with another number of microbatches (batch size ramp-up), by that number: the same schedule, None
-    where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or had
-    to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
+    ``plan_by_step``: plans of the steps with another number of microbatches (batch size ramp-up), by step: the same schedule, or
+    None where it cannot be built. ``candidates``: all schedules that fit, where ranks without a trace leave several possible or
+    had to be left out of the comparison. ``has_phases``: whether the order of ops gives the phases of ops without one.
     """
 
     plan: Plan | None
@@ -42,10 +42,10 @@ class ScheduleInfo:
     source: PlanSource
     mismatches: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    others: Mapping[int, Plan | None] = field(default_factory=dict)
+    plan_by_step: Mapping[int, Plan | None] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
     has_phases: bool = True
 
     def plan_of(self, step: int) -> Plan | None:
         """The plan of one step."""
-        return self.others.get(step, self.plan)
+        return self.plan_by_step.get(step, self.plan)

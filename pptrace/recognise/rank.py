@@ -1,4 +1,4 @@
-"""One rank's trace → what is found in it. Its events, which are many, are not needed afterwards."""
+"""Recognise one rank's trace. Its many events are not needed afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pptrace.ingest.otlp.process_facts import DEVICE
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, COMMS, COMPUTE_KINDS, OPS, InputFormat, Trace, empty_table
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, described
+from pptrace.recognise.calls.marked_calls import GROUPS_KEY, calls_with_marks, describe_group
 from pptrace.recognise.device.work import device_work
 from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
@@ -24,57 +24,69 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.host_order import find_host_order
 
 
-def agreeing(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
-    """The ranks without ops that lie between messages, where ranks that should have run equally many do not agree.
+def without_disagreeing_ops(ranks: Sequence[RecognisedRank]) -> list[RecognisedRank]:
+    """Drop ops taken from the gaps between messages, where ranks that should have run equally many do not agree.
 
     A message that was posted ahead of its op shifts what lies between the messages, on some ranks and not on others.
     """
-    by_gaps = [found for found in ranks if found.by_gaps]
-    lacking = {found.framework for found in ranks if not found.by_gaps} & {found.framework for found in by_gaps}
-    counts = [Counter(zip(found.ops["step"].tolist(), found.ops["kind"].tolist(), strict=True)) for found in by_gaps]
+    by_gaps = [recognised for recognised in ranks if recognised.by_gaps]
+    lacking = {recognised.framework for recognised in ranks if not recognised.by_gaps} & {
+        recognised.framework for recognised in by_gaps
+    }
+    counts = [
+        Counter(zip(recognised.ops["step"].tolist(), recognised.ops["kind"].tolist(), strict=True))
+        for recognised in by_gaps
+    ]
     last = max((step for count in counts for step, _ in count), default=0)
-    whole = [
+    whole_steps = [
         {key: number for key, number in count.items() if key[1] in ("F", "B") and (key[0] < last or last == 0)}
         for count in counts
     ]
-    if not lacking and all(count == whole[0] for count in whole):
+    if not lacking and all(count == whole_steps[0] for count in whole_steps):
         return list(ranks)
-    line = "not all ranks show the same number of ops between their labelled messages: ops are null"
+    line = (
+        "the ranks do not have equally many ops between their labelled messages: ops, steps and bubbles are "
+        "null; record with ranges around forward_step and backward_step"
+    )
 
-    def without(found: RecognisedRank) -> RecognisedRank:
+    def without(recognised: RecognisedRank) -> RecognisedRank:
         return replace(
-            found, ops=empty_table(OPS), comms=empty_table(COMMS), warnings=(*found.warnings, line), by_gaps=False
+            recognised,
+            ops=empty_table(OPS),
+            comms=empty_table(COMMS),
+            warnings=(*recognised.warnings, line),
+            by_gaps=False,
         )
 
-    return [without(found) if found.by_gaps else found for found in ranks]
+    return [without(recognised) if recognised.by_gaps else recognised for recognised in ranks]
 
 
 def recognise_rank(trace: Trace) -> RecognisedRank:
-    """Find the ops, the communication and the device work of one rank.
+    """Recognise the ops, the communication and the device work of one rank.
 
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
     trace = _with_watched_job(trace)
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
     if trace.calls is not None:
-        return _rank_found(trace, work, None, trace.calls)
+        return _recognised_rank(trace, work, None, trace.calls)
     if trace.format is InputFormat.OTLP and (device := trace.distributed.get(DEVICE)):
         work = replace(work, missing_device_events=str(device))
     tables = tables_from_trace(trace)
     if tables is not None:
         calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
-        return _rank_found(trace, work, tables, calls)
+        return _recognised_rank(trace, work, tables, calls)
     marks = marked_ranges(trace.events)
     calls = find_calls(trace.events)
     if not marks:
-        found = _rank_found(trace, work, tables_from_labels(trace, work, calls), calls)
-        return replace(found, host=find_host_order(trace.events))
+        recognised = _recognised_rank(trace, work, tables_from_labels(trace, work, calls), calls)
+        return replace(recognised, host=find_host_order(trace.events))
     calls = calls_with_marks(calls, marks, work, trace.metadata)
     marked = tables_from_marks(marks, work)
     if marked.framework:
-        return _rank_found(trace, work, marked, calls)
-    found = _rank_found(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
-    return replace(found, host=find_host_order(trace.events))
+        return _recognised_rank(trace, work, marked, calls)
+    recognised = _recognised_rank(trace, work, marked.joined_with(tables_from_labels(trace, work, calls)), calls)
+    return replace(recognised, host=find_host_order(trace.events))
 
 
 def _with_watched_job(trace: Trace) -> Trace:
@@ -83,13 +95,13 @@ def _with_watched_job(trace: Trace) -> Trace:
     if not isinstance(groups, Mapping) or not groups or trace.distributed.get("pg_config"):
         return trace
     config = [
-        {"pg_name": name, "pg_size": len(facts.get("ranks") or ()), **described(facts)}
+        {"pg_name": name, "pg_size": len(facts.get("ranks") or ()), **describe_group(facts)}
         for name, facts in groups.items()
         if isinstance(facts, Mapping)
     ]
     job = {"world_size": trace.metadata.get("world_size"), "backend": trace.metadata.get("backend")}
-    known = {name: value for name, value in job.items() if value is not None}
-    return replace(trace, distributed={**known, "pg_config": config, **trace.distributed})
+    known_facts = {name: value for name, value in job.items() if value is not None}
+    return replace(trace, distributed={**known_facts, "pg_config": config, **trace.distributed})
 
 
 def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
@@ -98,11 +110,11 @@ def _without_teardown(ops: pd.DataFrame, number: object) -> pd.DataFrame:
     return ops if is_teardown is None else ops[~is_teardown].reset_index(drop=True)
 
 
-def _rank_found(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
+def _recognised_rank(trace: Trace, work: DeviceWork, tables: RankTables | None, calls: pd.DataFrame) -> RecognisedRank:
     tables = tables or RankTables(trace.framework, empty_table(OPS), empty_table(COMMS))
     tables = replace(tables, ops=_without_teardown(tables.ops, trace.metadata.get("teardown")))
     framework = str(trace.metadata.get("framework") or "") or tables.framework
     has_ops = bool(tables.ops["kind"].isin(COMPUTE_KINDS).any())
     host = HostWork() if has_ops or len(work) or work.missing_device_events else host_work(trace.events)
-    found = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
-    return RecognisedRank(trace.info, framework, *found)
+    recognised = (tables.ops, tables.comms, trace.memory, work, tables.warnings, calls, host, tables.by_gaps)
+    return RecognisedRank(trace.info, framework, *recognised)

@@ -1,4 +1,4 @@
-"""What is recognised in one rank's trace."""
+"""The recognised content of one rank's trace."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RecognisedRank:
         return replace(self, info=info)
 
     def with_more(self, later: RecognisedRank) -> RecognisedRank:
-        """This rank with the tables of another trace of it as well; what both say of themselves, this one says."""
+        """Add the tables of another trace of the same rank; facts that both have are those of this one."""
         info = replace(
             self.info,
             num_events=self.info.num_events + later.info.num_events,

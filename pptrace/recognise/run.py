@@ -1,4 +1,4 @@
-"""What was found in each rank → ops and comms of all, with the mesh and the schedule behind them."""
+"""Join the recognised ranks of a run: ops and comms of all ranks, the mesh and the schedule."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from pptrace.recognise.groups.mesh import (
 from pptrace.recognise.groups.rank_layout import with_layout
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.directions import with_directions
-from pptrace.recognise.messages.match import match_calls, match_comms, unmatched, with_sizes
-from pptrace.recognise.messages.match_by_adjacent_ops import with_adjacent, without_half_seen
-from pptrace.recognise.ops.from_labels import with_peers, without_absent_sides
+from pptrace.recognise.messages.match import match_calls, match_comms, warn_unmatched, with_sizes
+from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent
+from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.partial.mesh_and_stages import Partial, read_partial
 from pptrace.recognise.partial.schedule import schedule_of_partial
-from pptrace.recognise.placement.assign_stages import Placed, place
-from pptrace.recognise.rank import agreeing, recognise_rank
+from pptrace.recognise.placement.assign_stages import StageAssignment, assign_stages
+from pptrace.recognise.rank import recognise_rank, without_disagreeing_ops
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.schedule.recognise_schedule import recognise_schedule
 from pptrace.recognise.steps.common_steps import with_common_steps, with_recorded_steps
 from pptrace.recognise.steps.cut_by_balance import with_balanced_spans, with_balanced_steps
-from pptrace.recognise.unlabelled.chunk_checks import against_chunks
+from pptrace.recognise.unlabelled.chunk_checks import contradiction_of_chunks
 from pptrace.recognise.unlabelled.host_order import shows_operators
-from pptrace.recognise.unlabelled.lone_ranks import Joint
+from pptrace.recognise.unlabelled.lone_ranks import JointMatch
 from pptrace.recognise.unlabelled.match_ranks import alone_with_messages, is_unsure_alone, match_ranks, without_inferred
 
 UNLABELLED = "unlabelled"
-"""The framework of traces that nothing tells."""
+"""The framework of traces without any framework's labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecognisedRun:
-    """What the traces hold, each rank still on its own clock.
+    """Everything recognised in the traces of a run, each rank still on its own clock.
 
     ``work`` is each rank's device work, ``host_work`` when the hosts of ranks without device and ops computed; ``facts`` what
     each rank's recorder wrote about itself ({} for others' traces).
@@ -69,14 +69,14 @@ class RecognisedRun:
 
 
 def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: int | None = None) -> RecognisedRun:
-    """:func:`recognise_ranks` of what is found in these traces, one per rank, with their ranks set."""
+    """:func:`recognise_ranks` of these traces, one per rank, with their ranks set."""
     return recognise_ranks([recognise_rank(trace) for trace in traces], schedule, num_ranks)
 
 
 def recognise_ranks(
     ranks: Sequence[RecognisedRank], schedule: str | None = None, num_ranks: int | None = None
 ) -> RecognisedRun:
-    """Join what was found in each rank: the ops, the communication, the mesh and the schedule of the run.
+    """Join the recognised ranks: the ops, the communication, the mesh and the schedule of the run.
 
     Args:
         ranks: one per rank, each with its rank set.
@@ -86,70 +86,84 @@ def recognise_ranks(
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
     """
-    spanned = [found.number for found in ranks if found.info.format is InputFormat.OTLP]
-    ranks, cut = (ranks, ()) if spanned else with_balanced_steps(agreeing(ranks))
+    spanned = [recognised.number for recognised in ranks if recognised.info.format is InputFormat.OTLP]
+    ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
     joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
     located = _locate(joint.ranks, joint, num_ranks, spanned)
-    chunked = [found for found in ranks if found.number in joint.refused] if (located.placed.mesh.vpp or 1) > 1 else []
-    against = against_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
+    chunked = (
+        [recognised for recognised in ranks if recognised.number in joint.refused]
+        if (located.placed.mesh.vpp or 1) > 1
+        else []
+    )
+    against = contradiction_of_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
     is_single = (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops)
     if joint.refused and (is_single or against):
-        ranks = [without_inferred(found) if found.number in joint.refused else found for found in ranks]
-        seen = [found.number for found in ranks if found.number in joint.refused and shows_operators(found.host)]
+        ranks = [
+            without_inferred(recognised) if recognised.number in joint.refused else recognised for recognised in ranks
+        ]
+        seen = [
+            recognised.number
+            for recognised in ranks
+            if recognised.number in joint.refused and shows_operators(recognised.host)
+        ]
         located = _locate(ranks, joint, num_ranks, spanned, seen)
-    elif not any(found.is_paired for found in joint.ranks) and is_unsure_alone(ranks, located.placed.ops):
-        ranks = [without_inferred(found) for found in ranks]
+    elif not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, located.placed.ops):
+        ranks = [without_inferred(recognised) for recognised in ranks]
         located = _locate(ranks, joint, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     order = _stage_order(metadata, located.mesh, groups)
     warnings = [
-        *_of_ranks(ranks),
+        *_warnings_of_ranks(ranks),
         *cut,
         *left_out,
         *renumbered,
         *(joint.notes if not joint.refused or (placed.mesh.vpp or 1) == 1 else ()),
         *(alone_with_messages(ranks) if not joint.notes else ()),
-        *([f"nor are there several stages on each rank: {against}"] if against else []),
+        *([f"several stages per rank are ruled out as well: {against}"] if against else []),
         *located.warnings,
         *_inferences(
-            located.ops, placed, located.mesh, order, any(found.by_gaps or found.is_paired for found in ranks)
+            located.ops,
+            placed,
+            located.mesh,
+            order,
+            any(recognised.by_gaps or recognised.is_paired for recognised in ranks),
         ),
         *placed.notes,
     ]
     ops, mesh = placed.ops, placed.mesh
-    comms, untimed = _without_untimed(without_absent_sides(placed.comms, ops, mesh), ranks)
+    comms, untimed = _without_untimed(drop_messages_beyond_ends(placed.comms, ops, mesh), ranks)
     comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
     comms = with_peers(comms, ops, mesh)
     if located.partial is None:
-        found_schedule = recognise_schedule(ops, mesh, metadata, schedule)
+        schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
     else:
-        found_schedule = schedule_of_partial(located.partial, schedule)
-    matched, half_seen = without_half_seen(match_comms(with_sizes(comms, mesh), mesh), spanned)
-    comms, told = _with_calls(matched, located.calls, groups, ops, mesh, found_schedule)
-    warnings += [*untimed, *half_seen, *told]
+        schedule_info = schedule_of_partial(located.partial, schedule)
+    matched, half_seen = drop_half_matched(match_comms(with_sizes(comms, mesh), mesh), spanned)
+    comms, call_warnings = _with_calls(matched, located.calls, groups, ops, mesh, schedule_info)
+    warnings += [*untimed, *half_seen, *call_warnings]
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return RecognisedRun(
         framework=framework,
         ops=ops,
         comms=comms,
-        memory=_joined([(found.number, found.memory) for found in ranks], MEMORY),
-        work={found.number: found.work for found in ranks},
+        memory=_joined([(recognised.number, recognised.memory) for recognised in ranks], MEMORY),
+        work={recognised.number: recognised.work for recognised in ranks},
         mesh=mesh,
-        schedule=found_schedule,
+        schedule=schedule_info,
         facts=located.facts,
-        warnings=(*warnings, *evidence, *found_schedule.warnings, *unmatched(comms, located.facts)),
-        host_work={found.number: found.host_work for found in ranks},
+        warnings=(*warnings, *evidence, *schedule_info.warnings, *warn_unmatched(comms, located.facts)),
+        host_work={recognised.number: recognised.host_work for recognised in ranks},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """The ops and the mesh as labels and groups tell them, both with what order tells besides (``placed``), and what that was
-    taken from. ``partial`` is the reading of a run of which ranks of the pipelines have no trace.
+    """Ops and mesh as labels and groups give them, and with the stages assigned (``placed``). ``partial`` is set where ranks of
+    the pipelines have no trace.
     """
 
     ranks: Sequence[RecognisedRank]
@@ -158,94 +172,102 @@ class _Located:
     groups: Groups
     ops: pd.DataFrame
     mesh: MeshInfo
-    placed: Placed
+    placed: StageAssignment
     partial: Partial | None
     warnings: tuple[str, ...]
 
 
 def _locate(
     ranks: Sequence[RecognisedRank],
-    joint: Joint,
+    joint: JointMatch,
     num_ranks: int | None,
     spanned: Sequence[int],
     no_pipeline: Collection[int] = (),
 ) -> _Located:
-    ops = _joined([(found.number, found.ops) for found in ranks], OPS)
-    comms = _joined([(found.number, found.comms) for found in ranks], COMMS)
-    facts, layout = with_layout({found.number: found.info.metadata for found in ranks}, ops)
+    ops = _joined([(recognised.number, recognised.ops) for recognised in ranks], OPS)
+    comms = _joined([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
+    facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
     members, groups = _groups(ranks, no_pipeline)
     metadata = list(facts.values())
-    known = num_ranks or max(len(ranks), *(found.number + 1 for found in ranks))
-    mesh = replace(_mesh(metadata, ops, comms, groups, known), is_guess=num_ranks is None and not groups.world_size)
+    world = num_ranks or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
+    mesh = replace(_mesh(metadata, ops, comms, groups, world), is_guess=num_ranks is None and not groups.world_size)
     mesh = _with_pipelines(replace(mesh, vpp=None if spanned and mesh.in_order else mesh.vpp), joint)
     ops, cut = with_balanced_spans(ops, mesh, spanned)
     partial = None
-    if not spanned and not any(own.get("plan") for own in metadata):  # spans tell sizes of their own
-        is_told = any("pp_ranks" in own for own in metadata)
+    if not spanned and not any(
+        facts_of_rank.get("plan") for facts_of_rank in metadata
+    ):  # spans tell sizes of their own
+        is_declared = any("pp_ranks" in facts_of_rank for facts_of_rank in metadata)
         framework, _ = _framework(ranks, groups)
-        paired = {found.number for found in ranks if found.is_paired}
-        partial = read_partial(ops, comms, mesh, members.calls, groups, members.distributed, framework, is_told, paired)
-    placed = place(ops, comms, mesh, members.calls) if partial is None else partial.placed
+        paired = {recognised.number for recognised in ranks if recognised.is_paired}
+        partial = read_partial(
+            ops, comms, mesh, members.calls, groups, members.distributed, framework, is_declared, paired
+        )
+    placed = assign_stages(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
 
 
 def _is_split(ops: pd.DataFrame) -> bool:
-    """Whether ops without labels have no names since weight gradients are ops of their own: more backwards than forwards."""
-    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
-    return bool((own["stage"] < 0).all() and (own["kind"] == "B").sum() > (own["kind"] == "F").sum())
+    """Whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
+    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
 
 
 def _groups(ranks: Sequence[RecognisedRank], no_pipeline: Collection[int] = ()) -> tuple[Members, Groups]:
-    """The calls with the members of their communicators, and the process groups."""
+    """The process groups, and the calls with the members of their communicators."""
     members = with_members(
-        {found.number: found.calls for found in ranks},
-        {found.number: found.info.metadata for found in ranks},
-        {found.number: found.info.distributed for found in ranks},
+        {recognised.number: recognised.calls for recognised in ranks},
+        {recognised.number: recognised.info.metadata for recognised in ranks},
+        {recognised.number: recognised.info.distributed for recognised in ranks},
     )
     groups = find_groups(
         members.calls,
         members.distributed,
-        {found.number: found.ops.loc[found.ops["step"] >= 0, "step"].nunique() for found in ranks},
-        by_use=any(found.info.format is not InputFormat.NCCL_INSPECTOR for found in ranks),
+        {recognised.number: recognised.ops.loc[recognised.ops["step"] >= 0, "step"].nunique() for recognised in ranks},
+        by_use=any(recognised.info.format is not InputFormat.NCCL_INSPECTOR for recognised in ranks),
         no_pipeline=no_pipeline,
     )
     return members, groups
 
 
-def _with_pipelines(mesh: MeshInfo, joint: Joint) -> MeshInfo:
-    """The mesh with the pipelines whose messages were matched, where it has as many ranks in pipelines of this length."""
+def _with_pipelines(mesh: MeshInfo, joint: JointMatch) -> MeshInfo:
+    """Replace the mesh's pipelines by those whose messages were matched, if their length is the mesh's."""
     if not joint.pipelines or mesh.pp != len(joint.pipelines[0]):
         return mesh
     return replace(mesh, pipelines=joint.pipelines, in_order=False)
 
 
 def _framework(ranks: Sequence[RecognisedRank], groups: Groups) -> tuple[str, tuple[str, ...]]:
-    """Whose labels the ops have, else who describes process groups so, with a line that says it; else "unlabelled"."""
-    labels = {found.framework for found in ranks} - {"", UNLABELLED}
+    """(framework, warnings): that of the labels, else of the names of process groups, else "unlabelled"."""
+    labels = {recognised.framework for recognised in ranks} - {"", UNLABELLED}
     if labels:
         return min(labels), ()
     framework, description = framework_of_descriptions(group.description for group in groups.axes)
     if framework:
         return framework, (
-            f"no labels of a framework: {framework} is told by its names of process groups ({description})",
+            f"no labels of a framework; {framework} recognised by the names of its process groups ({description})",
         )
     return UNLABELLED, ()
 
 
 def _without_untimed(comms: pd.DataFrame, ranks: Sequence[RecognisedRank]) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` without the pipeline's messages where ops are what lies between their calls and receives are posted ahead of
-    them: the waiting for those lies in the ops, and nothing tells how much of it there is.
+    """Drop pipeline messages of ranks whose ops are the gaps between calls, where receives are posted ahead: the wait for them
+    lies in the ops, and its length is unknown.
     """
-    own = comms["rank"].isin([found.number for found in ranks if found.by_gaps]) & (comms["axis"] == "pp")
-    ahead = own & (comms["kind"] == "recv") & (comms["clock"] == "host") & (comms["posted_ns"] > comms["start_ns"])
-    if not ahead.any():
+    is_pipeline = comms["rank"].isin([recognised.number for recognised in ranks if recognised.by_gaps]) & (
+        comms["axis"] == "pp"
+    )
+    is_posted_ahead = (
+        is_pipeline & (comms["kind"] == "recv") & (comms["clock"] == "host") & (comms["posted_ns"] > comms["start_ns"])
+    )
+    if not is_posted_ahead.any():
         return comms, ()
     line = (
-        "receives are posted ahead of their ops and no range shows when they came: messages are left out, and waiting for them "
-        "counts as compute; ranges around forward_step and backward_step would tell"
+        "receives are posted ahead of their ops and no range shows when they completed: messages are left out, and waiting for "
+        "them counts as compute; record with ranges around forward_step and backward_step"
     )
-    return comms[~own], (line,)
+    return comms[~is_pipeline], (line,)
 
 
 def _with_calls(
@@ -256,42 +278,46 @@ def _with_calls(
     mesh: MeshInfo,
     schedule: ScheduleInfo,
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The communication that marks and labels tell, which is matched, and what else the ranks called, matched as well."""
-    calls, told = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
+    """Add the matched communication calls that neither marks nor labels describe."""
+    calls, call_warnings = comms_of_calls(by_rank, groups, ops, comms, mesh, schedule)
     if calls.empty:
-        return comms, told
+        return comms, call_warnings
     matched = match_calls(calls, first=int(comms["match"].max()) + 1 if len(comms) else 0)[list(COMMS)]
-    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched, told
+    return pd.concat([comms, matched], ignore_index=True) if len(comms) else matched, call_warnings
 
 
-_ALIKE = 1
-"""So many ranks say the same with other numbers before the rest of them are counted."""
+_MOST_ALIKE = 1
+"""Warnings that differ only in numbers are printed for this many ranks; the rest are counted."""
 
 
-def _of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
-    """The lines of all ranks; where many ranks have lines that differ in their numbers alone, the first few."""
-    alike: dict[str, list[str]] = {}
-    for found in ranks:
-        for line in found.warnings:
-            alike.setdefault(re.sub(r"\d+", "0", line), []).append(f"rank {found.number}: {line}")
-    told = []
-    for lines in alike.values():
-        more = len(lines) - _ALIKE
-        told += lines if more < 2 else [*lines[:_ALIKE], f"and {more} more ranks like {lines[0].split(':')[0]}"]
-    return told
+def _warnings_of_ranks(ranks: Sequence[RecognisedRank]) -> list[str]:
+    """Warnings of all ranks; of those that differ only in numbers, the first few."""
+    by_pattern: dict[str, list[str]] = {}
+    for recognised in ranks:
+        for line in recognised.warnings:
+            by_pattern.setdefault(re.sub(r"\d+", "0", line), []).append(f"rank {recognised.number}: {line}")
+    warnings = []
+    for lines in by_pattern.values():
+        more = len(lines) - _MOST_ALIKE
+        warnings += (
+            lines if more < 2 else [*lines[:_MOST_ALIKE], f"and {more} more ranks like {lines[0].split(':')[0]}"]
+        )
+    return warnings
 
 
 def _stage_order(metadata: Sequence[Mapping[str, Any]], mesh: MeshInfo, groups: Groups) -> str:
-    """What tells the stages where no label does; "" where the facts of a run do."""
-    if any("pp_ranks" in own for own in metadata):
+    """The source of the stages where no label names them; "" where the facts of the run do."""
+    if any("pp_ranks" in facts_of_rank for facts_of_rank in metadata):
         return ""
     if groups.pipelines and mesh.pipelines == groups.pipelines:
-        return "each rank's place in its pipeline's process group is"
-    return "the ranks in their order are"
+        return "the order of ranks in the pipeline's process group is"
+    return "ascending order of ranks is"
 
 
-def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, has_own_lines: bool) -> list[str]:
-    """What no label says and order had to, with what it was taken from.
+def _inferences(
+    ops: pd.DataFrame, placed: StageAssignment, mesh: MeshInfo, order: str, is_explained: bool
+) -> list[str]:
+    """Warnings about what was inferred because no label names it.
 
     Args:
         ops, mesh: as labels and groups tell them.
@@ -300,21 +326,21 @@ def _inferences(ops: pd.DataFrame, placed: Placed, mesh: MeshInfo, order: str, h
         has_own_lines: whether lines of the ranks say how their ops were inferred.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
-    told = []
+    lines = []
     is_inferred = bool((compute["source"] == "inferred").any())
-    if is_inferred and not has_own_lines:
-        told.append(
+    if is_inferred and not is_explained:
+        lines.append(
             "no labels of ops: forwards, backwards and microbatches are inferred from the order of operators or launches, "
-            "autograd's threads and messages on each rank"
+            "autograd's threads and messages of each rank"
         )
-    is_taken = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
-    if compute["rank"].nunique() > 1 and is_taken and not (is_inferred and mesh.is_open):
-        told.append(f"no label tells the stages: {order} taken for them")
-    return told
+    is_assumed = bool(order) and (compute["stage"] < 0).all() and not (placed.ops["stage"] < 0).all()
+    if compute["rank"].nunique() > 1 and is_assumed and not (is_inferred and mesh.is_open):
+        lines.append(f"no label names the stages: {order} assumed")
+    return lines
 
 
 def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
-    """The tables of all ranks as one, each row with its rank."""
+    """Concatenate the tables of all ranks, each row with its rank."""
     filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
     return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
 
@@ -322,12 +348,12 @@ def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.Da
 def _mesh(
     metadata: Sequence[Mapping[str, Any]], ops: pd.DataFrame, comms: pd.DataFrame, groups: Groups, num_ranks: int
 ) -> MeshInfo:
-    """The mesh of the facts, else that of the process groups and the ops; where the facts name no pipelines, those of the ops."""
-    told = mesh_from_metadata(metadata, num_ranks)
-    if told is None:
+    """The mesh declared in the facts, else that of process groups and ops; pipelines that the facts lack come from the ops."""
+    declared = mesh_from_metadata(metadata, num_ranks)
+    if declared is None:
         mesh = mesh_with_groups(mesh_with_collectives(_mesh_of_ops(ops, num_ranks), comms), ops, groups)
         return mesh_with_declared_pipelines(mesh, metadata)
-    return told if told.pipelines else replace(told, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
+    return declared if declared.pipelines else replace(declared, pipelines=_mesh_of_ops(ops, num_ranks).pipelines)
 
 
 def _mesh_of_ops(ops: pd.DataFrame, num_ranks: int) -> MeshInfo:

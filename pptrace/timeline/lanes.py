@@ -1,4 +1,4 @@
-"""What each rank did with its time: computing, transferring, waiting."""
+"""Time of each rank by what it did: compute, transfer, waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pptrace.clock import Clock
 from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
-from pptrace.recognise.messages.match import is_anonymous
+from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.slices import Slice, slice_of
 
@@ -28,37 +28,39 @@ class Lane:
     ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
-    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, nobody can tell.
+    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, which is unknown.
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
-    ``beside`` is all communication beside no compute that the rank posted or waited for: no more can be exposed.
+    ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
+    ``exposed``.
     """
 
     compute: Int64
     transfer: Int64
     exposed: Int64
     unknown: Int64
-    beside: Int64
+    not_overlapped: Int64
 
-    def within(self, start_ns: int, end_ns: int) -> Lane:
-        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.beside)
+    def clipped(self, start_ns: int, end_ns: int) -> Lane:
+        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.not_overlapped)
         return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
     def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Exposed communication in [start, end); None where a part of it cannot be told from waiting."""
-        part = self.within(start_ns, end_ns)
+        """Exposed communication in [start, end), ns; None where part of it may be waiting."""
+        part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else length(part.exposed)
 
     def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """What of [start, end) is neither compute nor exposed communication; None where that cannot be told."""
-        part = self.within(start_ns, end_ns)
+        """Part of [start, end) that is neither compute nor exposed communication, ns; None if unknown."""
+        part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
     def bubble_bounds_ns(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """The least and the most of [start, end) that may be bubble: without all communication, or with all that is not known to
-        have been a transfer."""
-        part = self.within(start_ns, end_ns)
+        """(least, most) of [start, end) that may be bubble, ns: without all communication, or with all that is not known to be
+        a transfer.
+        """
+        part = self.clipped(start_ns, end_ns)
         rest = end_ns - start_ns - length(part.compute)
-        return rest - length(merge(part.beside, part.exposed)), rest - length(part.exposed)
+        return rest - length(merge(part.not_overlapped, part.exposed)), rest - length(part.exposed)
 
 
 def lane_of(
@@ -74,31 +76,31 @@ def lane_of(
 
     ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
     """
-    mine = comms[comms["rank"] == rank]
-    anonymous, message = is_anonymous(mine), mine["kind"].isin(MESSAGES)
-    told = (mine["match"] >= 0) | (mine["group_size"] == 1) | (anonymous & ~message)
-    known = mine[told]
-    transfer = union(known["transfer_start_ns"], known["transfer_end_ns"])
-    unclear = ~told & (~anonymous | (message & lacks_peers))
-    unmatched = union(mine.loc[unclear, "start_ns"], mine.loc[unclear, "end_ns"])
+    rank_comms = comms[comms["rank"] == rank]
+    is_unknown, is_message = without_group_or_peer(rank_comms), rank_comms["kind"].isin(MESSAGES)
+    is_known = (rank_comms["match"] >= 0) | (rank_comms["group_size"] == 1) | (is_unknown & ~is_message)
+    known_comms = rank_comms[is_known]
+    transfer = union(known_comms["transfer_start_ns"], known_comms["transfer_end_ns"])
+    unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))
+    unmatched = union(rank_comms.loc[unclear, "start_ns"], rank_comms.loc[unclear, "end_ns"])
     device = work.get(rank)
     if device is not None and len(device.compute):
-        compute = clock.common(rank, device.compute)
+        compute = clock.to_common_clock(rank, device.compute)
     elif host is not None and len(host):
-        operators = clock.common(rank, np.stack((host.start_ns, host.end_ns), axis=1))
-        compute = subtract(operators, _blocking(slice_of(mine), "start_ns", "end_ns"))
+        operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
+        compute = subtract(operators, _blocking(slice_of(rank_comms), "start_ns", "end_ns"))
     else:
-        own = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        nested = mine[is_nested(mine, own, is_table=device is None or not len(device))]
+        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
+        nested = rank_comms[is_nested(rank_comms, rank_ops, is_table=device is None or not len(device))]
         inside = _blocking(slice_of(nested), "start_ns", "end_ns")
-        compute = subtract(union(own["start_ns"], own["end_ns"]), inside)
-    exposed = subtract(_blocking(slice_of(known), "transfer_start_ns", "transfer_end_ns"), compute)
-    beside = subtract(_blocking(slice_of(mine), "start_ns", "end_ns"), compute)
-    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), beside)
+        compute = subtract(union(rank_ops["start_ns"], rank_ops["end_ns"]), inside)
+    exposed = subtract(_blocking(slice_of(known_comms), "transfer_start_ns", "transfer_end_ns"), compute)
+    not_overlapped = subtract(_blocking(slice_of(rank_comms), "start_ns", "end_ns"), compute)
+    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), not_overlapped)
 
 
-def communication_within(ops: Slice, comms: Slice, lane: Lane) -> Int64:
-    """How long each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them beside no compute, ns."""
+def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
+    """Time in which each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them without compute, ns."""
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
     inner = comms.where((comms["microbatch"] < 0) & ~is_message)
     blocked = subtract(_blocking(inner, "start_ns", "end_ns"), lane.compute)
@@ -106,7 +108,7 @@ def communication_within(ops: Slice, comms: Slice, lane: Lane) -> Int64:
 
 
 def _blocking(comms: Slice, start: str, end: str) -> Int64:
-    """Communication, from the column ``start`` to ``end``, as far as its side was posting it or waiting for it."""
+    """The part of communication, from the column ``start`` to ``end``, that its side was posting or waiting for."""
     starts, ends = comms[start], comms[end]
     posting = union(starts, np.minimum(ends, comms["posted_ns"]))
     waiting = union(np.maximum(starts, comms["asked_ns"]), ends)
@@ -114,8 +116,8 @@ def _blocking(comms: Slice, start: str, end: str) -> Int64:
 
 
 def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDArray[np.bool_]:
-    """Which communication of a rank one of its ops posted or waited for: what lies wholly inside it. What began before runs
-    beside it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
+    """Which communication of a rank lies wholly inside one of its ops, which posted or waited for it. What began before
+    overlaps with it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
     """
     if ops.empty or comms.empty:
         return np.zeros(len(comms), dtype=np.bool_)
@@ -124,7 +126,7 @@ def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDA
     else:
         on_host = np.ones(len(comms), dtype=np.bool_)
     ordered = ops.sort_values("start_ns", kind="stable")
-    place = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
+    index = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
     latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
-    inside: npt.NDArray[np.bool_] = (place >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(place, 0)])
+    inside: npt.NDArray[np.bool_] = (index >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(index, 0)])
     return inside & on_host

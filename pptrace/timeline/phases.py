@@ -55,7 +55,9 @@ def _by_order(ops: pd.DataFrame) -> npt.NDArray[np.object_]:
         if (rows["phase"] == "").any():
             rows = rows.in_order_of("start_ns")
             by_order = phases_by_order([Kind(kind) for kind in rows["kind"].tolist()])
-            phase[rows["place"]] = np.where(rows["phase"] == "", [str(own) for own in by_order], rows["phase"])
+            phase[rows["place"]] = np.where(
+                rows["phase"] == "", [str(phase_of_op) for phase_of_op in by_order], rows["phase"]
+            )
     return phase
 
 

@@ -1,4 +1,4 @@
-"""Step windows: from when to when one pipeline worked on one step."""
+"""Step windows: the time from the start to the end of one pipeline's work on one step."""
 
 from __future__ import annotations
 

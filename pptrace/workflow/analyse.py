@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.notes import explain_nulls, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -32,8 +32,8 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.tables import Trace, TraceInfo
 from pptrace.recognise.device.work import breakdown
-from pptrace.recognise.messages.match import anonymous, only_posted, with_transfers
-from pptrace.recognise.messages.match_by_end_times import match_together
+from pptrace.recognise.messages.match import has_posting_time_only, warn_without_group_or_peer, with_transfers
+from pptrace.recognise.messages.match_by_end_times import match_by_end_times
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
@@ -112,7 +112,7 @@ def analyse_ranks(
             *run.warnings,
             *by_end_times,
             *_unknown_group_warnings(data, steps),
-            *notes(run, clock, steps),
+            *explain_nulls(run, clock, steps),
         ),
     )
     return Analysis(with_verdict(report), data, run.schedule, run.mesh, windows)
@@ -121,7 +121,11 @@ def analyse_ranks(
 def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
-    return anonymous(data.comms[data.comms["rank"].isin(counted)]) if steps else anonymous(data.comms)
+    return (
+        warn_without_group_or_peer(data.comms[data.comms["rank"].isin(counted)])
+        if steps
+        else warn_without_group_or_peer(data.comms)
+    )
 
 
 def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -129,7 +133,7 @@ def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
     launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
     ops = run.ops[(run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)]
-    return run.comms[~run.comms["rank"].isin(missing_device_events) & ~only_posted(run.comms)], ops
+    return run.comms[~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)], ops
 
 
 def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
@@ -141,7 +145,7 @@ def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
     """Shift all times to one clock and match collectives by their end times; with warnings about these matches."""
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
-    by_end_times = match_together(shift(run.comms, clock), ops, run.mesh, clock)
+    by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
     incomplete = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
     lanes = {
@@ -150,7 +154,7 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
     volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
-    return AlignedRun(ops, comms, memory, lanes, run.work, clock, volume, incomplete), by_end_times.told
+    return AlignedRun(ops, comms, memory, lanes, run.work, clock, volume, incomplete), by_end_times.warnings
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

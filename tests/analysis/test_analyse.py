@@ -487,7 +487,7 @@ def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_
         assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)
         assert rank.compute_ns is not None
         assert rank.not_compute_ns == rank.window_ns - rank.compute_ns
-    assert any("its length and stages are not known" in line for line in report.warnings)
+    assert any("its length and the stages are null" in line for line in report.warnings)
     assert not any("no forward or backward" in line for line in report.warnings)
 
 

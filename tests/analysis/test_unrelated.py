@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.notes import is_plan_of_all, notes
+from pptrace.analysis.notes import explain_nulls, is_plan_of_all
 from pptrace.analysis.result import Report, StepReport
 from pptrace.analysis.steps import report_step
 from pptrace.clock import Clock, ClockMethod
@@ -52,7 +52,7 @@ def test_absent_ranks_are_counted_and_not_listed_however_many_a_file_claims() ->
     found = recognise(RECORDING.traces())
     huge = replace(found, mesh=replace(found.mesh, num_ranks=10**12))
     begin = time.monotonic()
-    lines = notes(huge, Clock(ClockMethod.SINGLE_RANK, {}, 0), ())
+    lines = explain_nulls(huge, Clock(ClockMethod.SINGLE_RANK, {}, 0), ())
     assert time.monotonic() - begin < 1
     told = "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 and 999999999990 more (of 1000000000000)"
     assert any(line.startswith(told) for line in lines)
@@ -105,7 +105,7 @@ def test_a_rank_whose_device_was_not_recorded_hides_only_what_depends_on_it() ->
 
 @pytest.mark.parametrize(
     ("part", "known", "doubt"),
-    [(0.0, True, None), (0.4, True, "no more certain than that"), (0.6, False, "null: that is more than half a step")],
+    [(0.0, True, None), (0.4, True, "only that exact"), (0.6, False, "null, since that is more than half a step")],
 )
 def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     part: float, known: bool, doubt: str | None
@@ -120,7 +120,9 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     else:
         assert_nothing_that_compares_ranks(step)
         assert [rank.compute_ns for rank in step.ranks] == [rank.compute_ns for rank in whole.ranks]
-    lines = [line for line in notes(recognise(RECORDING.traces()), clock, (step,)) if line.startswith("the clocks")]
+    lines = [
+        line for line in explain_nulls(recognise(RECORDING.traces()), clock, (step,)) if line.startswith("the clocks")
+    ]
     assert [line.rpartition(" are ")[2] for line in lines] == ([] if doubt is None else [doubt])
 
 
@@ -136,8 +138,12 @@ def test_a_plan_of_some_of_a_pipelines_ranks_has_no_ideal() -> None:
     assert is_plan_of_all(found)
     longer = replace(found, mesh=replace(found.mesh, pp=4))
     assert not is_plan_of_all(longer)
-    line = "ideal_ratio, ideal_share and waterfall_ns are null: the plan found is of 2 of the 4 ranks of a pipeline"
-    assert line in notes(longer, Clock(ClockMethod.SINGLE_RANK, {}, 0), analyse(RECORDING.traces()).report.steps)
+    line = (
+        "ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers 2 of the 4 ranks of a pipeline"
+    )
+    assert line in explain_nulls(
+        longer, Clock(ClockMethod.SINGLE_RANK, {}, 0), analyse(RECORDING.traces()).report.steps
+    )
 
 
 def test_collectives_whose_other_members_have_no_trace_are_named_where_their_waiting_is_null(tmp_path: Path) -> None:

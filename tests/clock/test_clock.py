@@ -89,7 +89,10 @@ def test_messages_one_way_give_a_bound_and_say_so() -> None:
     assert clock.method is ClockMethod.BOUNDS
     assert clock.offsets_ns == {0: 0, 1: -15}, "the tightest message: received 15 after it was sent"
     assert clock.uncertainty_ns is None
-    assert clock.warnings == ("rank 1: messages bound its clock from one side only; its offset is that bound",)
+    assert clock.warnings == (
+        "rank 1: messages bound its clock from one side only: the bound is taken as its "
+        "offset, and the uncertainty is null",
+    )
     back = estimate_clock(comms_of(message(0, 1, 0, 100, 130)), [0, 1], {})
     assert back.offsets_ns == {0: 0, 1: 30}
     assert back.uncertainty_ns is None
@@ -100,7 +103,10 @@ def test_a_rank_without_messages_is_taken_as_it_is_and_named() -> None:
     clock = estimate_clock(comms_of(rows), [0, 1, 2], {})
     assert clock.offsets_ns[2] == 0
     assert clock.uncertainty_ns is None
-    assert clock.warnings == ("rank 2: no message relates its clock to rank 0's; taken as it is",)
+    assert clock.warnings == (
+        "rank 2: no message relates its clock to rank 0's: its times are left unchanged, and "
+        "figures that compare it with other ranks are null",
+    )
 
 
 def test_without_any_message_nothing_relates_the_clocks() -> None:
@@ -291,11 +297,11 @@ def test_clocks_that_drift_are_right_within_the_stated_uncertainty_at_all_times(
 
     for rank in range(num_ranks):
         for time in (0, last // 2, last):
-            aligned = int(clock.common(rank, np.array([shown(rank, time)]))[0])
+            aligned = int(clock.to_common_clock(rank, np.array([shown(rank, time)]))[0])
             assert abs(aligned - shown(0, time)) <= clock.uncertainty_ns + 100, (
                 "a clock's own rate hides 100 ns of its own"
             )
-            assert abs(clock.own(rank, aligned) - shown(rank, time)) <= 1
+            assert abs(clock.to_rank_clock(rank, aligned) - shown(rank, time)) <= 1
     drift = max(abs(rates[rank] - rates[0]) for rank in range(num_ranks)) * num_rounds * period // 1_000_000
     assert clock.uncertainty_ns <= 4 * latency * num_ranks, "no wider than latency makes it: what drifts is corrected"
     drifts = any("its clock drifts against rank 0's" in line for line in clock.warnings)
@@ -431,7 +437,10 @@ def test_without_messages_the_recording_that_some_ranks_share_relates_these_alon
         for rows in ([], message(0, 0, 1, 100, 130)):
             clock = estimate_clock(comms_of(rows), [0, 1, 2], facts_of)
             assert (clock.method, clock.offsets_ns, clock.uncertainty_ns) == (method, {0: 0, 1: 0, 2: 0}, None)
-            assert clock.warnings == ("rank 2: no message relates its clock to rank 0's; taken as it is",)
+            assert clock.warnings == (
+                "rank 2: no message relates its clock to rank 0's: its times are left "
+                "unchanged, and figures that compare it with other ranks are null",
+            )
             assert clock.relates([0, 1])
             assert not clock.relates([1, 2])
     alone: dict[int, dict[str, object]] = {0: {"one_clock": "session 1"}, 1: {"one_clock": "session 2"}}
@@ -458,7 +467,7 @@ def test_messages_that_contradict_each_other_are_no_drift() -> None:
     assert clock.uncertainty_ns is not None
     assert clock.uncertainty_ns >= 19_000_000
     assert len(clock.warnings) == 1
-    assert "no drift explains it" in clock.warnings[0]
+    assert "which drift does not explain" in clock.warnings[0]
 
 
 @pytest.mark.parametrize("wrong", [70_000, -3_000_000_000])

@@ -111,7 +111,7 @@ class Case:
         times = [int(self.comms["start_ns"].min()), int(self.comms["end_ns"].max())]
         times.insert(1, sum(times) // 2)
         aligned = [
-            [int(clock.common(rank, np.array([self.wrong[rank].shown(time)]))[0]) for rank in self.ranks]
+            [int(clock.to_common_clock(rank, np.array([self.wrong[rank].shown(time)]))[0]) for rank in self.ranks]
             for time in times
         ]
         return max(abs(own - row[0]) for row in aligned for own in row)

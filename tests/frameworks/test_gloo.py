@@ -14,7 +14,7 @@ from pptrace.clock import ClockMethod
 from pptrace.clock.bounds import lower_bounds
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.messages.match import only_posted
+from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.frameworks.collective_calls import SIZE, call_all_profiled, train_with_barriers
 from tests.support.pool import Pool
@@ -34,7 +34,7 @@ def test_every_call_is_one_row_that_ends_when_its_work_is_done(pool: Pool, tmp_p
     for trace, counts in zip(sorted(traces, key=lambda trace: trace.rank or 0), called, strict=True):
         calls = find_calls(trace.events)
         assert Counter(calls["kind"]) == counts
-        assert not only_posted(calls.assign(rank=trace.rank)).any()
+        assert not has_posting_time_only(calls.assign(rank=trace.rank)).any()
         assert calls["end_ns"].max() <= works_of(tmp_path / f"rank{trace.rank}.json").max() + 1
         assert (calls["start_ns"] <= calls["posted_ns"]).all()
         assert (calls["posted_ns"] <= calls["asked_ns"]).all()

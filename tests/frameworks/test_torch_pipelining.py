@@ -44,7 +44,7 @@ def test_the_plan_is_found_microbatch_by_microbatch(pool: Pool, tmp_path: Path, 
     assert set(ops.loc[ops["kind"].isin(COMPUTE_KINDS), "source"]) == {"inferred" if name == "1f1b" else "label"}
     warned = " ".join(report.warnings)
     assert ("inferred from the order" in warned) == (name == "1f1b")
-    assert ("no label tells the stages" in warned) == (name in ("1f1b", "gpipe"))
+    assert ("no label names the stages" in warned) == (name in ("1f1b", "gpipe"))
     assert all(comm.bytes is None for step in report.steps for rank in step.ranks for comm in rank.comms)
     assert "comms[].bytes" in warned
 

@@ -158,7 +158,7 @@ def test_messages_belong_to_the_ops_next_to_them_and_none_goes_past_the_ends(tmp
     found = comms[["rank", "kind", "direction", "microbatch", "peer"]].itertuples(index=False, name=None)
     assert sorted(found) == both_ends(run)
     assert (comms["match"] >= 0).all()
-    assert any("have a span on one rank alone" in line for line in analysis.report.warnings)
+    assert any("have a span on one rank only" in line for line in analysis.report.warnings)
 
 
 def test_one_rank_tells_its_own_stage_and_no_bubble(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_last_rank_alone_does_not_tell_steps_without_a_span_of_them(tmp_path
     run = paper("1f1b", 4, 8, 1)
     analysis = load([write_lines(tmp_path / "spans.json", documents(run, OPS_ALONE, [3]))], cache=False)
     assert analysis.report.steps == ()
-    assert any("no span tells where a step ends" in line for line in analysis.report.warnings)
+    assert any("no span marks the end of a step" in line for line in analysis.report.warnings)
 
 
 @pytest.mark.parametrize("slowest", [True, False], ids=["pipeline slowest", "tp-pp-dp"])
@@ -213,7 +213,7 @@ def test_an_order_of_no_known_schedule_has_no_stages(tmp_path: Path) -> None:
     compute = analysis.data.ops[analysis.data.ops["kind"].isin(("F", "B"))]
     assert len(compute) == 50
     assert set(compute["stage"]) | set(compute["microbatch"]) == {-1}
-    assert any("nothing tells how many chunks" in line for line in analysis.report.warnings)
+    assert any("the number of chunks per rank is unknown" in line for line in analysis.report.warnings)
 
 
 def test_steps_without_ops_are_steps(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pptrace.recognise.messages.messages_from_plan import by_plan
+from pptrace.recognise.messages.messages_from_plan import label_from_plan
 from pptrace.schedule.registry import build
 from tests.support.synthetic import run_on_paper
 
@@ -47,7 +47,7 @@ def names(found: pd.DataFrame) -> list[str]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
     calls, ops = tables(rank)
-    found = by_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
+    found = label_from_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
     assert names(found) == calls["told"].tolist()
     assert set(found["peer"]) == {(9, 4)[rank]}
 
@@ -56,7 +56,7 @@ def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
 def test_each_message_may_have_several_tensors(times: int) -> None:
     calls, ops = tables(0)
     several = calls.loc[calls.index.repeat(times)].reset_index(drop=True)
-    assert names(by_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
+    assert names(label_from_plan(several, ops, lambda step: RUN.plan, (0, 1), 0)) == several["told"].tolist()
 
 
 def test_other_messages_than_planned_are_not_named() -> None:
@@ -68,6 +68,6 @@ def test_other_messages_than_planned_are_not_named() -> None:
         ("send", calls, late_op),
         ("recv", calls.assign(end_ns=calls["end_ns"].where(sends, calls["end_ns"] + 10_000)), ops),
     ):
-        found = by_plan(changed, of, lambda step: RUN.plan, (0, 1), 0)
+        found = label_from_plan(changed, of, lambda step: RUN.plan, (0, 1), 0)
         assert (found.loc[found["kind"] == kind, "microbatch"] == -1).all()
         assert (found.loc[found["kind"] != kind, "microbatch"] >= 0).all()

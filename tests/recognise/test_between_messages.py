@@ -94,7 +94,7 @@ def test_phases_without_messages_are_said_and_no_op_is_made_up(tmp_path: Path) -
         rank.events = [event for event in rank.events if "p2p" not in event.name]
     report = analysed(ranks, tmp_path / "a.sqlite")
     assert (report.report.framework, len(report.data.ops)) == ("megatron-lm", 0)
-    assert any("labels tell the phases of its steps (means: warmup 0.0" in line for line in report.report.warnings)
+    assert any("labels name the phases of steps (means: warmup 0.0" in line for line in report.report.warnings)
 
 
 def test_a_rank_whose_messages_tell_other_ops_than_the_rest_leaves_all_of_them_null(tmp_path: Path) -> None:

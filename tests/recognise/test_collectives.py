@@ -370,8 +370,8 @@ def test_kernels_alone_between_labelled_ops_are_the_messages_of_their_plan() -> 
         assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 4 * 20)
         assert rank.bubble_ns == step.span_ns - 4 * 80 - 4 * 20
-    (line,) = (line for line in report.warnings if "taken as the messages" in line)
-    assert line.startswith("16 kernels that may send or receive")
+    (line,) = (line for line in report.warnings if "assumed to be the messages" in line)
+    assert line.startswith("16 send/receive kernels without a direction")
     assert any("4 collectives, which count as transfer" in line for line in report.warnings)
 
 
@@ -382,7 +382,7 @@ def test_kernels_that_no_plan_explains_leave_the_bubble_known_and_the_report_say
         assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 0)
         assert rank.bubble_ns == step.span_ns - 4 * 80
-    told = [line for line in report.warnings if "whose group was not recorded" in line]
+    told = [line for line in report.warnings if "without a recorded group or peer" in line]
     assert len(told) == 1
     assert "18 messages, which count as waiting (bubble) and 4 collectives" in told[0]
 

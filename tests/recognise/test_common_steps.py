@@ -37,7 +37,7 @@ def test_its_steps_are_taken_in_order_for_those_of_the_others(lacking: int) -> N
     assert steps[0] == steps[1] == {5, 6, 7}
     assert (run.comms["match"] >= 0).all()
     assert run.schedule.mismatches == ()
-    assert any(f"nothing numbers the steps of rank {lacking}" in line for line in run.warnings)
+    assert any(f"the steps of rank {lacking} have no numbers" in line for line in run.warnings)
 
 
 def test_of_another_number_of_steps_nothing_is_taken() -> None:

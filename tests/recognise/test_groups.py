@@ -15,7 +15,7 @@ from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import ranks_of
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
-from pptrace.recognise.messages.match import match_calls, unmatched
+from pptrace.recognise.messages.match import match_calls, warn_unmatched
 from pptrace.recognise.run import recognise
 from tests.recognise.calls import (
     ALL_GATHER,
@@ -381,8 +381,8 @@ def test_a_collective_without_all_its_members_stays_unmatched() -> None:
 
 def test_unmatched_messages_are_listed_with_their_ranks_unless_the_peer_has_no_trace() -> None:
     rows = [p2p("send", 1, 2, 8), p2p("send", 1, 2, 8), p2p("recv", 2, 7, 8)]
-    lines = unmatched(call_comms(rows), {1, 2})
-    assert lines == ("2 sends (pp) have no matching receive there: 2 of rank 1 to rank 2",)
+    lines = warn_unmatched(call_comms(rows), {1, 2})
+    assert lines == ("2 sends (pp) have no matching receive in the peer's trace: 2 of rank 1 to rank 2",)
 
 
 @pytest.mark.parametrize(

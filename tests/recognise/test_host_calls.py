@@ -8,7 +8,7 @@ import pytest
 from pptrace.clock import ClockMethod
 from pptrace.model.tables import Category
 from pptrace.recognise.calls.find_calls import find_calls
-from pptrace.recognise.messages.match import only_posted
+from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse
 from tests.recognise.calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
 from tests.support.synthetic import START
@@ -48,7 +48,7 @@ def test_the_posting_of_a_barrier_and_its_work_are_one_call_that_ends_with_the_w
     rank.add(Category.CPU_OP, "_c10d_functional::wait_tensor", 80, 300, thread=MAIN_THREAD)
     calls = calls_of(rank)
     assert spans(calls, "start_ns", "posted_ns", "asked_ns", "end_ns") == [("barrier", 0, 10, 70, 300)]
-    assert not only_posted(calls).any()
+    assert not has_posting_time_only(calls).any()
 
 
 def test_works_of_calls_that_are_pending_at_once_are_taken_in_their_order() -> None:
@@ -119,7 +119,7 @@ def test_a_work_whose_posting_was_not_recorded_is_a_call_and_a_posting_without_w
     post(rank, "barrier", 60, 70)
     calls = calls_of(rank)
     assert spans(calls, "start_ns", "end_ns") == [("all_reduce", 5, 50), ("barrier", 60, 70)]
-    assert only_posted(calls).tolist() == [False, True]
+    assert has_posting_time_only(calls).tolist() == [False, True]
 
 
 def test_a_monitored_barrier_waits_inside_and_its_messages_are_part_of_it() -> None:
@@ -129,7 +129,7 @@ def test_a_monitored_barrier_waits_inside_and_its_messages_are_part_of_it() -> N
         rank.add(Category.ANNOTATION, name, 5, 90, thread=MAIN_THREAD)
     calls = calls_of(rank)
     assert spans(calls, "start_ns", "posted_ns", "asked_ns", "end_ns") == [("barrier", 0, 0, 0, 100)]
-    assert not only_posted(calls).any()
+    assert not has_posting_time_only(calls).any()
 
 
 def test_gloos_works_are_no_works_of_calls_that_nccl_carries_out() -> None:

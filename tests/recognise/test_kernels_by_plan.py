@@ -11,7 +11,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMMS, OPS, Schema, empty_table, make_table
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
-from pptrace.recognise.messages.kernels_from_plan import kernels_by_plan
+from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.roundtrip.styles import groups_of
@@ -73,9 +73,9 @@ def test_they_are_the_messages_of_the_ops_beside_them(
 ) -> None:
     run = paper(schedule, shape)
     calls, ops = traced(run, offsets)
-    found, line = kernels_by_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
+    found, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
     assert names(found) == truth(run)
-    assert line.startswith(f"{len(calls)} kernels")
+    assert line.startswith(f"{len(calls)} send/receive kernels")
     assert set(found["axis"]) == {"pp"}
 
 
@@ -91,7 +91,7 @@ def test_not_where_one_lacks_or_is_too_many_or_cannot_have_met_its_other_side() 
         (calls, moved),
         (calls, ops.drop(index=ops.index[4])),
     ):
-        found, line = kernels_by_plan(changed, empty_table(COMMS), of, follows(run.plan), mesh_of(3))
+        found, line = kernels_from_plan(changed, empty_table(COMMS), of, follows(run.plan), mesh_of(3))
         assert line == ""
         pd.testing.assert_frame_equal(found, changed)
 
@@ -100,7 +100,7 @@ def test_not_where_a_message_of_the_pipeline_is_told() -> None:
     run = paper("1f1b", (3, 6, 1))
     calls, ops = traced(run)
     told = table(COMMS, [{"rank": 2, "kind": "recv", "axis": "pp"}])
-    assert kernels_by_plan(calls, told, ops, follows(run.plan), mesh_of(3))[1] == ""
+    assert kernels_from_plan(calls, told, ops, follows(run.plan), mesh_of(3))[1] == ""
 
 
 def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is_the_message() -> None:
@@ -131,7 +131,9 @@ def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is
         for rank, own in wanted.items()
         for span in own.values()
     ]
-    found, _ = kernels_by_plan(table(CALL_COMMS, calls), empty_table(COMMS), table(OPS, ops), follows(plan), mesh_of(2))
+    found, _ = kernels_from_plan(
+        table(CALL_COMMS, calls), empty_table(COMMS), table(OPS, ops), follows(plan), mesh_of(2)
+    )
     told = {
         (row.rank, f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}", row.start_ns // MS)
         for row in found.itertuples()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.labelled_ranges import Range, num_outside_steps, resolved
+from pptrace.recognise.ops.labelled_ranges import Range, num_outside_steps, with_steps_and_microbatches
 
 
 def ranges(*named: tuple[str, int, int]) -> list[Range]:
@@ -18,7 +18,10 @@ def ranges(*named: tuple[str, int, int]) -> list[Range]:
 def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
     cut = ranges(("PP:0F6", 0, 5), ("PP:0F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15), ("PP:0F1", 15, 19))
     assert num_outside_steps(cut) == 2
-    assert [(op.step, str(op.action)) for op in resolved(cut) if op.label.is_op] == [(3, "0F0"), (3, "0F1")]
+    assert [(op.step, str(op.action)) for op in with_steps_and_microbatches(cut) if op.label.is_op] == [
+        (3, "0F0"),
+        (3, "0F1"),
+    ]
 
 
 def test_messages_before_the_first_step_are_no_ops_that_are_left_out() -> None:
@@ -33,7 +36,7 @@ def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
         ("ProfilerStep#1", 20, 40),
         ("ProfilerStep#1", 20, 40),
     ]
-    found = resolved(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
+    found = with_steps_and_microbatches(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
     assert [(op.step, str(op.action)) for op in found if op.label.is_op] == [(0, "0F0"), (1, "0F0")]
 
 

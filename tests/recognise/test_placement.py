@@ -11,10 +11,10 @@ from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.labels import Label, read_label
-from pptrace.recognise.ops.labelled_ranges import Range, resolved
+from pptrace.recognise.ops.labelled_ranges import Range, with_steps_and_microbatches
 from pptrace.recognise.placement.assign_stages import loop, zigzag
 from pptrace.recognise.run import RecognisedRun, recognise
-from pptrace.recognise.schedule.match_by_kinds import fit
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
@@ -115,8 +115,8 @@ def kinds_of(name: str, pp: int, microbatches: int, chunks: int, group: int | No
 
 
 def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
-    plain = fit(3, kinds_of("interleaved-1f1b", 3, 12, 2))
-    grouped = fit(3, kinds_of("interleaved-1f1b", 3, 12, 2, 4))
+    plain = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2))
+    grouped = match_by_kinds(3, kinds_of("interleaved-1f1b", 3, 12, 2, 4))
     assert plain is not None
     assert grouped is not None
     assert [[a.key for a in row] for row in plain.ranks] == [
@@ -130,7 +130,7 @@ def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
 def test_what_the_first_rank_receives_tells_the_chunks() -> None:
     """In both, a rank runs the same kinds of ops in the same order; with three chunks the first one receives 8 of 12."""
     orders = kinds_of("interleaved-1f1b", 2, 4, 3)
-    unknown, told = fit(2, orders), fit(2, orders, received=6)
+    unknown, told = match_by_kinds(2, orders), match_by_kinds(2, orders, received=6)
     assert unknown is not None
     assert told is not None
     assert (unknown.num_chunks, told.num_chunks) == (3, 2)
@@ -185,7 +185,7 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
     assert found.mesh.pp == pp
     if pp is None:
         assert found.mesh.pipelines == (((given[0],),) if len(given) == 1 else ())
-        assert any("its length and stages are not known" in line for line in found.warnings)
+        assert any("its length and the stages are null" in line for line in found.warnings)
     else:
         assert found.schedule.name == schedule[0]
         for rank in given:
@@ -193,9 +193,9 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
 
 
 def test_an_order_of_no_schedule_fits_nothing() -> None:
-    assert fit(2, {0: ["F", "B", "F", "F", "B", "B"], 1: ["F", "F", "B", "B", "F", "B"]}) is None
-    assert fit(2, {0: ["F", "B"], 1: ["F", "F", "B", "B"]}) is None
-    assert fit(2, {0: [], 1: []}) is None
+    assert match_by_kinds(2, {0: ["F", "B", "F", "F", "B", "B"], 1: ["F", "F", "B", "B", "F", "B"]}) is None
+    assert match_by_kinds(2, {0: ["F", "B"], 1: ["F", "F", "B", "B"]}) is None
+    assert match_by_kinds(2, {0: [], 1: []}) is None
 
 
 def named(*names: str) -> list[Range]:
@@ -209,17 +209,19 @@ def actions(ranges: Sequence[Range]) -> list[str]:
 
 
 def test_a_flush_is_every_weight_gradient_that_has_not_run() -> None:
-    told = resolved(named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0"))
+    told = with_steps_and_microbatches(
+        named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0")
+    )
     assert actions(told) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
     assert [entry.part for entry in told[-2:]] == [(0, 2), (1, 2)]
 
 
 def test_a_backward_without_weight_gradients_is_whole() -> None:
-    assert actions(resolved(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
+    assert actions(with_steps_and_microbatches(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
 
 
 def test_parts_of_a_sequence_are_microbatches() -> None:
-    told = resolved(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
+    told = with_steps_and_microbatches(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
     assert actions(told) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
 
 
@@ -227,7 +229,7 @@ def test_ops_before_a_step_that_leads_belong_to_it() -> None:
     """Zero bubble runs the first forwards before its range of the step, while the last optimizer step is validated."""
     ranges = named("F0.0.0", "iter_0_7", "F1.0.0", "B0.0.0", "B1.0.0", "F0.0.0")
     step = Range(ranges[1].label, 10, 45, 1)
-    told = resolved([ranges[0], step, *ranges[2:]])
+    told = with_steps_and_microbatches([ranges[0], step, *ranges[2:]])
     assert [(entry.step, str(entry.action)) for entry in told if entry.action] == [
         (7, "-1F0"),
         (7, "-1F1"),
@@ -237,19 +239,22 @@ def test_ops_before_a_step_that_leads_belong_to_it() -> None:
 
 
 def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
-    assert actions(resolved(named("1F1B", "1F1B"))) == ["(-1F0;-1B0)OVERLAP_F_B", "(-1F1;-1B1)OVERLAP_F_B"]
+    assert actions(with_steps_and_microbatches(named("1F1B", "1F1B"))) == [
+        "(-1F0;-1B0)OVERLAP_F_B",
+        "(-1F1;-1B1)OVERLAP_F_B",
+    ]
 
 
 def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     ranges = named("F0.0.0", "F1.0.0", "iter_0_7", "F0.0.0", "F1.0.0", "B0.0.0", "B1.0.0")
     step = Range(ranges[2].label, 20, 69, 1)
-    told = [entry for entry in resolved([*ranges[:2], step, *ranges[3:]]) if entry.action]
+    told = [entry for entry in with_steps_and_microbatches([*ranges[:2], step, *ranges[3:]]) if entry.action]
     assert actions(told) == ["-1F0", "-1F1", "-1B0", "-1B1"]
     assert [entry.start_ns for entry in told] == [30, 40, 50, 60]
 
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:
-    assert actions(resolved(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
+    assert actions(with_steps_and_microbatches(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
 
 
 @pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])
@@ -260,8 +265,8 @@ def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_o
     assert (found.mesh.pp, found.schedule.name) == (pp, "unknown" if pp is None else name)
     if pp is None:
         assert (found.mesh.pipelines, found.mesh.dp) == ((), None)
-        assert any("2 of 4 ranks show messages, not the pipeline" in line for line in found.warnings)
-        assert not any("are taken for them" in line for line in found.warnings)
+        assert any("2 of 4 ranks show messages, but not the pipeline" in line for line in found.warnings)
+        assert not any("of ranks assumed" in line for line in found.warnings)
 
 
 def test_groups_that_do_not_multiply_up_with_the_stages_that_labels_tell_give_no_size() -> None:

@@ -65,7 +65,7 @@ def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording,
     found = recognise(recording.traces(with_metadata))
     job, ops = recording.job, found.ops
     assert found.framework == "pptrace"
-    custom = "the order of ops is that of no known schedule; the nearest, zb-h1, has 58% of the ops in this order"
+    custom = "the order of ops matches no known schedule; the closest, zb-h1, has 58% of the ops in this order"
     assert found.warnings == ((custom,) if job.plan.name == "custom" and not with_metadata else ())
     assert list(ops.columns) == list(OPS)
     assert list(found.comms.columns) == list(COMMS)
@@ -234,7 +234,7 @@ def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
     assert found.comms["match"].nunique() == 1
     assert found.comms["match"].min() >= 0
     assert found.warnings[0] == (
-        "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was taken back; "
+        "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was rolled back; "
         "the last runs are counted"
     )
 
@@ -260,7 +260,7 @@ def test_marks_of_another_version_are_counted_once_per_reason() -> None:
     assert found.warnings[1] == "and 3 more ranks like rank 0"
     ranges = len(RECORDINGS["1f1b"].events_of(0))
     assert found.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
-    assert found.warnings[0].endswith("are not read: grammar version 9; this pptrace reads version 1")
+    assert found.warnings[0].endswith("are left out: grammar version 9; this pptrace reads version 1")
 
 
 def test_damaged_marks_are_counted_and_the_others_read() -> None:
@@ -268,7 +268,7 @@ def test_damaged_marks_are_counted_and_the_others_read() -> None:
     found = recognise([make_trace(events)])
     assert len(found.ops) == 1
     assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are not read: ")
+    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are left out: ")
 
 
 def test_a_schedule_asked_for_is_compared_with_what_ran() -> None:

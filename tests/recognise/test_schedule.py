@@ -106,7 +106,9 @@ def test_an_order_of_ones_own_has_no_plan_for_another_number_of_microbatches() -
     found = recognised([long, short], num_ranks=2)
     assert (found.name, found.mismatches, found.plan_of(1)) == ("custom", (), None)
     assert found.plan_of(0) == found.plan
-    assert any("step 1 has another number of microbatches, and custom no plan" in line for line in found.warnings)
+    assert any(
+        "step 1 has another number of microbatches, for which custom has no plan" in line for line in found.warnings
+    )
 
 
 def test_a_rank_that_leaves_a_step_with_another_number_of_microbatches_is_named() -> None:
@@ -121,7 +123,7 @@ def test_a_rank_in_an_order_of_its_own_without_the_others_makes_no_schedule_and_
     assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)
     (line,) = found.warnings
     assert "stage 0 has no action though stage 1 has" in line
-    assert "the nearest" in line
+    assert "the closest" in line
 
 
 def test_ops_of_the_optimizer_alone_make_no_schedule() -> None:
@@ -139,4 +141,4 @@ def test_the_rank_that_is_missing_in_a_pipeline_has_the_number_between_the_other
 
 def test_a_step_that_lacks_its_last_backward_has_no_number_of_microbatches_of_its_own() -> None:
     long, short = (to_rows(build("1f1b", 4, m)) for m in (8, 5))
-    assert recognised([long, [row[:-1] for row in short]]).others == {}
+    assert recognised([long, [row[:-1] for row in short]]).plan_by_step == {}

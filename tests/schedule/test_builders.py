@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from pptrace.errors import ScheduleError, UsageError
-from pptrace.recognise.schedule.recognise_schedule import identify
+from pptrace.recognise.schedule.recognise_schedule import match_registry
 from pptrace.schedule import interleaved, one_f_one_b
 from pptrace.schedule.actions import Action, Kind, Phase, iter_halves, parse_action
 from pptrace.schedule.lower import lower
@@ -342,21 +342,21 @@ def test_identify_finds_the_name_and_the_phases_of_every_plan() -> None:
     for shape in shapes:
         plan = build(*shape)
         for read in (from_rows(to_rows(plan), plan.name), from_rows(to_rows(lower(plan)), plan.name)):
-            assert identify(read) == plan, shape
+            assert match_registry(read) == plan, shape
 
 
 def test_identify_needs_no_name_where_there_are_two_microbatches() -> None:
     fixed = ["gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "interleaved-1f1b", "looped-bfs", "interleaved-zb"]
     for name in fixed:
-        assert identify(from_rows(to_rows(build(name, 2, 4)), "custom")).name == name
-        assert identify(from_rows(to_rows(build(name, 4, 9 if name in ONE_CHUNK else 8)), "custom")).name == name
+        assert match_registry(from_rows(to_rows(build(name, 2, 4)), "custom")).name == name
+        assert match_registry(from_rows(to_rows(build(name, 4, 9 if name in ONE_CHUNK else 8)), "custom")).name == name
 
 
 def test_a_searched_plan_that_is_also_a_fixed_one_keeps_its_own_name() -> None:
     plan = build("zb-auto", 2, 1)
     assert to_rows(plan) == to_rows(build("zb-h1", 2, 1))
-    assert identify(from_rows(to_rows(plan), "zb-auto")) == plan
-    assert identify(from_rows(to_rows(plan), "custom")).name == "zb-h1"
+    assert match_registry(from_rows(to_rows(plan), "zb-auto")) == plan
+    assert match_registry(from_rows(to_rows(plan), "custom")).name == "zb-h1"
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -364,19 +364,19 @@ def test_identify_leaves_every_plan_its_own_name(name: str) -> None:
     """From two ranks on: on a single one a V is a loop, and the plan is that of interleaved-zb as well."""
     for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
         if p > 1 or name not in V_SHAPED:
-            assert identify(from_rows(to_rows(build(name, p, m, v)), name)).name == name, (p, m, v)
+            assert match_registry(from_rows(to_rows(build(name, p, m, v)), name)).name == name, (p, m, v)
 
 
 def test_identify_leaves_a_plan_of_ones_own_alone() -> None:
     own = from_rows([["0F0", "0F1", "0B1", "0B0"]], "mine")
-    assert identify(own) is own
+    assert match_registry(own) is own
 
 
 def test_identify_is_quick_for_a_long_unknown_plan() -> None:
     rows = to_rows(build("interleaved-1f1b", 4, 64, 2))
     rows[3][-1], rows[3][-2] = rows[3][-2], rows[3][-1]
     own = from_rows(rows, "mine")
-    assert identify(own) is own
+    assert match_registry(own) is own
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pptrace.schedule.actions import Phase
 from pptrace.schedule.registry import build
 from pptrace.simulator import simulate, uniform
 from pptrace.slices import slice_of
-from pptrace.timeline.lanes import Lane, communication_within, lane_of
+from pptrace.timeline.lanes import Lane, communication_inside_ops, lane_of
 from pptrace.timeline.phases import phase_spans, tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from tests.support.synthetic import Event, make_trace, record
@@ -101,7 +101,7 @@ def test_a_host_lane_splits_every_nanosecond_of_its_window(
     assert as_set(lane.transfer) == moving
     assert as_set(lane.exposed) == moving - compute
     window = set(range(start, start + duration))
-    part = lane.within(start, start + duration)
+    part = lane.clipped(start, start + duration)
     assert lane.bubble_ns(start, start + duration) == len(window - compute - moving)
     assert length(part.compute) + length(part.exposed) + lane.bubble_ns(start, start + duration) == duration
 
@@ -226,4 +226,4 @@ def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_i
     comms["posted_ns"], comms["asked_ns"] = [10, 35], [10, 50]
     lane = lane_of(0, ops, comms, {}, AS_IT_IS)
     assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
-    assert communication_within(slice_of(ops), slice_of(comms), lane).tolist() == [25]
+    assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [25]

@@ -1,4 +1,4 @@
-"""What a run of the GPT runtime says of itself, as far as it decides what is communicated; and the parameters of a stage."""
+"""Facts of the GPT runtime that determine its communication, and the parameters of a stage."""
 
 from __future__ import annotations
 

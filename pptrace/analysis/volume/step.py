@@ -64,8 +64,8 @@ class StepVolume:
 
     def _always(self, rank: int, pp_rank: int) -> Volume:
         """What is the same in every step."""
-        held = self._gradient_parts(rank, pp_rank)
-        return total((*self._batch(pp_rank), *self._actions(pp_rank), *held.volumes(), *self._loss(pp_rank)))
+        gradients = self._gradient_parts(rank, pp_rank)
+        return total((*self._batch(pp_rank), *self._actions(pp_rank), *gradients.volumes(), *self._loss(pp_rank)))
 
     @property
     def _tp(self) -> int:
@@ -128,34 +128,34 @@ class StepVolume:
                 yield self._backward(action, (action.stage, action.microbatch) in recomputed)
 
     def _forward(self, action: Action) -> Volume:
-        place, plan = self.plan.model_stage(action.stage), self.plan
-        parts = [times(self._layer.forward, self.facts.layers_per_stage[place])]
+        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+        parts = [times(self._layer.forward, self.facts.layers_per_stage[model_stage_index])]
         parts.append(self._transfers(action.stage, plan.next_stage(action.stage), plan.previous_stage(action.stage)))
-        if place == 0:
+        if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).forward)
-        if place == plan.chain_length - 1:
+        if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).forward)
             parts.append(cross_entropy_volume(self._tp, self._tokens, self.facts.sum_bytes))
-        return total((*parts, self._gathered_units(place)))
+        return total((*parts, self._gathered_units(model_stage_index)))
 
     def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
         """Of a B or an I: a W communicates nothing."""
-        place, plan = self.plan.model_stage(action.stage), self.plan
-        num_layers = self.facts.layers_per_stage[place]
-        parts = [times(self._layer.backward, num_layers), times(self._again(fully_recomputed), num_layers)]
+        model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
+        num_layers = self.facts.layers_per_stage[model_stage_index]
+        parts = [times(self._layer.backward, num_layers), times(self._recomputed_volume(fully_recomputed), num_layers)]
         parts.append(self._transfers(action.stage, plan.previous_stage(action.stage), plan.next_stage(action.stage)))
-        if place == 0:
+        if model_stage_index == 0:
             parts.append(vocabulary_volume(self._tensor).backward)
-        if place == plan.chain_length - 1:
+        if model_stage_index == plan.chain_length - 1:
             parts.append(column_volume(self._tensor).backward)
-        return total((*parts, self._gathered_units(place)))
+        return total((*parts, self._gathered_units(model_stage_index)))
 
     @cached_property
     def _layer(self) -> BothWays:
         tensor, attention = tensor_volume(self._tensor), attention_volume(self._attention)
         return BothWays(total((tensor.forward, attention.forward)), total((tensor.backward, attention.backward)))
 
-    def _again(self, fully: bool) -> Volume:
+    def _recomputed_volume(self, fully: bool) -> Volume:
         """What a layer's backward repeats of its forward (arXiv 2205.05198, section 5)."""
         if fully or self.facts.recompute == "full":
             return self._layer.forward
@@ -182,31 +182,31 @@ class StepVolume:
         num_bytes = self._tensor.activation_bytes // (self._tp if self._tensor.is_cut else 1)
         return messages(Axis.PP, num_bytes, int(sent), int(received))
 
-    def _gathered_units(self, place: int) -> Volume:
+    def _gathered_units(self, model_stage_index: int) -> Volume:
         """ZeRO-3 gathers every unit for each forward and each backward (arXiv 1910.02054, section 7.2.2)."""
-        return self._units(place).gathered() if self.facts.zero == 3 else {}
+        return self._units(model_stage_index).gathered() if self.facts.zero == 3 else {}
 
-    def _units(self, place: int) -> ShardedUnits:
-        parameters = stage_parameters(self.facts, place, self._tp)
+    def _units(self, model_stage_index: int) -> ShardedUnits:
+        parameters = stage_parameters(self.facts, model_stage_index, self._tp)
         return ShardedUnits(parameters, self.facts, self._replica_axis, self._replicas, self.plan.chain_length == 1)
 
     def _gradient_parts(self, rank: int, pp_rank: int) -> GradientVolume:
-        places = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
+        model_stages = sorted(self.plan.model_stage(stage) for stage in self.plan.stages_of(pp_rank))
         group = self.mesh.group_of(rank, str(self._replica_axis)) or (rank,)
         return GradientVolume(
             self.facts,
-            tuple(self._units(place) for place in places),
+            tuple(self._units(model_stage_index) for model_stage_index in model_stages),
             self._tp,
             self._replica_axis,
             len(group),
             group.index(rank),
-            self._is_tied_apart(places),
+            self._is_tied_apart(model_stages),
             self._has_mirror(pp_rank),
         )
 
-    def _is_tied_apart(self, places: list[int]) -> bool:
+    def _is_tied_apart(self, model_stages: list[int]) -> bool:
         """Whether the other end of a tied embedding is on another rank."""
-        ends = (0 in places) + (self.plan.chain_length - 1 in places)
+        ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
         return self.facts.tied and self.plan.pp > 1 and ends == 1
 
     def _has_mirror(self, pp_rank: int) -> bool:
@@ -238,11 +238,15 @@ class StepVolume:
 
 
 def volume_of_run(models: Sequence[object], mesh: MeshInfo, schedule: ScheduleInfo) -> StepVolume | None:
-    """The prediction for a run whose traces told their ``models``; None where they are not the GPT's or do not fit its plan."""
+    """The prediction for a run whose traces contain their ``models``; None where these are not the GPT's or do not match its
+    plan.
+    """
     facts = next((read for model in models if (read := read_gpt_facts(model)) is not None), None)
     plan = schedule.plan
     if facts is None or plan is None or schedule.source is not PlanSource.METADATA or schedule.mismatches:
         return None
     tp, cp = mesh.tp or 1, mesh.cp or 1
-    fits = plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
-    return StepVolume(facts, mesh, plan) if fits else None
+    is_consistent = (
+        plan.chain_length == len(facts.layers_per_stage) and facts.heads % tp == 0 and cp % facts.ulysses == 0
+    )
+    return StepVolume(facts, mesh, plan) if is_consistent else None

@@ -1,4 +1,4 @@
-"""Communication of traces without pptrace's marks: what the host called, and the device work that each call launched.
+"""Communication calls without pptrace's marks: host calls, and the device work that each launched.
 
 One communication shows in up to five events, which count once:
 
@@ -21,7 +21,7 @@ import pandas as pd
 
 from pptrace.model.tables import CALLS, Category, Events, make_table
 from pptrace.recognise.calls.host_calls import HostCall, host_calls, message_bytes, with_works
-from pptrace.recognise.calls.thread_activity import Backward, Busy
+from pptrace.recognise.calls.thread_activity import Backward, BusyThreads
 from pptrace.recognise.device.communication_names import hint_of_kernel, kind_of, kind_of_kernel
 from pptrace.recognise.device.work import communication_rows, launch_calls
 
@@ -37,7 +37,7 @@ def find_calls(events: Events) -> pd.DataFrame:
         for call in calls:
             if not call.kernels and call.args.get("group_size") == 1:
                 call.until_ns = call.end_ns = call.start_ns  # alone: nothing had to move
-    busy = Busy(events, {call.thread for call in calls if call.end_ns > call.until_ns and not call.kernels})
+    busy = BusyThreads(events, {call.thread for call in calls if call.end_ns > call.until_ns and not call.kernels})
     rows = [_row(call, events, backward, busy) for call in sorted(calls, key=lambda call: call.start_ns)]
     return make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
 
@@ -52,12 +52,12 @@ def _texts_as_keys(row: Mapping[Hashable, Any]) -> dict[str, Any]:
 
 
 def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapping[str, Any]]) -> None:
-    """Give each kernel and copy its calls; a kernel whose call was not recorded becomes a call of its own."""
+    """Assign each kernel and copy to its calls; a kernel without a recorded call becomes a call of its own."""
     rows = communication_rows(events)
     if not len(rows):
         return
     launchers = launch_calls(events, rows)
-    owners = _Owners(calls)
+    calls_of_kernels = _CallsOfKernels(calls)
     launched = sorted(
         ((int(events.start_ns[launcher]) if launcher >= 0 else -1), row, launcher)
         for row, launcher in zip(rows.tolist(), launchers.tolist(), strict=True)
@@ -66,26 +66,31 @@ def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapp
     for launch_ns, row, launcher in launched:
         kernel = events.names[events.name_id[row]]
         kernel_kind = kind_of_kernel(kernel) if events.category[row] == Category.KERNEL else ""
-        found = owners.of(int(events.thread[launcher]), launch_ns, kernel_kind) if launcher >= 0 else []
-        if not found and not kernel_kind:
+        carried = calls_of_kernels.of(int(events.thread[launcher]), launch_ns, kernel_kind) if launcher >= 0 else []
+        if not carried and not kernel_kind:
             continue  # a copy beside what a call asks for, such as one of a wait
-        if not found:
-            own = args.get(row, {})
+        if not carried:
+            kernel_args = args.get(row, {})
             start = launch_ns if launcher >= 0 else int(events.start_ns[row])
-            kind = kind_of(own.get("collective", "")) or kernel_kind
-            found = [HostCall(kind, -1, start, start, args=own, hint=hint_of_kernel(kernel))]
-            calls += found
-        batches.setdefault(int(events.stream[row]), []).append(found)
-        for call in found:
+            kind = kind_of(kernel_args.get("collective", "")) or kernel_kind
+            carried = [HostCall(kind, -1, start, start, args=kernel_args, hint=hint_of_kernel(kernel))]
+            calls += carried
+        batches.setdefault(int(events.stream[row]), []).append(carried)
+        for call in carried:
             call.kernels.append(row)
             call.hint = call.hint or hint_of_kernel(kernel)
             call.args = call.args or args.get(row, {})
-    calls += [_merged(batch) for own in batches.values() if all(map(_may_be_all_to_all, own)) for batch in own]
+    calls += [
+        _merged(batch)
+        for kernel_args in batches.values()
+        if all(map(_may_be_all_to_all, kernel_args))
+        for batch in kernel_args
+    ]
 
 
 def _may_be_all_to_all(batch: Sequence[HostCall]) -> bool:
-    """Whether a kernel carries so many of the library's sends and receives that they may be an exchange between all ranks: those
-    of a pipeline begin and end with fewer on the same stream.
+    """Whether a kernel carries so many sends and receives of the library that they may be an all-to-all: a pipeline's batches
+    begin and end with fewer on the same stream.
     """
     kinds = [call.kind for call in batch if call.of_library]
     return kinds.count("send") > 1 and kinds.count("recv") > 1
@@ -94,16 +99,16 @@ def _may_be_all_to_all(batch: Sequence[HostCall]) -> bool:
 def _merged(batch: Sequence[HostCall]) -> HostCall:
     """The calls of a batch as one of unknown kind, as their kernel is where nothing else was recorded."""
     first = batch[0]
-    whole = HostCall(
+    merged = HostCall(
         "send_recv", first.thread, first.start_ns, max(call.until_ns for call in batch), kernels=first.kernels
     )
     for call in batch:
         call.kind = ""
-    return whole
+    return merged
 
 
-class _Owners:
-    """Which calls a kernel carries, by the thread and the time of its launch; to be asked in order of time.
+class _CallsOfKernels:
+    """Finds the calls that a kernel carries, by thread and time of its launch; queried in order of time.
 
     A copy (of no kind) is of the call around it alone.
     """
@@ -112,19 +117,21 @@ class _Owners:
         self._of_thread: dict[int, list[HostCall]] = {}
         for call in sorted(calls, key=lambda call: call.start_ns):
             self._of_thread.setdefault(call.thread, []).append(call)
-        self._starts = {thread: [call.start_ns for call in mine] for thread, mine in self._of_thread.items()}
+        self._starts = {
+            thread: [call.start_ns for call in thread_calls] for thread, thread_calls in self._of_thread.items()
+        }
         self._carried: dict[int, int] = {}
 
     def of(self, thread: int, launch_ns: int, kind: str) -> list[HostCall]:
-        mine = self._of_thread.get(thread, [])
-        place = bisect_right(self._starts.get(thread, []), launch_ns)
-        if place and launch_ns <= mine[place - 1].until_ns:
-            self._carried[thread] = max(self._carried.get(thread, 0), place)
-            return [mine[place - 1]]
+        thread_calls = self._of_thread.get(thread, [])
+        index = bisect_right(self._starts.get(thread, []), launch_ns)
+        if index and launch_ns <= thread_calls[index - 1].until_ns:
+            self._carried[thread] = max(self._carried.get(thread, 0), index)
+            return [thread_calls[index - 1]]
         first = self._carried.get(thread, 0)
-        batch = [call for call in mine[first:place] if not call.kernels and _carries(kind, call.kind)]
+        batch = [call for call in thread_calls[first:index] if not call.kernels and _carries(kind, call.kind)]
         if batch:
-            self._carried[thread] = place
+            self._carried[thread] = index
         return batch
 
 
@@ -135,7 +142,7 @@ def _carries(kernel_kind: str, call_kind: str) -> bool:
     )
 
 
-def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict[str, Any]:
+def _row(call: HostCall, events: Events, backward: Backward, busy: BusyThreads) -> dict[str, Any]:
     args = call.args
     peer = int(args.get("dst", -1)) if call.kind == "send" else int(args.get("src", -1)) if call.kind == "recv" else -1
     size = int(args.get("group_size", -1))
@@ -150,7 +157,7 @@ def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict
         "bytes": size if (size := message_bytes(args)) >= 0 else call.num_bytes,
         "seq": int(args.get("seq", -1)),
         "host_ns": call.start_ns,
-        "backward": backward.tells(call.thread, call.start_ns),
+        "backward": backward.is_inside(call.thread, call.start_ns),
         "hint": call.hint,
         "functional": int(call.is_functional),
         "worker": call.worker,
@@ -163,7 +170,7 @@ def _row(call: HostCall, events: Events, backward: Backward, busy: Busy) -> dict
     return row | _host_times(call, busy) | {"stream": -1, "clock": "host"}
 
 
-def _host_times(call: HostCall, busy: Busy) -> dict[str, int]:
+def _host_times(call: HostCall, busy: BusyThreads) -> dict[str, int]:
     """The times of a call that no kernel shows; one whose end nothing shows ends where it was posted."""
     start, until, end = call.start_ns, call.until_ns, call.end_ns
     if end < 0:

@@ -1,4 +1,4 @@
-"""Calls of traces that do not say with whom, named by the flight-recorder dumps of the same ranks.
+"""Groups, peers and sizes of calls from the flight-recorder dumps of the same ranks.
 
 A dump has the group, the peer and the size of each call of NCCL, in the order in which the host made them, with its time by the
 wall clock; a trace has the times of the same calls, by the same clock or by one of its own. The calls of one kind are held
@@ -25,27 +25,35 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 def with_dumps(
     ranks: Sequence[RecognisedRank], dumps: Sequence[Dump]
 ) -> tuple[tuple[RecognisedRank, ...], tuple[str, ...]]:
-    """What was found in the ranks' traces with the groups, peers and sizes that dumps tell, and lines that say of which.
+    """Add the groups, peers and sizes in the dumps to the ranks' calls; with warnings.
 
     What a trace itself says is never changed, and a dump whose calls are not those of the trace changes nothing.
     """
-    own: dict[int, Dump] = {}
+    dump_by_rank: dict[int, Dump] = {}
     unused: dict[str, list[str]] = {}
     for dump in dumps:
-        if dump.rank in own or dump.rank not in {found.number for found in ranks}:
-            why = "a second one of its rank: not used" if dump.rank in own else "no trace is of its rank: not used"
+        if dump.rank in dump_by_rank or dump.rank not in {recognised.number for recognised in ranks}:
+            why = (
+                "a second one of its rank: not used"
+                if dump.rank in dump_by_rank
+                else "no trace is of its rank: not used"
+            )
             unused.setdefault(why, []).append(dump.path.name)
         else:
-            own[dump.rank] = dump
+            dump_by_rank[dump.rank] = dump
     kept = []
     counts: dict[int, tuple[int, int]] = {}
-    for found in ranks:
-        named = _named(found, own[found.number]) if found.number in own else _Named(found)
-        kept.append(named.found)
+    for recognised in ranks:
+        named = (
+            _name_calls(recognised, dump_by_rank[recognised.number])
+            if recognised.number in dump_by_rank
+            else _NamedCalls(recognised)
+        )
+        kept.append(named.recognised)
         if named.count:
-            counts[found.number] = (named.count, named.total)
+            counts[recognised.number] = (named.count, named.total)
         if named.why:
-            unused.setdefault(named.why, []).append(own[found.number].path.name)
+            unused.setdefault(named.why, []).append(dump_by_rank[recognised.number].path.name)
     return tuple(kept), tuple(_lines(counts, unused))
 
 
@@ -63,36 +71,44 @@ def _lines(counts: Mapping[int, tuple[int, int]], unused: Mapping[str, Sequence[
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedCalls:
     """A rank with what its dump tells, of how many of all calls of the kinds that both have, and why not of others."""
 
-    found: RecognisedRank
+    recognised: RecognisedRank
     count: int = 0
     total: int = 0
     why: str = ""
 
 
-def _named(found: RecognisedRank, dump: Dump) -> _Named:
-    calls = found.calls.sort_values("host_ns", kind="stable")
+def _name_calls(recognised: RecognisedRank, dump: Dump) -> _NamedCalls:
+    calls = recognised.calls.sort_values("host_ns", kind="stable")
     sides = list(sides_of(calls, dump))
     if not sides:
-        return _Named(found, why="the trace has no calls of the kinds in it: not used")
-    num_within = sum(_num_within(side.rows, dump) for side in sides)
-    if not num_within:
-        return _Named(found, why="its calls were made at another time than the trace's, or in another run: not used")
+        return _NamedCalls(recognised, why="the trace has no calls of the kinds in it: not used")
+    num_during_dump = sum(_num_during_dump(side.rows, dump) for side in sides)
+    if not num_during_dump:
+        return _NamedCalls(
+            recognised,
+            why="its calls were made at another time than the trace's, or in another run: not used",
+        )
     pairs = {side.kind: dict(side.pairs()) for side in sides}
-    launches = {index: launch for own in pairs.values() for index, launch in own.items()}
-    if 2 * len(launches) < num_within:
-        return _Named(found, why="its calls are not the trace's, or could be in several ways: not used")
-    left = [kind for kind, own in pairs.items() if not own]
-    why = f"which of its {', '.join(left)} calls are the trace's is not clear" if left else ""
+    launches = {index: launch for pairs_of_kind in pairs.values() for index, launch in pairs_of_kind.items()}
+    if 2 * len(launches) < num_during_dump:
+        return _NamedCalls(
+            recognised,
+            why="its calls cannot be matched with the trace's, or in several ways: not used",
+        )
+    undecided = [kind for kind, pairs_of_kind in pairs.items() if not pairs_of_kind]
+    why = f"which of its {', '.join(undecided)} calls are which of the trace's cannot be decided" if undecided else ""
     rows = list(_rows(calls, launches))
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
     total = sum(len(side.rows) for side in sides)
-    return _Named(replace(found, calls=table, info=_with_groups(found.info, dump.groups)), len(launches), total, why)
+    return _NamedCalls(
+        replace(recognised, calls=table, info=_with_groups(recognised.info, dump.groups)), len(launches), total, why
+    )
 
 
-def _num_within(rows: pd.DataFrame, dump: Dump) -> int:
+def _num_during_dump(rows: pd.DataFrame, dump: Dump) -> int:
     """How many of the calls were made while the dump's were; all of them on a clock of their own."""
     if not is_wall_clock(rows):
         return len(rows)
@@ -105,14 +121,14 @@ def _rows(calls: pd.DataFrame, launches: Mapping[int, Launch]) -> Iterator[Mappi
     is_numbered = bool((calls["seq"] >= 0).any())
     for index, row in zip(calls.index.tolist(), calls.to_dict("records"), strict=True):
         for call in launches.get(index, ()):
-            told = _told(row, call)
-            yield told if is_numbered or call.kind in P2P else {**told, "seq": call.seq}
+            completed = _with_facts_of_dump(row, call)
+            yield completed if is_numbered or call.kind in P2P else {**completed, "seq": call.seq}
         if index not in launches:
             yield row
 
 
-def _told(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
-    """The row of a call with what it lacks."""
+def _with_facts_of_dump(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
+    """Fill in what the row of a call lacks."""
     group, ranks = call.group, list(call.group.ranks)
     size = len(ranks) or -1
     return {
@@ -128,7 +144,7 @@ def _told(row: Mapping[Any, Any], call: DumpCall) -> dict[Any, Any]:
 
 
 def _with_groups(info: TraceInfo, groups: Sequence[DumpGroup]) -> TraceInfo:
-    """The groups of the rank, and how many ranks there are, where the trace itself does not say."""
+    """Add the groups of the rank and the world size, where the trace lacks them."""
     config = [
         {"pg_name": group.id, "pg_desc": group.description, "pg_size": len(group.ranks), "ranks": list(group.ranks)}
         for group in groups

@@ -1,4 +1,4 @@
-"""The host's calls of communication: nested events of one thread joined to calls, and each call to the work that it posted.
+"""Host calls of communication: nested events of one thread joined to calls, and each call to the work that it posted.
 
     calling thread   c10d::allreduce_ ⊃ record_param_comms ⊃ nccl:all_reduce        posting: returns at once
     worker thread    gloo:all_reduce                                                the work: ends when it is done
@@ -30,12 +30,12 @@ _P2P = frozenset({"send", "recv"})
 _LASTING = frozenset({"gloo", "mpi"})
 """Backends whose ranges end with the work; those of the others when it is enqueued."""
 _BLOCKING = "monitoredbarrier"
-_WHOLE = re.compile("_base_?$|_tensor$")
+_ONE_TENSOR = re.compile("_base_?$|_tensor$")
 """Operators of one tensor, which one work does."""
 
 
 class _Role(IntEnum):
-    """What a host event's name is to a communication; in order of how much it knows."""
+    """Role of a host event in a communication, by how much it records."""
 
     NONE = 0
     WORK = 1  # the range of a process group's Work object
@@ -49,12 +49,12 @@ class _Name:
     role: _Role
     kind: str = ""
     local_peer: int = -1
-    lasts: bool = False  # the range ends when the communication is done, not when the call returns
+    ends_with_work: bool = False  # the range ends when the communication is done, not when the call returns
     in_parts: bool = False
     is_functional: bool = False
 
 
-_OTHER_NAME = _Name(_Role.NONE)
+_NOT_COMMUNICATION = _Name(_Role.NONE)
 
 
 @dataclass(slots=True)
@@ -109,17 +109,17 @@ def _read_name(name: str) -> _Name:
     if match := _OPERATOR.fullmatch(name):
         kind = kind_of(match["what"])
         blocks = match["what"].replace("_", "") == _BLOCKING
-        in_parts = kind == "reduce_scatter" and not _WHOLE.search(match["what"])
+        in_parts = kind == "reduce_scatter" and not _ONE_TENSOR.search(match["what"])
         functional = match["functional"] is not None
-        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _OTHER_NAME
+        return _Name(_Role.OPERATOR, kind, -1, blocks, in_parts, functional) if kind else _NOT_COMMUNICATION
     if match := _WORK.fullmatch(name):
         kind = kind_of(match["what"])
         peer = int(match["peer"] or -1)
-        return _Name(_Role.WORK, kind, peer, match["backend"] in _LASTING) if kind else _OTHER_NAME
+        return _Name(_Role.WORK, kind, peer, match["backend"] in _LASTING) if kind else _NOT_COMMUNICATION
     if match := _LIBRARY.fullmatch(name):
         kind = kind_of(match["what"])
-        return _Name(_Role.LIBRARY, kind) if kind else _OTHER_NAME
-    return _OTHER_NAME
+        return _Name(_Role.LIBRARY, kind) if kind else _NOT_COMMUNICATION
+    return _NOT_COMMUNICATION
 
 
 class _Gatherer:
@@ -154,7 +154,7 @@ class _Gatherer:
             return  # a barrier's all-reduce is the barrier
         self._close_operator()
         peer = max(args.get("src", -1), args.get("dst", -1))
-        done_ns = end_ns if name.lasts else -1
+        done_ns = end_ns if name.ends_with_work else -1
         self._operator = HostCall(name.kind, self._thread, start_ns, end_ns, done_ns, peer, in_parts=name.in_parts)
         self._operator.is_functional = name.is_functional
         _give_sizes(self._operator, args)
@@ -188,7 +188,7 @@ class _Gatherer:
             call = self._operator
         if call is None:
             call = HostCall(name.kind, self._thread, start_ns, end_ns, local_peer=name.local_peer)
-            if name.lasts:
+            if name.ends_with_work:
                 call.until_ns, call.on_worker = start_ns, True
             call.of_library = name.role is _Role.LIBRARY
             self._calls.append(call)
@@ -199,14 +199,14 @@ class _Gatherer:
             _give_sizes(call, args)
         if call.local_peer < 0:
             call.local_peer = name.local_peer
-        if name.lasts:
+        if name.ends_with_work:
             call.end_ns = max(call.end_ns, end_ns)
         else:
             call.is_enqueued = True
 
 
 def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
-    """What an event's shapes tell of a call, where nothing did before."""
+    """Fill in sizes from an event's recorded shapes."""
     if call.elements < 0:
         call.elements = int(args.get("in_elements", -1))
     if call.num_bytes < 0:
@@ -214,7 +214,7 @@ def _give_sizes(call: HostCall, args: Mapping[str, Any]) -> None:
 
 
 def message_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of the larger of input and output; -1 where nothing tells them."""
+    """Bytes of the larger of input and output; -1 if not recorded."""
     return max(int(args.get("in_bytes", -1)), int(args.get("out_bytes", -1)))
 
 
@@ -240,7 +240,7 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
 
 
 def _may_post(call: HostCall) -> bool:
-    """Whether a worker thread may do what this call asks for."""
+    """Whether a worker thread may execute this call."""
     return not (call.on_worker or call.is_enqueued or call.kernels) and call.end_ns < 0
 
 
@@ -288,7 +288,7 @@ def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[i
 
 
 def _does(work: HostCall, call: HostCall) -> bool:
-    """Whether a work may be all or a part of what the call asks for: gloo reduces, and keeps what it would scatter."""
+    """Whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
     if work.kind == call.kind and min(work.elements, call.elements) >= 0:
         return work.elements == call.elements
     return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")

@@ -1,4 +1,4 @@
-"""Communication of a runtime that pptrace watched: ``call`` marks joined with what the trace shows of the same calls.
+"""Join ``call`` marks of a watched runtime with the trace's own record of the same calls.
 
 A mark knows the group, the peer, the bytes and when the script waited; the trace knows the kernels, or when the backend's own
 thread was done. Calls that no mark covers stay as they are.
@@ -31,7 +31,7 @@ REDUCER_KEY = "reducer"
 def calls_with_marks(
     calls: pd.DataFrame, marks: MarkedRanges, work: DeviceWork, metadata: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """The calls of a rank (schema CALLS) that no communication mark describes whole, each once.
+    """The calls of a rank (schema CALLS) that no communication mark fully describes, each once.
 
     Args:
         calls: what the trace shows without marks.
@@ -39,27 +39,29 @@ def calls_with_marks(
             a ``call`` range get what it knows.
         metadata: the rank's facts; names the groups' ranks and axes.
     """
-    whole = [entry for entry in marks.ranges if isinstance(entry.mark, P2PMark | CollectiveMark | ExchangeMark)]
-    outside = calls[_range_of(calls["host_ns"].to_numpy(), whole) < 0]
+    fully_described = [
+        entry for entry in marks.ranges if isinstance(entry.mark, P2PMark | CollectiveMark | ExchangeMark)
+    ]
+    outside = calls[_range_of(calls["host_ns"].to_numpy(), fully_described) < 0]
     watched = _innermost([entry for entry in marks.ranges if isinstance(entry.mark, CallMark)])
     if not watched:
         return _with_groups_of_cpp(outside.reset_index(drop=True), {}, metadata)
-    owner_of = _range_of(outside["host_ns"].to_numpy(), watched)
-    shown = {int(index): row for row, index in reversed(list(enumerate(owner_of.tolist()))) if index >= 0}
+    mark_of_call = _range_of(outside["host_ns"].to_numpy(), watched)
+    recorded = {int(index): row for row, index in reversed(list(enumerate(mark_of_call.tolist()))) if index >= 0}
     awaits = {e.mark.handle: e for e in marks.ranges if isinstance(e.mark, AwaitMark)}
-    owner = LaunchIndex(work)
+    launches = LaunchIndex(work)
     groups = metadata.get(GROUPS_KEY)
-    known = groups if isinstance(groups, Mapping) else {}
+    known_groups = groups if isinstance(groups, Mapping) else {}
     records = outside.to_dict("list")
     failed = _failed(metadata)
     rows = [
-        _row(entry, _record(records, shown.get(index)), awaits, owner, known)
+        _row(entry, _record(records, recorded.get(index)), awaits, launches, known_groups)
         for index, entry in enumerate(watched)
         if _identity(entry) not in failed
     ]
     table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
-    rest = _with_groups_of_cpp(outside[owner_of < 0], _groups_of_workers(table), metadata)
-    parts = [part for part in (table, rest) if len(part)]
+    unmarked = _with_groups_of_cpp(outside[mark_of_call < 0], _groups_of_workers(table), metadata)
+    parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
 
@@ -78,9 +80,9 @@ def _identity(entry: MarkedRange) -> tuple[object, ...]:
 
 
 def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
-    """The process group of each worker thread, which has one alone, as marked calls tell it."""
-    known = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
-    names = known.groupby("worker")["group_id"].agg(["first", "nunique"])
+    """The process group of each worker thread with only one, according to marked calls."""
+    known_groups = marked[(marked["worker"] >= 0) & (marked["group_id"] != "")]
+    names = known_groups.groupby("worker")["group_id"].agg(["first", "nunique"])
     sure = names[names["nunique"] == 1]["first"]
     return dict(zip(sure.index.tolist(), sure.tolist(), strict=True))
 
@@ -90,35 +92,35 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     calls, the only one whose gradients C++ reduces (DDP's buckets on gloo); else the only one that there is.
     """
     groups = metadata.get(GROUPS_KEY)
-    known = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
-    known = {name: facts for name, facts in known.items() if len(described(facts)["ranks"]) != 1}
+    known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
+    known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
     unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
-    if not known or not unnamed.any():
+    if not known_groups or not unnamed.any():
         return calls
     name_of = calls["worker"].map(workers).where(unnamed)
-    reducing = [name for name, facts in known.items() if facts.get(REDUCER_KEY)]
-    reducing = reducing or [name for name, facts in known.items() if facts.get("axis") == "dp"]
+    reducing = [name for name, facts in known_groups.items() if facts.get(REDUCER_KEY)]
+    reducing = reducing or [name for name, facts in known_groups.items() if facts.get("axis") == "dp"]
     if len(reducing) == 1:
         of_reducer = unnamed & (calls["backward"] == 1) & (calls["functional"] == 0)
         name_of = name_of.mask(of_reducer & name_of.isna(), reducing[0])
-    if len(known) == 1:
-        name_of = name_of.mask(unnamed & name_of.isna(), next(iter(known)))
+    if len(known_groups) == 1:
+        name_of = name_of.mask(unnamed & name_of.isna(), next(iter(known_groups)))
     filled = calls.copy()
     for name in name_of.dropna().unique():
-        for column, value in _group_columns(name, known.get(name, {})).items():
+        for column, value in _group_columns(name, known_groups.get(name, {})).items():
             filled.loc[name_of == name, column] = value
     return filled
 
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the metadata says of a group, as columns of CALLS, ``group_id`` last."""
-    entry = described(facts)
+    entry = describe_group(facts)
     members = entry["ranks"]
     sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
     return {"description": entry["pg_desc"], **sized, "group_id": name}
 
 
-def described(facts: Mapping[str, Any]) -> dict[str, Any]:
+def describe_group(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The ranks and the description of a group in the metadata, in the words of ``pg_config``; an axis is a mesh's dimension."""
     ranks = facts.get("ranks")
     members = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
@@ -154,16 +156,16 @@ def _range_of(at_ns: Int64, ranges: Sequence[MarkedRange]) -> Int64:
 
 def _row(
     entry: MarkedRange,
-    shown: dict[str, Any] | None,
+    recorded: dict[str, Any] | None,
     awaits: Mapping[int, MarkedRange],
-    owner: LaunchIndex,
+    launches: LaunchIndex,
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
     mark = entry.mark
     assert isinstance(mark, CallMark)
     group = groups.get(mark.group)
     facts = group if isinstance(group, Mapping) else {}
-    row = shown or {name: -1 if dtype == "int64" else "" for name, dtype in CALLS.items()}
+    row = recorded or {name: -1 if dtype == "int64" else "" for name, dtype in CALLS.items()}
     awaited = None if mark.handle is None else awaits.get(mark.handle)
     row |= {name: value for name, value in _group_columns(mark.group, facts).items() if value != ""}
     row |= {
@@ -175,16 +177,16 @@ def _row(
     }
     if row["seq"] < 0:
         row["seq"] = mark.sequence
-    if shown is None or shown["clock"] == "host":
-        row |= _times(entry, shown, awaited, owner)
+    if recorded is None or recorded["clock"] == "host":
+        row |= _times(entry, recorded, awaited, launches)
     return row
 
 
 def _times(
-    entry: MarkedRange, shown: Mapping[str, Any] | None, awaited: MarkedRange | None, owner: LaunchIndex
+    entry: MarkedRange, recorded: Mapping[str, Any] | None, awaited: MarkedRange | None, launches: LaunchIndex
 ) -> dict[str, Any]:
     """Of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
-    if shown is None and (span := owner.span(entry.start_ns, entry.end_ns, communication=True)):
+    if recorded is None and (span := launches.span(entry.start_ns, entry.end_ns, communication=True)):
         start, end, stream = span
         return dict(zip(_TIMES, (start, start, start, end), strict=True)) | {"stream": stream, "clock": "device"}
     start, posted = entry.start_ns, entry.end_ns
@@ -193,7 +195,7 @@ def _times(
     assert isinstance(mark, CallMark)
     if mark.handle is None:  # the call returned when it was over
         return dict(zip(_TIMES, (start, start, start, posted), strict=True)) | host
-    end = int(shown["end_ns"]) if shown is not None and shown["end_ns"] > posted else -1
+    end = int(recorded["end_ns"]) if recorded is not None and recorded["end_ns"] > posted else -1
     if awaited is not None:
         end = awaited.end_ns if end < 0 else min(end, awaited.end_ns)
     asked = awaited.start_ns if awaited is not None else max(posted, end)

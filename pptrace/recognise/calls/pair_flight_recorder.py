@@ -1,4 +1,4 @@
-"""Which calls of a trace are which entries of the same rank's flight-recorder dump: by order, anchored in time."""
+"""Pair calls of a trace with entries of the same rank's flight-recorder dump: by order, anchored in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FUSED = "send_recv"
 _FAR_NS = 5_000_000
 """A call is recorded within this of its beginning on the host: tracebacks are gathered first."""
 _DISTINCT = 2
-"""Any other way to pair the calls has to be so many times as far off in time."""
+"""Any other pairing has to be this many times as far off in time."""
 _LEAST_PAIRS = 3
 _WALL_CLOCK_NS = 10**18  # before 2001 no profiler ran: such times count from a beginning of their own
 
@@ -46,10 +46,10 @@ class Side:
         """The index of each row with the launch that it is; none where there is not just one way to pair them."""
         shift = self._shift()
         if shift is not None:
-            for place, launch in zip(
+            for index, launch in zip(
                 self.rows.index.tolist()[max(0, -shift) :], self.launches[max(0, shift) :], strict=False
             ):
-                yield int(place), launch
+                yield int(index), launch
 
     def _shift(self) -> int | None:
         """How many launches the dump has before the trace's first."""
@@ -61,14 +61,22 @@ class Side:
             if len(called) != len(recorded) or len(called) < _LEAST_PAIRS:
                 return None
             called, shifts = called + int(np.median(recorded - called)), range(1)
-        off = sorted((_farthest(called, recorded, shift), shift) for shift in shifts)
-        near = [(far, shift) for far, shift in off if far <= _DISTINCT * _FAR_NS and self._fits(shift)]
-        if not near or near[0][0] > _FAR_NS or (len(near) > 1 and near[1][0] <= _DISTINCT * near[0][0]):
+        by_distance = sorted((_largest_distance(called, recorded, shift), shift) for shift in shifts)
+        plausible = [
+            (distance, shift)
+            for distance, shift in by_distance
+            if distance <= _DISTINCT * _FAR_NS and self._is_consistent(shift)
+        ]
+        if (
+            not plausible
+            or plausible[0][0] > _FAR_NS
+            or (len(plausible) > 1 and plausible[1][0] <= _DISTINCT * plausible[0][0])
+        ):
             return None
-        return near[0][1]
+        return plausible[0][1]
 
-    def _fits(self, shift: int) -> bool:
-        """Whether nothing that the trace says contradicts the dump."""
+    def _is_consistent(self, shift: int) -> bool:
+        """Whether nothing in the trace contradicts the dump."""
         rows = self.rows.iloc[max(0, -shift) :].to_dict("records")
         launches = self.launches[max(0, shift) :]
         return self.kind == _FUSED or all(_agrees(row, launch[0]) for row, launch in zip(rows, launches, strict=False))
@@ -88,15 +96,15 @@ def sides_of(calls: pd.DataFrame, dump: Dump) -> Iterator[Side]:
         launches: list[Launch] = [[call] for call in recorded if call.kind == kind]
         if kind == _FUSED and not kinds & set(P2P):
             rows = rows[rows["hint"] == ""]
-            may = [
+            possible = [
                 call for call in recorded if call.kind in P2P or (call.kind == "all_to_all" and call.kind not in kinds)
             ]
-            launches = [list(own) for _, own in groupby(may, key=lambda call: call.launch)]
+            launches = [list(launch_calls) for _, launch_calls in groupby(possible, key=lambda call: call.launch)]
         if len(rows) and launches:
             yield Side(kind, rows, launches, is_wall_clock(calls))
 
 
-def _farthest(called: Int64, recorded: Int64, shift: int) -> int:
+def _largest_distance(called: Int64, recorded: Int64, shift: int) -> int:
     """The most by which two calls of a pair are apart in time, ns."""
     first, last = max(0, -shift), min(len(called), len(recorded) - shift)
     return int(np.abs(recorded[first + shift : last + shift] - called[first:last]).max())

@@ -1,4 +1,4 @@
-"""What the threads that called a communication did around it."""
+"""Activity of the threads that called a communication."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Backward:
         rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
         self._threads: dict[int, tuple[Int64, Int64]] = {}
         for thread in np.unique(events.thread[rows]).tolist():
-            own = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
+            thread_rows = rows[events.thread[rows] == thread]
+            self._threads[thread] = (events.start_ns[thread_rows], np.maximum.accumulate(events.ends_of(thread_rows)))
 
-    def tells(self, thread: int, time_ns: int) -> int:
+    def is_inside(self, thread: int, time_ns: int) -> int:
         if not self._threads or thread < 0:
             return -1
         if thread not in self._threads:
             return 0
         starts, ends = self._threads[thread]
-        place = int(np.searchsorted(starts, time_ns, side="right")) - 1
-        return int(place >= 0 and time_ns < ends[place])
+        index = int(np.searchsorted(starts, time_ns, side="right")) - 1
+        return int(index >= 0 and time_ns < ends[index])
 
 
-class Busy:
-    """Until when a thread went on with operators while a message of the host's was under way."""
+class BusyThreads:
+    """Until when a thread ran operators while one of its messages was in transit."""
 
     def __init__(self, events: Events, threads: Collection[int]) -> None:
         self._threads: dict[int, tuple[Int64, Int64]] = {}
@@ -44,8 +44,8 @@ class Busy:
         works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
         rows = np.flatnonzero(works & np.isin(events.thread, list(threads)))
         for thread in threads:
-            own = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[own], np.maximum.accumulate(events.ends_of(own)))
+            thread_rows = rows[events.thread[rows] == thread]
+            self._threads[thread] = (events.start_ns[thread_rows], np.maximum.accumulate(events.ends_of(thread_rows)))
 
     def until(self, thread: int, start_ns: int, end_ns: int) -> int:
         """The end of the last operator that the thread began in [start_ns, end_ns), at most end_ns; start_ns without any."""

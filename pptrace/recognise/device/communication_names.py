@@ -1,4 +1,4 @@
-"""What the names of communication calls and kernels say: NCCL, RCCL, gloo, HCCL, DeepEP, NVSHMEM, user buffers and others."""
+"""Kinds of communication by the names of calls and kernels: NCCL, RCCL, gloo, HCCL, DeepEP, NVSHMEM, user buffers and others."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def kind_of_kernel(name: str) -> str:
 
 
 def hint_of_kernel(name: str) -> str:
-    """The axis that a library of kernels is made for; "" where it serves any."""
+    """The axis that a library's kernels serve; "" where it may be any."""
     return "ep" if _EXPERTS.search(name) else "tp" if _TENSORS.search(name) else ""

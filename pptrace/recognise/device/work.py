@@ -1,4 +1,4 @@
-"""Which device work is computing, communicating or moving memory, and which host call launched it."""
+"""Device work by category (compute, communication, memory), each with the host call that launched it."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
         launch_ns=np.where(calls >= 0, events.start_ns[calls], -1) if len(calls) else np.empty(0, dtype=np.int64),
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
-        missing_device_events="" if len(rows) else _unseen(events, backend),
+        missing_device_events="" if len(rows) else _name_of_missing_device(events, backend),
     )
 
 
-def _unseen(events: Events, backend: str) -> str:
-    """What shows that a rank without device events works on a device: a name of the trace, "" where nothing does.
+def _name_of_missing_device(events: Events, backend: str) -> str:
+    """The name in the trace that proves the use of a device, for ranks without device events; "" without one.
 
     That there is a device (Kineto's ``deviceProperties``) shows nothing: ranks of one host compute on CPUs beside it as well.
     """
     on_host = np.isin(events.category, (Category.CPU_OP, Category.ANNOTATION))
-    chosen = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]
+    patterns = [(_DEVICE_RANGE, on_host), (_LAUNCH, events.category == Category.RUNTIME)]
     if _DEVICE_BACKEND.fullmatch(backend):
-        chosen.append((_OPERATOR, on_host))
-    for pattern, rows in chosen:
-        matching = {place: name for place, name in enumerate(events.names) if pattern.search(name)}
-        for place in events.name_id[rows].tolist() if matching else ():
-            if place in matching:
-                return matching[place]
+        patterns.append((_OPERATOR, on_host))
+    for pattern, rows in patterns:
+        matching = {index: name for index, name in enumerate(events.names) if pattern.search(name)}
+        for index in events.name_id[rows].tolist() if matching else ():
+            if index in matching:
+                return matching[index]
     return ""
 
 
@@ -96,12 +96,12 @@ def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
     inside = np.zeros(len(launches), dtype=np.bool_)
     times, threads = events.start_ns[launches], events.thread[launches]
     for thread in np.unique(threads).tolist():
-        own = ranges[events.thread[ranges] == thread]
-        mine = np.flatnonzero(threads == thread)
-        if len(own):
-            place = np.searchsorted(events.start_ns[own], times[mine], side="right") - 1
-            latest = np.maximum.accumulate(events.ends_of(own))
-            inside[mine] = (place >= 0) & (times[mine] < latest[np.maximum(place, 0)])
+        thread_ranges = ranges[events.thread[ranges] == thread]
+        on_thread = np.flatnonzero(threads == thread)
+        if len(thread_ranges):
+            index = np.searchsorted(events.start_ns[thread_ranges], times[on_thread], side="right") - 1
+            latest = np.maximum.accumulate(events.ends_of(thread_ranges))
+            inside[on_thread] = (index >= 0) & (times[on_thread] < latest[np.maximum(index, 0)])
     return inside
 
 
@@ -114,9 +114,9 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
     wanted = events.correlation[rows]
-    at = np.searchsorted(known, wanted)
-    np.minimum(at, len(known) - 1, out=at)
-    return np.where((known[at] == wanted) & (wanted >= 0), calls[at], np.intp(-1))
+    found_at = np.searchsorted(known, wanted)
+    np.minimum(found_at, len(known) - 1, out=found_at)
+    return np.where((known[found_at] == wanted) & (wanted >= 0), calls[found_at], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:

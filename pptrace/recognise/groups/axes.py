@@ -1,4 +1,4 @@
-"""Process groups → axes of the mesh (tp, pp, cp, dp, ep), pipelines of global ranks, and what that was taken from.
+"""Assign process groups to axes of the mesh (tp, pp, cp, dp, ep), and derive the pipelines of global ranks.
 
 In this order: the description that the framework gave the group; what the group is used for; the shape of its rank list. A group
 that nothing tells about keeps the axis "unknown".
@@ -29,7 +29,7 @@ from pptrace.recognise.groups.topology import (
     ranks_of,
     sizes_of,
 )
-from pptrace.recognise.groups.usage import Use, axis_of_use, together
+from pptrace.recognise.groups.usage import Use, axis_of_use, merge_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def find_groups(
     by_use: bool = True,
     no_pipeline: Collection[int] = (),
 ) -> Groups:
-    """The groups of all ranks.
+    """Find the groups of all ranks and their axes.
 
     Args:
         calls: by rank its communication (schema ``CALLS``).
@@ -82,14 +82,14 @@ def find_groups(
     def chains(axes: Mapping[Group, str]) -> tuple[Chain, ...]:
         return chains_of(edges, axes, rings, set(calls), world)
 
-    told = _axes(uses, world, one_way_rings(edges), rings, chains)
-    pipelines = _pipelines(told.axes, chains(told.axes))
-    sizes = sizes_of(told.axes, pipelines, world)
+    assignments = _axes(uses, world, one_way_rings(edges), rings, chains)
+    pipelines = _pipelines(assignments.axes, chains(assignments.axes))
+    sizes = sizes_of(assignments.axes, pipelines, world)
     if world is not None and not multiply_up(sizes, world):
-        told.doubt(sizes, world)
-        pipelines = _pipelines(told.axes, chains(told.axes))
-        sizes = _without_surplus(sizes_of(told.axes, pipelines, world), world)
-    return Groups(of_call, told.axes, world, sizes, pipelines, told.lines(), unnamed, rings)
+        assignments.withdraw(sizes, world)
+        pipelines = _pipelines(assignments.axes, chains(assignments.axes))
+        sizes = _without_surplus(sizes_of(assignments.axes, pipelines, world), world)
+    return Groups(of_call, assignments.axes, world, sizes, pipelines, assignments.lines(), unnamed, rings)
 
 
 def _described(
@@ -99,14 +99,14 @@ def _described(
     unnamed: Mapping[int, Group],
     rings: frozenset[Group],
 ) -> Groups:
-    """The groups with the axes that their descriptions tell."""
+    """Assign the axes that descriptions name, and no others."""
     axes = {
-        group: axis_of_description(group.description) or ("world" if _is_whole(group, world) else UNKNOWN)
+        group: axis_of_description(group.description) or ("world" if _is_world(group, world) else UNKNOWN)
         for group in uses
     }
     pipelines = _pipelines(axes, ())
-    is_whole = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
-    sizes = sizes_of(axes, pipelines, world if is_whole else None)
+    is_complete = all(axis != UNKNOWN for group, axis in axes.items() if group.size > 1)
+    sizes = sizes_of(axes, pipelines, world if is_complete else None)
     return Groups(of_call, axes, world, sizes, pipelines, (), unnamed, rings | frozenset(uses))
 
 
@@ -116,7 +116,7 @@ def _used(
     world: int | None,
     steps: Mapping[int, int],
 ) -> tuple[dict[CallKey, Group], dict[Group, Use]]:
-    """The group of each key of calls, and what each group is used for: nothing, for those that are only configured."""
+    """The group of each call key, and the usage of each group; groups without calls have an empty one."""
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
@@ -125,19 +125,19 @@ def _used(
             group = _complete(_group_of(key), configured.get(rank, {}), world)
             of_call[key] = group
             uses.setdefault(group, Use()).add(part, steps.get(rank, 1))
-    for known in configured.values():
-        for group in known.values():
-            uses.setdefault(_complete(group, known, world), Use())
+    for by_name in configured.values():
+        for group in by_name.values():
+            uses.setdefault(_complete(group, by_name, world), Use())
     return of_call, uses
 
 
 def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tuple[int, ...], ...]:
     declared = sorted({group.ranks for group, axis in axes.items() if axis == "pp" and len(group.ranks) > 1})
-    return tuple(declared) or tuple(chain.ranks for chain in chains if chain.whole)
+    return tuple(declared) or tuple(chain.ranks for chain in chains if chain.is_whole)
 
 
 def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
-    """The sizes as far as they multiply up to the ranks; first dp goes, whose groups frameworks cut into parts most."""
+    """Drop sizes until they multiply up to the number of ranks; dp first, whose groups frameworks split most often."""
     for doubtful in ((), ("dp",), ("dp", "cp", "tp"), MESH_AXES):
         kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
         if multiply_up(kept, world):
@@ -146,20 +146,20 @@ def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
 
 
 def configured_groups(distributed: Mapping[str, Any]) -> dict[str, Group]:
-    """The groups that ``distributedInfo.pg_config`` lists, by name: those that the rank belongs to."""
+    """The groups in ``distributedInfo.pg_config`` by name: those that the rank belongs to."""
     config = distributed.get("pg_config")
     entries = list(config.values()) if isinstance(config, Mapping) else config
     if not isinstance(entries, list):
         return {}
-    found = {}
+    groups = {}
     for entry in entries:
         if isinstance(entry, Mapping) and entry.get("pg_name") is not None:
             ranks = ranks_of(entry.get("ranks"))
             size = entry.get("pg_size")
             name = str(entry["pg_name"])
             known = size if isinstance(size, int) else len(ranks) or -1
-            found[name] = Group(name, str(entry.get("pg_desc") or ""), ranks if len(ranks) == known else (), known)
-    return found
+            groups[name] = Group(name, str(entry.get("pg_desc") or ""), ranks if len(ranks) == known else (), known)
+    return groups
 
 
 def _group_of(key: CallKey) -> Group:
@@ -168,16 +168,20 @@ def _group_of(key: CallKey) -> Group:
 
 
 def _complete(group: Group, configured: Mapping[str, Group], world: int | None) -> Group:
-    """The group with what its configuration adds. Without a list of ranks, one as large as the world holds them all."""
-    known = configured.get(group.id) if group.id else None
-    if not group.id and not group.ranks and len({(known.ranks, known.size) for known in configured.values()}) == 1:
-        known = next(iter(configured.values()))  # a call that names no group can only mean one like this
-    description = group.description or (known.description if known else "")
-    ranks = group.ranks or (known.ranks if known else ())
-    size = group.size if group.size > 0 else len(ranks) or (known.size if known else -1)
+    """Fill in what the configuration knows of a group. Without a rank list, a group of world size holds all ranks."""
+    configured_group = configured.get(group.id) if group.id else None
+    if (
+        not group.id
+        and not group.ranks
+        and len({(configured_group.ranks, configured_group.size) for configured_group in configured.values()}) == 1
+    ):
+        configured_group = next(iter(configured.values()))  # a call that names no group can only mean one like this
+    description = group.description or (configured_group.description if configured_group else "")
+    ranks = group.ranks or (configured_group.ranks if configured_group else ())
+    size = group.size if group.size > 0 else len(ranks) or (configured_group.size if configured_group else -1)
     if not ranks and world is not None and size == world and size <= 2**20:
         ranks = tuple(range(world))
-    return Group(group.id or (known.id if known else ""), description, ranks, size)
+    return Group(group.id or (configured_group.id if configured_group else ""), description, ranks, size)
 
 
 def _group_of_messages(configured: Mapping[str, Group], world: int | None) -> Group:
@@ -188,38 +192,41 @@ def _group_of_messages(configured: Mapping[str, Group], world: int | None) -> Gr
 
 def _world_size(distributed: Mapping[int, Mapping[str, Any]]) -> int | None:
     sizes = {info.get("world_size") for info in distributed.values()}
-    told = [size for size in sizes if isinstance(size, int) and size > 0]
-    return max(told) if told else None
+    world_sizes = [size for size in sizes if isinstance(size, int) and size > 0]
+    return max(world_sizes) if world_sizes else None
 
 
 @dataclass(slots=True)
-class _Told:
-    """The axes of groups while they are being found, and by reason the groups that no description tells."""
+class _AxisAssignments:
+    """Axes assigned to groups so far, and by reason the groups that no description names."""
 
     axes: dict[Group, str] = field(default_factory=dict)
     inferred: dict[str, list[Group]] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
 
     @property
-    def taken(self) -> set[str]:
+    def assigned(self) -> set[str]:
         return set(self.axes.values())
 
-    def tell(self, groups: Iterable[Group], axis: str, why: str) -> None:
+    def assign(self, groups: Iterable[Group], axis: str, why: str) -> None:
         for group in groups:
             self.axes[group] = axis
             self.inferred.setdefault(f"{axis} by {why}", []).append(group)
 
-    def doubt(self, sizes: Mapping[str, int], world: int) -> None:
-        """Take back what use and shape tell of tp, cp and dp, since the sizes do not multiply up."""
-        shown = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
-        self.doubts.append(f"{shown} do not multiply up to {world} ranks: null where only use or rank lists tell")
+    def withdraw(self, sizes: Mapping[str, int], world: int) -> None:
+        """Withdraw the tp, cp and dp assigned by use and shape, since the sizes do not multiply up."""
+        listed = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
+        self.doubts.append(
+            f"{listed} do not multiply up to {world} ranks: sizes that only the use of groups or their rank lists "
+            "suggest are null"
+        )
         for reason, groups in list(self.inferred.items()):
             if not reason.startswith(("pp ", "ep ")):
                 self.axes.update(dict.fromkeys(groups, UNKNOWN))
                 del self.inferred[reason]
 
     def lines(self) -> tuple[str, ...]:
-        reasons = (f"{what} (group {_shown([*map(_named, groups)])})" for what, groups in self.inferred.items())
+        reasons = (f"{what} (group {_listed([*map(_named, groups)])})" for what, groups in self.inferred.items())
         return (*reasons, *self.doubts)
 
 
@@ -229,54 +236,68 @@ def _axes(
     one_way: frozenset[Group],
     rings: frozenset[Group],
     chains: Callable[[Mapping[Group, str]], tuple[Chain, ...]],
-) -> _Told:
-    """The axis of each group, with the reason where use or shape tells it.
+) -> _AxisAssignments:
+    """The axis of each group, with the reason where its use or shape suggests it.
 
     Calls that name no group are not one group: kernels without arguments may be of any. They have no axis of their own.
     """
-    told = _Told({group: axis for group in uses if (axis := axis_of_description(group.description))})
-    own = [group for group in uses if group not in told.axes and group.description != "default_pg" and _is_named(group)]
-    around = [group for group in own if group in one_way]
-    told.tell(around, "cp", "its ring of sends and receives, which go one way around")
-    open_groups = [group for group in uses if group not in told.axes and group not in rings and _is_named(group)]
+    assignments = _AxisAssignments({group: axis for group in uses if (axis := axis_of_description(group.description))})
+    named_groups = [
+        group
+        for group in uses
+        if group not in assignments.axes and group.description != "default_pg" and _is_named(group)
+    ]
+    around = [group for group in named_groups if group in one_way]
+    assignments.assign(around, "cp", "its ring of sends and receives, which go one way around")
+    open_groups = [group for group in uses if group not in assignments.axes and group not in rings and _is_named(group)]
     families = _families(open_groups, world)
-    whole = families.pop("world", [])
+    world_groups = families.pop("world", [])
     undecided = []
     for family in sorted(families.values(), key=lambda family: (family[0].stride or 0, family[0].size)):
-        use = together(uses[group] for group in family)
-        found = axis_of_use(use, told.taken, family[0])
-        if found is not None:
-            told.tell(family, *found)
+        use = merge_usage(uses[group] for group in family)
+        axis_and_reason = axis_of_use(use, assignments.assigned, family[0])
+        if axis_and_reason is not None:
+            assignments.assign(family, *axis_and_reason)
         elif not any(use.kinds.values()):
             undecided.append(family)
-    _tell_pipelines(told, [group for group in open_groups if group not in told.axes], chains(told.axes), world)
-    free = [family for family in undecided if not any(group in told.axes for group in family)]
-    for axis, why, alike in _by_rank_lists(free, told.taken, world):
-        told.tell(alike, axis, why)
-    _tell_whole(told, whole, uses)
+    _assign_pipelines(
+        assignments, [group for group in open_groups if group not in assignments.axes], chains(assignments.axes), world
+    )
+    free = [family for family in undecided if not any(group in assignments.axes for group in family)]
+    for axis, why, members in _by_rank_lists(free, assignments.assigned, world):
+        assignments.assign(members, axis, why)
+    _assign_whole_world(assignments, world_groups, uses)
     for group in uses:
-        told.axes.setdefault(group, "world" if group in whole or _is_whole(group, world) else UNKNOWN)
-    return told
+        assignments.axes.setdefault(group, "world" if group in world_groups or _is_world(group, world) else UNKNOWN)
+    return assignments
 
 
-def _tell_pipelines(told: _Told, groups: Sequence[Group], chains: Sequence[Chain], world: int | None) -> None:
-    """The smallest groups along whose ranks the messages go, which another group carried."""
+def _assign_pipelines(
+    assignments: _AxisAssignments, groups: Sequence[Group], chains: Sequence[Chain], world: int | None
+) -> None:
+    """Assign pp to the smallest groups along whose ranks messages go that another group carried."""
     for chain in chains:
         along = [group for group in groups if group.description != "default_pg" and chain.runs_along(group, world)]
         smallest = min((group.size for group in along), default=0)
-        told.tell([group for group in along if group.size == smallest], "pp", "the messages between its neighbours")
+        assignments.assign(
+            [group for group in along if group.size == smallest], "pp", "the messages between its neighbours"
+        )
 
 
-def _tell_whole(told: _Told, whole: Sequence[Group], uses: Mapping[Group, Use]) -> None:
-    """What the groups of all ranks are used for, where no others split the ranks, even if nothing tells how."""
+def _assign_whole_world(
+    assignments: _AxisAssignments, world_groups: Sequence[Group], uses: Mapping[Group, Use]
+) -> None:
+    """Assign an axis by usage to the groups of all ranks, where no other groups split the ranks."""
     used = [
-        group for group, use in uses.items() if group not in told.axes and group.size > 1 and any(use.kinds.values())
+        group
+        for group, use in uses.items()
+        if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
-    if not used or not set(used) <= set(whole) or told.taken & {"tp", "cp", "dp", "pp", "dp-cp"}:
+    if not used or not set(used) <= set(world_groups) or assignments.assigned & {"tp", "cp", "dp", "pp", "dp-cp"}:
         return
-    found = axis_of_use(together(uses[group] for group in used), set(), used[0])
-    if found is not None and found[0] != "pp":
-        told.tell(used, *found)
+    axis_and_reason = axis_of_use(merge_usage(uses[group] for group in used), set(), used[0])
+    if axis_and_reason is not None and axis_and_reason[0] != "pp":
+        assignments.assign(used, *axis_and_reason)
 
 
 def _is_named(group: Group) -> bool:
@@ -284,7 +305,7 @@ def _is_named(group: Group) -> bool:
     return bool(group.id or group.ranks)
 
 
-def _is_whole(group: Group, world: int | None) -> bool:
+def _is_world(group: Group, world: int | None) -> bool:
     return group.description == "default_pg" or (world is not None and world > 1 and group.size == world)
 
 
@@ -292,7 +313,7 @@ def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[G
     """Groups of one shape: equal size and stride. Those that hold the whole world are the family "world"."""
     families: dict[object, list[Group]] = {}
     for group in groups:
-        if _is_whole(group, world):
+        if _is_world(group, world):
             families.setdefault("world", []).append(group)
         else:
             shape = (group.size, group.stride) if group.ranks else (group.id, group.size)
@@ -301,7 +322,7 @@ def _families(groups: Sequence[Group], world: int | None) -> dict[object, list[G
 
 
 def _by_rank_lists(
-    families: Sequence[Sequence[Group]], taken: set[str], world: int | None
+    families: Sequence[Sequence[Group]], assigned: set[str], world: int | None
 ) -> list[tuple[str, str, Sequence[Group]]]:
     """Axes of unused groups that form a mesh: strides 1, n₁, n₁·n₂ …, as Megatron-LM orders ranks: tp fastest, then dp.
 
@@ -311,14 +332,14 @@ def _by_rank_lists(
         return []
     shaped = [family for family in families if family[0].size > 1 and _tiles(family[0], world)]
     shaped.sort(key=lambda family: family[0].stride or 0)
-    found: list[tuple[str, str, Sequence[Group]]] = []
+    axes: list[tuple[str, str, Sequence[Group]]] = []
     for family in shaped:
         first = family[0]
-        axis = "tp" if first.stride == 1 and "tp" not in taken else "dp" if "dp" not in taken else None
+        axis = "tp" if first.stride == 1 and "tp" not in assigned else "dp" if "dp" not in assigned else None
         if axis is not None:
-            taken = taken | {axis}
-            found.append((axis, f"its rank list, stride {first.stride}", family))
-    return found
+            assigned = assigned | {axis}
+            axes.append((axis, f"its rank list, stride {first.stride}", family))
+    return axes
 
 
 def _tiles(group: Group, world: int) -> bool:
@@ -330,10 +351,10 @@ def _named(group: Group) -> str:
     name = f"'{group.id}'" if group.id else "without a name"
     if not group.ranks:
         return name
-    shown = ", ".join(map(str, group.ranks[:4]))
-    return f"{name} [{shown}{', …' if len(group.ranks) > 4 else ''}]"
+    listed = ", ".join(map(str, group.ranks[:4]))
+    return f"{name} [{listed}{', …' if len(group.ranks) > 4 else ''}]"
 
 
-def _shown(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     unique = list(dict.fromkeys(names))
     return ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "")

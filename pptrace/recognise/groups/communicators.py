@@ -1,4 +1,4 @@
-"""Communicators that name each process's place alone → the global ranks of their members."""
+"""Global ranks of the members of communicators in which each process records only its own rank."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pandas as pd
 from pptrace.ingest.nccl_inspector.reader import COMMUNICATORS
 
 Facts = Mapping[int, Mapping[str, Any]]
-_UNSURE = "no communicator holds all processes of these files: which rank each of them was is not known, nor who sends to whom"
+_UNSURE = (
+    "no communicator contains all processes of these files: their ranks are null, and so are the peers of messages"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """``calls`` with the ranks of their groups, what each rank says of the job, and a line where ranks are not to be believed."""
+    """Calls with the ranks of their groups, each rank's facts of the job, and a warning where ranks are uncertain."""
 
     calls: Mapping[int, pd.DataFrame]
     distributed: Facts
@@ -25,7 +27,7 @@ class Members:
 
 
 def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: Facts) -> Members:
-    """Fill in the ranks of communicators of which each member has a trace and says its own rank.
+    """Fill in the ranks of communicators whose members all have a trace and record their rank.
 
     A process takes its place in the largest communicator for its rank where that has as many ranks as there are files: which is
     right if all of them are in one.
@@ -33,31 +35,42 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
     Args:
         calls, facts, distributed: by rank; ``facts`` name the communicators of ranks whose calls are to be filled in.
     """
-    own = {rank: said[COMMUNICATORS] for rank, said in facts.items() if isinstance(said.get(COMMUNICATORS), Mapping)}
-    claimed = [rank for rank in own if distributed.get(rank, {}).get("rank") == rank]
+    communicators = {
+        rank: rank_facts[COMMUNICATORS]
+        for rank, rank_facts in facts.items()
+        if isinstance(rank_facts.get(COMMUNICATORS), Mapping)
+    }
+    claimed = [rank for rank in communicators if distributed.get(rank, {}).get("rank") == rank]
     if not claimed:
         return Members(calls, distributed)
-    ranks = {group: _ordered(*members) for group, members in _members({rank: own[rank] for rank in claimed}).items()}
+    ranks = {
+        group: _ordered(*members)
+        for group, members in _members({rank: communicators[rank] for rank in claimed}).items()
+    }
     if sorted(claimed) not in ranks.values():
-        unsure = {rank: {} if rank in own else said for rank, said in distributed.items()}
+        unsure = {rank: {} if rank in communicators else rank_facts for rank, rank_facts in distributed.items()}
         return Members(calls, unsure, (_UNSURE,))
     known = {group: json.dumps(members) for group, members in ranks.items() if members}
     filled = {
-        rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]]) if rank in own else table
+        rank: table.assign(group_ranks=[known.get(group, "") for group in table["group_id"]])
+        if rank in communicators
+        else table
         for rank, table in calls.items()
     }
     return Members(filled, distributed)
 
 
-def _members(places: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
-    """By communicator its size, and the global rank at each of its places."""
-    found: dict[str, tuple[int, dict[int, int]]] = {}
-    for rank, own in places.items():
-        for group, (place, size) in own.items():
-            found.setdefault(group, (size, {}))[1][place] = rank
-    return found
+def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
+    """By communicator its size, and the global rank of each member by its rank in it."""
+    by_group: dict[str, tuple[int, dict[int, int]]] = {}
+    for rank, communicators in positions.items():
+        for group, (position, size) in communicators.items():
+            by_group.setdefault(group, (size, {}))[1][position] = rank
+    return by_group
 
 
 def _ordered(size: int, ranks: Mapping[int, int]) -> list[int]:
-    """The global ranks in the order of their places; [] unless all are known."""
-    return [ranks[place] for place in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
+    """Global ranks in the order of the communicator; [] unless all are known."""
+    return (
+        [ranks[position] for position in range(size)] if size == len(ranks) and set(ranks) == set(range(size)) else []
+    )

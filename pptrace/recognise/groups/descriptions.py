@@ -1,4 +1,4 @@
-"""What the descriptions of process groups say about their axis.
+"""Axes by the descriptions of process groups.
 
 Sources: Megatron-LM core 0.16.1 ``parallel_state.py``; torch ``distributed/device_mesh.py`` (``mesh_<dim>``) with the
 names of torchtitan and FSDP; torch ``distributed_c10d.py`` (``<parent>:split:<n>``).
@@ -62,7 +62,7 @@ def axis_of_description(description: str) -> str:
 
 
 def framework_of_descriptions(descriptions: Iterable[str]) -> tuple[str, str]:
-    """(framework, the description that tells it); ("", "") where none is one framework's own, as a device mesh's are not."""
+    """(framework, description that identifies it); ("", "") where none is specific to a framework."""
     for description in sorted(descriptions):
         text = description.split(":split:", maxsplit=1)[0].removesuffix("_GLOO")
         if any(pattern.fullmatch(text) for _, pattern in _WORDS):

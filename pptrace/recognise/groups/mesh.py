@@ -1,4 +1,4 @@
-"""Which ranks form a pipeline, and which form a group of each axis."""
+"""Pipelines and the groups of each axis."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pptrace.recognise.groups.topology import multiply_up
 
 
 def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int) -> MeshInfo | None:
-    """The mesh as the ranks' own facts tell it; None when they do not."""
-    known = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
-    if not known:
+    """The mesh declared in the ranks' facts; None if there is none."""
+    with_mesh = [facts for facts in metadata if isinstance(facts.get("mesh"), Mapping) and facts.get("mesh")]
+    if not with_mesh:
         return None
-    sizes = known[0]["mesh"]
+    sizes = with_mesh[0]["mesh"]
     assert isinstance(sizes, Mapping)
 
     def size(axis: str) -> int | None:
@@ -27,13 +27,13 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         return value if isinstance(value, int) else None
 
     pipelines: list[tuple[int, ...]] = []
-    for facts in known:
+    for facts in with_mesh:
         ranks = facts.get("pp_ranks")
         if not isinstance(ranks, Sequence) or not all(isinstance(rank, int) for rank in ranks):
             continue
         if ranks and tuple(ranks) not in pipelines:
             pipelines.append(tuple(ranks))
-    world = known[0].get("world_size")
+    world = with_mesh[0].get("world_size")
     order = sizes.get("order")
     names = tuple(order.split("-")) if isinstance(order, str) else MESH_ORDER
     return MeshInfo(
@@ -50,7 +50,7 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
 
 
 def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
-    """The mesh with the pipelines that a watched runtime named, also where not all of their ranks have a trace."""
+    """Set the pipelines that a watched runtime declared, even where some of their ranks have no trace."""
     named: set[tuple[int, ...]] = set()
     for facts in metadata:
         ranks = facts.get("pp_ranks")
@@ -63,7 +63,7 @@ def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str,
 
 
 def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> MeshInfo:
-    """The mesh as the stages seen on each rank tell it.
+    """Derive the mesh from the stages of each rank.
 
     Ranks that hold the same stages are replicas; the i-th of each form the i-th pipeline. tp, cp and dp stay unknown unless
     there is just one replica.
@@ -87,7 +87,8 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
-    """The columns of one looped pipeline that lacks traces in its middle; [] where stages and ranks do not say whose.
+    """Columns of one pipeline with loop placement that lacks traces in its middle; [] where stages and ranks do not determine
+    them.
 
     Chunk c of place r is stage c·p + r, and the ranks that are there lie at equal distances in the order of their places.
     """
@@ -97,18 +98,22 @@ def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]
     if chunks > 1:
         pp = min(after - before for stages in holders for before, after in pairwise(sorted(stages)))
     looped = all(sorted(stages) == list(range(min(stages), min(stages) + len(stages) * pp, pp)) for stages in holders)
-    alone = all(len(ranks) == 1 for ranks in holders.values())
-    if not looped or not alone or len(present) < 2 or len(present) == pp or max(present) >= pp:
+    is_one_replica = all(len(ranks) == 1 for ranks in holders.values())
+    if not looped or not is_one_replica or len(present) < 2 or len(present) == pp or max(present) >= pp:
         return []
-    (first, rank), (last, other) = min(present.items()), max(present.items())
-    stride, rest = divmod(other - rank, last - first)
-    if rest or stride < 1 or any(own != rank + stride * (place - first) for place, own in present.items()):
+    (first, rank), (last, last_rank) = min(present.items()), max(present.items())
+    stride, remainder = divmod(last_rank - rank, last - first)
+    if (
+        remainder
+        or stride < 1
+        or any(actual != rank + stride * (pp_rank - first) for pp_rank, actual in present.items())
+    ):
         return []
-    return [[number] for place in range(pp) if (number := rank + stride * (place - first)) >= 0]
+    return [[number] for pp_rank in range(pp) if (number := rank + stride * (pp_rank - first)) >= 0]
 
 
 def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
-    """The mesh of the ops with the axis that their collectives name, if it is one, and if its groups can be the replicas.
+    """Set the axis of the collectives, if there is one and its groups can be the replicas.
 
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
@@ -123,36 +128,36 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     sizes = dict.fromkeys(WITHIN_STAGE, 1) | {str(axis): replicas}
     groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
     for order in (MESH_ORDER, ("pp", *WITHIN_STAGE)):
-        known = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
-        if all(known.group_of(rank, str(axis)) == group for group in groups for rank in group):
-            return known
+        candidate = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
+        if all(candidate.group_of(rank, str(axis)) == group for group in groups for rank in group):
+            return candidate
     return mesh
 
 
 _OF_PIPELINES = ("pp", "embd", "mirror", "world")
-"""Axes whose groups the pipelines and the number of ranks tell."""
+"""Axes whose groups follow from the pipelines and the number of ranks."""
 
 
 def mesh_in_order(ranks: Sequence[int], num_ranks: int) -> MeshInfo:
-    """One pipeline of all ranks that compute, in their order: what is taken where nothing tells the stages."""
+    """One pipeline of all ranks that compute, in ascending order: assumed where the stages are unknown."""
     return MeshInfo(num_ranks, pp=len(ranks), vpp=1, tp=1, cp=1, dp=1, ep=1, pipelines=(tuple(ranks),), in_order=True)
 
 
 def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshInfo:
-    """The mesh of the ops with what the process groups tell: sizes of axes, the number of ranks, and pipelines.
+    """Add what the process groups determine: sizes of axes, number of ranks, pipelines.
 
     Pipelines of groups are taken where they fit the stages that labels tell: no two ranks of one may hold the same stages, and
     each rank with ops must be in one.
     """
     held = ops.loc[ops["stage"] >= 0].groupby("rank")["stage"].agg(frozenset).to_dict()
     compute = set(ops.loc[ops["microbatch"] >= 0, "rank"].tolist())
-    fits = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
+    is_consistent = bool(groups.pipelines) and compute <= {rank for pipeline in groups.pipelines for rank in pipeline}
     for pipeline in groups.pipelines:
         stages = [held[rank] for rank in pipeline if rank in held]
-        fits = fits and len(set(stages)) == len(stages)
-    named = _beside(mesh, groups.sizes)
+        is_consistent = is_consistent and len(set(stages)) == len(stages)
+    named = _axis_sizes(mesh, groups.sizes)
     num_ranks = max(mesh.num_ranks, groups.world_size or 0)
-    pp = len(groups.pipelines[0]) if fits else mesh.pp or groups.sizes.get("pp")
+    pp = len(groups.pipelines[0]) if is_consistent else mesh.pp or groups.sizes.get("pp")
     if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
         named |= dict.fromkeys(WITHIN_STAGE)
     return replace(
@@ -163,12 +168,12 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
         cp=named["cp"],
         dp=named["dp"],
         ep=named["ep"],
-        pipelines=groups.pipelines if fits and compute else mesh.pipelines,
-        in_order=mesh.in_order and not fits,
+        pipelines=groups.pipelines if is_consistent and compute else mesh.pipelines,
+        in_order=mesh.in_order and not is_consistent,
     )
 
 
-def _beside(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
-    """The axes' sizes as groups tell them; where one has several ranks, the ops alone cannot say that the others have one."""
+def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
+    """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
     several = any(size > 1 for size in sizes.values())
     return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in (*WITHIN_STAGE, *SHARING)}

@@ -1,4 +1,4 @@
-"""The shapes of process groups: rank lists, pipelines by who talks to whom, and the sizes of the axes."""
+"""Shapes of process groups: rank lists, chains of ranks that exchange messages, and the sizes of the axes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SHARDS = ("mesh_dp_shard", "mesh_shard", "mesh_fsdp")
 
 
 def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], world: int | None) -> dict[str, int]:
-    """The axes' sizes. What is described completely but for one axis, the size of the world completes."""
+    """Sizes of the axes; a single axis that no group describes gets what is left of the world size."""
     sizes: dict[str, int] = {}
     described = False
     parts: dict[str, dict[str, int]] = {}
@@ -77,15 +77,15 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
         sizes[axis] = replicate * shard if replicate and shard else max(by_description.values())
     if pipelines:
         sizes["pp"] = len(pipelines[0])
-    whole_dp = sizes.pop("dp-cp", None)
+    dp_cp = sizes.pop("dp-cp", None)
     if world is None:
         return sizes
-    if whole_dp is not None and "dp" not in sizes and "cp" in sizes:
-        sizes["dp"] = max(whole_dp // sizes["cp"], 1)
+    if dp_cp is not None and "dp" not in sizes and "cp" in sizes:
+        sizes["dp"] = max(dp_cp // sizes["cp"], 1)
     if described:
-        rest = {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and whole_dp)}
-        if "dp" not in sizes or world == _product((sizes | rest).get(axis, 1) for axis in MESH_AXES):
-            sizes |= rest  # else an axis that no group describes has more than one rank
+        ones = {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and dp_cp)}
+        if "dp" not in sizes or world == _product((sizes | ones).get(axis, 1) for axis in MESH_AXES):
+            sizes |= ones  # else an axis that no group describes has more than one rank
     known = _product(sizes.get(axis, 1) for axis in MESH_AXES)
     if known == world:
         sizes |= {axis: 1 for axis in MESH_AXES if axis not in sizes}
@@ -95,7 +95,7 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
 
 
 def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
-    """Whether a mesh with axes of these sizes may have that many ranks; an axis without a size may have any."""
+    """Whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
     known = [size for axis in MESH_AXES if (size := sizes.get(axis)) is not None]
     return _product(known) == world if len(known) == len(MESH_AXES) else world % max(_product(known), 1) == 0
 
@@ -113,11 +113,11 @@ Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Ranks that messages connect, in order. Where it is not ``whole``, ranks without a trace may talk to further ones."""
+    """Ranks connected by messages, in order. Where it is not ``is_whole``, ranks without a trace may belong to it."""
 
     ranks: tuple[int, ...]
     edges: frozenset[tuple[int, int]]
-    whole: bool
+    is_whole: bool
 
     def runs_along(self, group: Group, world: int | None) -> bool:
         """Whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a ring.
@@ -126,17 +126,17 @@ class Chain:
         """
         if not set(self.ranks) <= set(group.ranks) or group.size == world:
             return False
-        if self.whole:
+        if self.is_whole:
             return len(group.ranks) == len(self.ranks)
-        place = {rank: index for index, rank in enumerate(group.ranks)}
-        apart = {(place[target] - place[source]) % len(place) for source, target in self.edges}
-        return apart <= {1, len(place) - 1}
+        group_rank = {rank: index for index, rank in enumerate(group.ranks)}
+        distances = {(group_rank[target] - group_rank[source]) % len(group_rank) for source, target in self.edges}
+        return distances <= {1, len(group_rank) - 1}
 
 
 def chains_of(
     edges: Edges, axes: Mapping[Group, str], rings: Collection[Group], present: Collection[int], world: int | None
 ) -> tuple[Chain, ...]:
-    """Who talks to whom outside ``rings`` and the groups of other axes: each connected set of ranks.
+    """Connected sets of ranks by their messages outside ``rings`` and the groups of other axes.
 
     Args:
         present: the ranks that have a trace.
@@ -166,7 +166,7 @@ def chains_of(
 
 def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
     """The sets of ranks that are connected by their peers, each in order, by their first ranks."""
-    found: list[tuple[int, ...]] = []
+    sets: list[tuple[int, ...]] = []
     seen: set[int] = set()
     for first in sorted(peers):
         if first in seen:
@@ -176,8 +176,8 @@ def _connected(peers: Mapping[int, Collection[int]]) -> list[tuple[int, ...]]:
             new = {peer for rank in new for peer in peers[rank]} - members
             members |= new
         seen |= members
-        found.append(tuple(sorted(members)))
-    return found
+        sets.append(tuple(sorted(members)))
+    return sets
 
 
 def one_way_rings(edges: Edges) -> frozenset[Group]:
@@ -195,12 +195,14 @@ def _goes_around(edges: Collection[tuple[int, int]]) -> bool:
 
 
 def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group], edges: Edges) -> frozenset[Group]:
-    """Groups whose ranks never send but while they receive, both in one kernel: two ranks, or several that never send back.
+    """Groups whose ranks send only while they receive, both in one kernel: two ranks, or several that never send back.
 
     A ring of context parallelism does so from its first message to its last. A pipeline begins and ends with a message that goes
     one way; seen only in its middle, it may look the same, so that such a group is of no axis for sure.
     """
-    may = {group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)}
+    possible = {
+        group for group, pairs in edges.items() if _is_pair(pairs) or not any(pair[::-1] in pairs for pair in pairs)
+    }
     one_way = set()
     for rank, table in calls.items():
         messages = table[table["kind"].isin(("send", "recv"))]
@@ -208,7 +210,7 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
             if (part["clock"] != "device").any() or not both.all():
                 one_way.add(of_call[key_of(rank, columns)])
-    return frozenset(may - one_way)
+    return frozenset(possible - one_way)
 
 
 def _is_pair(edges: Collection[tuple[int, int]]) -> bool:
@@ -225,15 +227,15 @@ def edges_of(
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
             group = of_call[key_of(rank, columns)]
             named = group if group.id or group.ranks else unnamed[rank]
-            for kind, told, place in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
-                peer = global_peer(told, place, named)
+            for kind, global_rank, group_rank in set(zip(part["kind"], part["peer"], part["local_peer"], strict=True)):
+                peer = global_peer(global_rank, group_rank, named)
                 if peer >= 0:
                     edges.setdefault(group, set()).add((rank, peer) if kind == "send" else (peer, rank))
     return edges
 
 
 def global_peer(peer: int, local_peer: int, group: Group) -> int:
-    """The global rank of a peer that may be known by its place in the group only; -1 where that does not tell."""
+    """The global rank of a peer known only by its rank in the group; -1 where that is unknown."""
     if peer >= 0 or local_peer < 0:
         return int(peer)
     if group.ranks:

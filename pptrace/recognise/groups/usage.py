@@ -1,4 +1,4 @@
-"""What a process group is used for, and the axis that this tells."""
+"""The usage of a process group, and the axis that it suggests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pptrace.recognise.groups.topology import Group
 
 @dataclass(slots=True)
 class Use:
-    """What a group, or a family of equal groups, was used for.
+    """How a group, or a family of equal groups, was used.
 
     ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
     calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
@@ -41,54 +41,55 @@ class Use:
         self.largest_bytes = max(self.largest_bytes, max(sizes, default=-1))
 
 
-def together(uses: Iterable[Use]) -> Use:
-    whole = Use()
+def merge_usage(uses: Iterable[Use]) -> Use:
+    """Add up the usage of several groups."""
+    merged = Use()
     for use in uses:
-        whole.kinds += use.kinds
-        whole.backward.update(use.backward)
-        whole.hints += use.hints
-        whole.trains = whole.trains or use.trains
-        whole.num_equal = max(whole.num_equal, use.num_equal)
-        whole.largest_bytes = max(whole.largest_bytes, use.largest_bytes)
-    return whole
+        merged.kinds += use.kinds
+        merged.backward.update(use.backward)
+        merged.hints += use.hints
+        merged.trains = merged.trains or use.trains
+        merged.num_equal = max(merged.num_equal, use.num_equal)
+        merged.largest_bytes = max(merged.largest_bytes, use.largest_bytes)
+    return merged
 
 
 _SEVERAL = 2
 """A single all-to-all may be anything."""
 _MANY = 8
-"""So many all-reduces of one size on a rank in a step are more than a few buckets of gradients."""
+"""More equal all-reduces per rank and step than this are not a few buckets of gradients."""
 _FEW_BYTES = 64
 """No all-reduce of gradients is so small: a norm, a loss, a flag."""
 
 
-def axis_of_use(use: Use, taken: Collection[str], group: Group) -> tuple[str, str] | None:
-    """(axis, why) of a group from what is done in it; None where that does not tell. ``taken`` have groups already."""
+def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str, str] | None:
+    """(axis, reason) that the calls in a group suggest; None where they suggest none. ``assigned`` axes have groups already."""
     kinds, num_calls = use.kinds, sum(use.kinds.values())
     for axis, count in use.hints.most_common(1):
         if 2 * count >= num_calls:
             return axis, f"its kernels, of a library that is made for {axis}"
     messages = kinds["send"] + kinds["recv"]
     if messages and messages >= num_calls / 2:
-        return ("cp", "its ring of sends and receives") if "pp" in taken else ("pp", "its sends and receives")
+        return ("cp", "its ring of sends and receives") if "pp" in assigned else ("pp", "its sends and receives")
     if kinds["all_to_all"] >= _SEVERAL and kinds["all_to_all"] >= (num_calls - messages) / 2:
-        return ("cp", "its all-to-alls") if "ep" in taken else ("ep", "its all-to-alls")
+        return ("cp", "its all-to-alls") if "ep" in assigned else ("ep", "its all-to-alls")
     if kinds["all_reduce"]:
-        return _axis_of_all_reduces(use, taken)
+        return _axis_of_all_reduces(use, assigned)
     if kinds["reduce_scatter"] or (kinds["all_gather"] and use.trains):
-        if group.stride == 1 and "tp" not in taken and "dp" in taken:
+        if group.stride == 1 and "tp" not in assigned and "dp" in assigned:
             return "tp", "its all-gathers and reduce-scatters between neighbours"
-        return ("dp", "its all-gathers and reduce-scatters") if "dp" not in taken else None
+        return ("dp", "its all-gathers and reduce-scatters") if "dp" not in assigned else None
     return None
 
 
-def _axis_of_all_reduces(use: Use, taken: Collection[str]) -> tuple[str, str] | None:
+def _axis_of_all_reduces(use: Use, assigned: Collection[str]) -> tuple[str, str] | None:
     """Those of activations come in the forward and in the backward; those of gradients in the backward or after it."""
     total = use.backward[0] + use.backward[1]
     share = use.backward[1] / total if total else None
     if use.num_equal >= _MANY and (share is None or 0.05 <= share < 0.95):
-        return ("tp", "its many equal all-reduces") if "tp" not in taken else None
+        return ("tp", "its many equal all-reduces") if "tp" not in assigned else None
     if share is None or 0 <= use.largest_bytes <= _FEW_BYTES:
         return None  # without a backward there are no gradients
     if share >= 0.95 and use.num_equal < _MANY:
         return "dp", "its all-reduces in the backward"
-    return ("dp", "its all-reduces of gradients") if "dp" not in taken or "tp" in taken else None
+    return ("dp", "its all-reduces of gradients") if "dp" not in assigned or "tp" in assigned else None

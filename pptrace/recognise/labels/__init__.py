@@ -1,4 +1,4 @@
-"""What the ranges of other frameworks say about themselves: one file per framework, in it one rule per form of a name.
+"""Labels of frameworks: one file per framework, in it one rule per form of a range's name.
 
 A rule reads a whole name. What comes first in :data:`_RULES` is asked first; a name in no catalogue says nothing.
 """
@@ -23,9 +23,9 @@ from pptrace.recognise.labels import (
     vescale,
     zero_bubble,
 )
-from pptrace.recognise.labels.label import Label, unplaced
+from pptrace.recognise.labels.label import Label, placeholder_stage
 
-__all__ = ["Label", "read_label", "unplaced"]
+__all__ = ["Label", "placeholder_stage", "read_label"]
 
 _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids = \[.*)")
 """What ``emit_nvtx`` adds to every name."""
@@ -46,17 +46,17 @@ _RULES = tuple(
     )
 )
 _LONGEST = 2000
-"""Characters of the longest name that is asked about; fused messages of many chunks are a few hundred."""
+"""Characters of a name that are read; fused messages of many chunks are a few hundred."""
 
 
 def read_label(name: str) -> Label | None:
-    """What a range's name says; None when it is in no catalogue."""
+    """The label of a range's name; None where no rule matches."""
     return _read(_EMIT_NVTX.split(name[:_LONGEST], maxsplit=1)[0])
 
 
 @lru_cache(maxsize=1 << 14)
 def _read(own: str) -> Label | None:
-    """What a name says without its suffix: these are few, however many ranges have a suffix of their own."""
+    """The label of a name without suffix: these are few, even if every range has a suffix of its own."""
     for pattern, read in _RULES:
         if match := pattern.fullmatch(own):
             return read(match)

@@ -1,4 +1,4 @@
-"""What a range's name can say."""
+"""The content of a label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVALUATION = "EVALUATION"
 class Label:
     """One range: an op or its messages (``actions``), or something else in a step (``span``, a kind of the ops table).
 
-    Where the name tells no stage, an action has stage −1 − chunk (:func:`unplaced`), and where it tells no microbatch, None:
+    Without a stage in the name an action has stage −1 − chunk (:func:`placeholder_stage`), and without a microbatch None:
     the k-th in order is that of microbatch k. ``flushes`` marks a range that holds every weight gradient of its chunk that is
     still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
     ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
@@ -30,8 +30,8 @@ class Label:
     actions: tuple[Action, ...] = ()
     span: str = ""
     step: int = -1
-    leads: bool = False
-    flushes: bool = False
+    may_start_before_range: bool = False
+    flushes_weight_grads: bool = False
     sequence: int = 0
     inferred: bool = False
     adjacent: bool = False
@@ -49,7 +49,7 @@ class Label:
 
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], "Label | None"]]
-"""The whole of a name, and what it means; None where it turns out to mean nothing."""
+"""A pattern for the whole name, and its meaning; None where the name turns out to have none."""
 
 
 def rule(pattern: str, read: Callable[[re.Match[str]], Label | None]) -> Rule:
@@ -61,11 +61,11 @@ def fixed(pattern: str, label: Label) -> Rule:
     return rule(pattern, lambda _: label)
 
 
-def unplaced(chunk: int) -> int:
-    """What stands for the stage of a rank's ``chunk`` until the ranks are joined: −1 for its first, −2 for its second, …"""
+def placeholder_stage(chunk: int) -> int:
+    """Placeholder for the stage of a rank's ``chunk`` until the ranks are joined: −1 for its first, −2 for its second, …"""
     return -1 - chunk
 
 
 def in_order(kind: Kind) -> Action:
-    """An op or message of which only the kind is known."""
-    return Action(kind, unplaced(0), None)
+    """An op or message known by its kind only; order gives its microbatch."""
+    return Action(kind, placeholder_stage(0), None)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pptrace.recognise.labels.label import EVALUATION, Label, rule, unplaced
+from pptrace.recognise.labels.label import EVALUATION, Label, placeholder_stage, rule
 from pptrace.recognise.labels.megatron import MEGATRON, messages_of_function
 from pptrace.schedule.actions import Action, Kind
 
@@ -38,7 +38,7 @@ def _number(match: re.Match[str], word: str) -> int | None:
 
 def _op(match: re.Match[str]) -> Label:
     chunk = _number(match, "chunk") or 0
-    return Label(MEGATRON, (Action(_KINDS[match["kind"]], unplaced(chunk), _number(match, "microbatch")),))
+    return Label(MEGATRON, (Action(_KINDS[match["kind"]], placeholder_stage(chunk), _number(match, "microbatch")),))
 
 
 def _step(match: re.Match[str]) -> Label:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, fixed, in_order, rule, unplaced
+from pptrace.recognise.labels.label import Label, fixed, in_order, placeholder_stage, rule
 from pptrace.schedule.actions import Action, Kind
 
 PITH_TRAIN = "pith-train"
@@ -20,16 +20,16 @@ _FORWARD, _BACKWARD = _HALF.format("forward"), _HALF.format("backward")
 
 
 def _forward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (Action(Kind.F, unplaced(int(match[2])), int(match[1])),))
+    return Label(PITH_TRAIN, (Action(Kind.F, placeholder_stage(int(match[2])), int(match[1])),))
 
 
 def _backward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (Action(Kind.B, unplaced(int(match[2])), int(match[1])),))
+    return Label(PITH_TRAIN, (Action(Kind.B, placeholder_stage(int(match[2])), int(match[1])),))
 
 
 def _pair(match: re.Match[str]) -> Label:
-    forward = Action(Kind.F, unplaced(int(match[2])), int(match[1]))
-    backward = Action(Kind.B, unplaced(int(match[4])), int(match[3]))
+    forward = Action(Kind.F, placeholder_stage(int(match[2])), int(match[1]))
+    backward = Action(Kind.B, placeholder_stage(int(match[4])), int(match[3]))
     pair = Action(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, parts=(forward, backward))
     return Label(PITH_TRAIN, (pair,))
 

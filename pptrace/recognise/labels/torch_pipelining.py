@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.labels.label import Label, rule, unplaced
+from pptrace.recognise.labels.label import Label, placeholder_stage, rule
 from pptrace.schedule.actions import Action, Kind, parse_action
 
 TORCH = "torch.distributed.pipelining"
@@ -28,7 +28,7 @@ def _action(match: re.Match[str]) -> Label | None:
 
 
 def _microbatch(match: re.Match[str]) -> Label:
-    return Label(TORCH, (Action(Kind(match["kind"][0]), unplaced(0), int(match["microbatch"])),))
+    return Label(TORCH, (Action(Kind(match["kind"][0]), placeholder_stage(0), int(match["microbatch"])),))
 
 
 RULES = (

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, rule, unplaced
+from pptrace.recognise.labels.label import Label, placeholder_stage, rule
 from pptrace.schedule.actions import Action, Kind
 
 
 def _op(match: re.Match[str]) -> Label:
-    stage = unplaced(0) if match["stage"] is None else int(match["stage"])
+    stage = placeholder_stage(0) if match["stage"] is None else int(match["stage"])
     microbatch = None if match["microbatch"] is None else int(match["microbatch"])
     return Label("pptrace.mark", (Action(Kind(match["kind"]), stage, microbatch),))
 

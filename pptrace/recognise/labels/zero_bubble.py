@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, fixed, in_order, rule, unplaced
+from pptrace.recognise.labels.label import Label, fixed, in_order, placeholder_stage, rule
 from pptrace.schedule.actions import Action, Kind
 
 ZERO_BUBBLE = "zero-bubble"
@@ -25,25 +25,35 @@ _ONE = re.compile(rf"(SEND|RECV)_(FORWARD|BACKWARD)\.{_ID}", re.ASCII)
 
 
 def _op(match: re.Match[str]) -> Label:
-    action = Action(Kind(match[1]), unplaced(int(match[3])), int(match[2]))
+    action = Action(Kind(match[1]), placeholder_stage(int(match[3])), int(match[2]))
     return Label(ZERO_BUBBLE, (action,), sequence=int(match[4]))
 
 
 def _messages(match: re.Match[str]) -> Label:
     found = _ONE.findall(match[0])
-    actions = [Action(Kind(f"{way}_{to[0]}"), unplaced(int(chunk)), int(mb)) for way, to, mb, chunk, _ in found]
+    actions = [
+        Action(Kind(f"{way}_{to[0]}"), placeholder_stage(int(chunk)), int(mb)) for way, to, mb, chunk, _ in found
+    ]
     return Label(ZERO_BUBBLE, tuple(actions), sequence=int(found[0][-1]))
 
 
 def _flush(match: re.Match[str]) -> Label:
-    return Label(ZERO_BUBBLE, (Action(Kind.W, unplaced(int(match[1])), None),), flushes=True, sequence=int(match[2]))
+    return Label(
+        ZERO_BUBBLE,
+        (Action(Kind.W, placeholder_stage(int(match[1])), None),),
+        flushes_weight_grads=True,
+        sequence=int(match[2]),
+    )
 
 
 RULES = (
     rule(rf"([FBW]){_ID}", _op),
     rule(rf"{_MESSAGE}(?:_{_MESSAGE})*", _messages),
     rule(r"W_clear\.(\d{1,3})\.(\d{1,4})", _flush),
-    rule(r"iter_\d+_(?P<step>\d{1,9})", lambda m: Label(ZERO_BUBBLE, span="STEP", step=int(m["step"]), leads=True)),
+    rule(
+        r"iter_\d+_(?P<step>\d{1,9})",
+        lambda m: Label(ZERO_BUBBLE, span="STEP", step=int(m["step"]), may_start_before_range=True),
+    ),
     fixed(r"Optimizer", Label("", span="OPTIMIZER")),
     fixed(r"F|forward_step_func", Label(ZERO_BUBBLE, (in_order(Kind.F),))),
     fixed(r"B|backward_step_func", Label(ZERO_BUBBLE, (in_order(Kind.B),))),

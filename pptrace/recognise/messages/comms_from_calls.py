@@ -1,4 +1,4 @@
-"""Calls of known groups → the COMMS table: axis, peers, direction and step of what no mark and no label tells."""
+"""Turn unlabelled communication calls into COMMS rows: fill in axis, peer, direction and step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, UNKNOWN, Group, global_peer, key_of
-from pptrace.recognise.messages.kernels_from_plan import kernels_by_plan
-from pptrace.recognise.messages.messages_from_plan import by_plan
+from pptrace.recognise.messages.kernels_from_plan import kernels_from_plan
+from pptrace.recognise.messages.messages_from_plan import label_from_plan
 from pptrace.slices import slices
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
@@ -27,11 +27,11 @@ def comms_of_calls(
     calls: Mapping[int, pd.DataFrame],
     groups: Groups,
     ops: pd.DataFrame,
-    known: pd.DataFrame,
+    labelled_comms: pd.DataFrame,
     mesh: MeshInfo,
     schedule: ScheduleInfo,
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The communication of all ranks that is not in ``known`` yet (schema :data:`CALL_COMMS`), unmatched, and lines about it.
+    """The communication of all ranks that labels do not cover (schema :data:`CALL_COMMS`), unmatched; with warnings.
 
     Args:
         calls: by rank (schema ``CALLS``).
@@ -41,12 +41,14 @@ def comms_of_calls(
         schedule: of the ops: where its plan is known, for messages that do not tell their directions.
     """
     tables = [
-        _of_rank(rank, table, groups, ops, known, mesh, schedule) for rank, table in sorted(calls.items()) if len(table)
+        _of_rank(rank, table, groups, ops, labelled_comms, mesh, schedule)
+        for rank, table in sorted(calls.items())
+        if len(table)
     ]
     tables = [table for table in tables if len(table)]
-    found = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
-    found, told = kernels_by_plan(found, known, ops, schedule, mesh)
-    return found, (told,) if told else ()
+    comms = pd.concat(tables, ignore_index=True) if tables else empty_table(CALL_COMMS)
+    comms, warning = kernels_from_plan(comms, labelled_comms, ops, schedule, mesh)
+    return comms, (warning,) if warning else ()
 
 
 def _of_rank(
@@ -54,28 +56,32 @@ def _of_rank(
     calls: pd.DataFrame,
     groups: Groups,
     ops: pd.DataFrame,
-    known: pd.DataFrame,
+    labelled_comms: pd.DataFrame,
     mesh: MeshInfo,
     schedule: ScheduleInfo,
 ) -> pd.DataFrame:
-    own_ops = ops[ops["rank"] == rank]
-    found = [groups.of_call[key_of(rank, key)] for key in zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)]
-    kinds = _kinds(calls, own_ops)
-    axes = [_axis(*call, groups) for call in zip(kinds, found, calls["hint"], strict=True)]
+    rank_ops = ops[ops["rank"] == rank]
+    call_groups = [
+        groups.of_call[key_of(rank, key)] for key in zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
+    ]
+    kinds = _kinds(calls, rank_ops)
+    axes = [_axis(*call, groups) for call in zip(kinds, call_groups, calls["hint"], strict=True)]
     peers = [
-        global_peer(peer, place, group if group.id or group.ranks else groups.unnamed[rank]) if kind in _P2P else -1
-        for kind, peer, place, group in zip(kinds, calls["peer"], calls["local_peer"], found, strict=True)
+        global_peer(peer, group_rank, group if group.id or group.ranks else groups.unnamed[rank])
+        if kind in _P2P
+        else -1
+        for kind, peer, group_rank, group in zip(kinds, calls["peer"], calls["local_peer"], call_groups, strict=True)
     ]
     size = len(calls)
     table = make_table(
         CALL_COMMS,
         {
             "rank": [rank] * size,
-            "step": _steps(calls, kinds, own_ops),
+            "step": _steps(calls, kinds, rank_ops),
             "kind": kinds,
             "axis": axes,
             "peer": peers,
-            "group_size": [2 if kind in _P2P else group.size for kind, group in zip(kinds, found, strict=True)],
+            "group_size": [2 if kind in _P2P else group.size for kind, group in zip(kinds, call_groups, strict=True)],
             "bytes": calls["bytes"].tolist(),
             "direction": [_direction(rank, *c, mesh) for c in zip(kinds, axes, peers, strict=True)],
             "stage": [-1] * size,
@@ -86,31 +92,33 @@ def _of_rank(
             "stream": calls["stream"].tolist(),
             "match": [-1] * size,
             "clock": calls["clock"].tolist(),
-            "group": [_key(group) for group in found],
+            "group": [_key(group) for group in call_groups],
             "seq": calls["seq"].tolist(),
         },
     )
-    table = _with_microbatches(table, own_ops)
-    labelled = known[(known["rank"] == rank) & known["kind"].isin(_P2P) & (known["axis"] == "pp")]
+    table = _with_microbatches(table, rank_ops)
+    labelled = labelled_comms[
+        (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(_P2P) & (labelled_comms["axis"] == "pp")
+    ]
     if len(labelled):
-        table = table[~_is_told(table, labelled)]
+        table = table[~_is_labelled(table, labelled)]
     pipeline = mesh.pipeline_of(rank)
-    return by_plan(table, own_ops, schedule.plan_of, pipeline, rank)
+    return label_from_plan(table, rank_ops, schedule.plan_of, pipeline, rank)
 
 
-def _is_told(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
-    """Which calls are the pipeline's messages that labels tell: all sends and receives, and kernels at the time of one.
+def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
+    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """
-    may = calls["axis"].isin(("pp", UNKNOWN))
+    is_candidate = calls["axis"].isin(("pp", UNKNOWN))
     kernels = calls["kind"] == "send_recv"
     if (labelled["clock"] == "device").all():
         busy = union(labelled["start_ns"], labelled["end_ns"])
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    return may & (kernels | calls["kind"].isin(_P2P))
+    return is_candidate & (kernels | calls["kind"].isin(_P2P))
 
 
 def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
@@ -124,12 +132,12 @@ def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
         return calls
     stage, microbatch = (calls[name].to_numpy(copy=True) for name in ("stage", "microbatch"))
     made = slices(compute.assign(is_forward=compute["kind"] == "F"), ("step", "is_forward"))
-    messages = calls[is_message].assign(place=np.flatnonzero(is_message))
+    messages = calls[is_message].assign(index=np.flatnonzero(is_message))
     for (step, _, direction), rows in slices(messages, ("step", "kind", "direction")).items():
-        mine = made.get((step, direction == "F"))
-        if mine is not None and len(mine) == len(rows):
-            places = rows.in_order_of("start_ns")["place"]
-            microbatch[places], stage[places] = mine["microbatch"], mine["stage"]
+        step_ops = made.get((step, direction == "F"))
+        if step_ops is not None and len(step_ops) == len(rows):
+            rows_in_order = rows.in_order_of("start_ns")["index"]
+            microbatch[rows_in_order], stage[rows_in_order] = step_ops["microbatch"], step_ops["stage"]
     return calls.assign(stage=stage, microbatch=microbatch)
 
 
@@ -153,16 +161,16 @@ def _kinds(calls: pd.DataFrame, ops: pd.DataFrame) -> list[str]:
         "ring_exchange" if kind == "send_recv" and hint == "tp" else kind  # beside a GEMM, in parts
         for kind, hint in zip(calls["kind"].tolist(), calls["hint"].tolist(), strict=True)
     ]
-    unclear = [place for place, kind in enumerate(kinds) if kind == "send_recv"]
+    unclear = [index for index, kind in enumerate(kinds) if kind == "send_recv"]
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["clock"] == "device")].sort_values("start_ns", kind="stable")
     if not unclear or compute.empty:
         return kinds
     starts, ends = compute["start_ns"].to_numpy(), np.maximum.accumulate(compute["end_ns"].to_numpy())
-    began, over = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-    for place in unclear:
-        row = int(np.searchsorted(starts, began[place], side="left")) - 1
-        if row >= 0 and over[place] < ends[row]:
-            kinds[place] = "all_to_all"
+    started, ended = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+    for index in unclear:
+        row = int(np.searchsorted(starts, started[index], side="left")) - 1
+        if row >= 0 and ended[index] < ends[row]:
+            kinds[index] = "all_to_all"
     return kinds
 
 
@@ -171,10 +179,10 @@ def _direction(rank: int, kind: str, axis: str, peer: int, mesh: MeshInfo) -> st
     pipeline = mesh.pipeline_of(rank)
     if axis != "pp" or peer not in pipeline or len(pipeline) < 2 or ((mesh.vpp or 1) > 1 and len(pipeline) == 2):
         return ""
-    away = pipeline.index(peer) - pipeline.index(rank)
-    if (mesh.vpp or 1) > 1 and abs(away) == len(pipeline) - 1:
-        away = -away  # from the last rank on to the next chunk on the first
-    return "F" if (away > 0) == (kind == "send") else "B"
+    distance = pipeline.index(peer) - pipeline.index(rank)
+    if (mesh.vpp or 1) > 1 and abs(distance) == len(pipeline) - 1:
+        distance = -distance  # from the last rank on to the next chunk on the first
+    return "F" if (distance > 0) == (kind == "send") else "B"
 
 
 def _steps(calls: pd.DataFrame, kinds: list[str], ops: pd.DataFrame) -> Int64:
@@ -187,17 +195,17 @@ def _steps(calls: pd.DataFrame, kinds: list[str], ops: pd.DataFrame) -> Int64:
     if len(marked):
         starts, ends = marked["start_ns"].to_numpy(), marked["end_ns"].to_numpy()
         at = calls["host_ns"].to_numpy()
-        place = np.searchsorted(starts, at, side="right") - 1
-        inside = (place >= 0) & (at < ends[np.maximum(place, 0)])
-        return np.where(inside, marked["step"].to_numpy()[np.maximum(place, 0)], -1).astype(np.int64)
+        index = np.searchsorted(starts, at, side="right") - 1
+        inside = (index >= 0) & (at < ends[np.maximum(index, 0)])
+        return np.where(inside, marked["step"].to_numpy()[np.maximum(index, 0)], -1).astype(np.int64)
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     if compute.empty:
         return np.full(len(calls), -1, dtype=np.int64)
     spans = compute.groupby("step").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
     numbers, starts, ends = (np.asarray(column) for column in (spans.index, spans["start"], spans["end"]))
     at = calls["start_ns"].to_numpy()
-    place = np.searchsorted(starts, at, side="right") - 1
-    after = (place < 0) | (at >= ends[np.maximum(place, 0)])
+    index = np.searchsorted(starts, at, side="right") - 1
+    after = (index < 0) | (at >= ends[np.maximum(index, 0)])
     received = np.array([kind == "recv" for kind in kinds], dtype=np.bool_)
-    place = np.where(after & received & (place + 1 < len(numbers)), place + 1, place)
-    return np.where(place >= 0, numbers[np.maximum(place, 0)], -1).astype(np.int64)
+    index = np.where(after & received & (index + 1 < len(numbers)), index + 1, index)
+    return np.where(index >= 0, numbers[np.maximum(index, 0)], -1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Which way a pipeline's messages go, where no label says so: from the stages of their two ends."""
+"""Directions of pipeline messages without a label, from the stages of their two ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _P2P = ("send", "recv")
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which the pipeline's messages of known stage have their direction, F or B, as far as it and the peer tell.
+    """Fill in the direction, F or B, of pipeline messages of known stage, as far as stage and peer determine it.
 
     What stage s sends to a rank with stage s+1 goes forward, and to one with s−1 backward; what it receives, the other way round.
     Of a peer with both, as between two ranks with chunks, the first message of a microbatch goes forward and the second one back:
@@ -28,23 +28,23 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     held = set(ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False, name=None))
     ends = list(rows[["rank", "peer", "stage"]].itertuples(index=False, name=None))
     after, before = (
-        np.array([_holds(mesh, held, rank, peer, stage + away) for rank, peer, stage in ends]) for away in (1, -1)
+        np.array([_holds(mesh, held, rank, peer, stage + offset) for rank, peer, stage in ends]) for offset in (1, -1)
     )
     is_near = np.array([peer < 0 or peer in mesh.pipeline_of(rank) for rank, peer, _ in ends])
     is_send = (rows["kind"] == "send").to_numpy()
     forward, backward = np.where(is_send, after, before), np.where(is_send, before, after)
-    told = np.where(forward & ~backward, "F", np.where(backward & ~forward, "B", ""))
+    directions = np.where(forward & ~backward, "F", np.where(backward & ~forward, "B", ""))
     of_both = forward & backward & (rows["microbatch"] >= 0).to_numpy()
-    told[of_both] = _by_order(rows[of_both])
+    directions[of_both] = _by_order(rows[of_both])
     filled = comms.copy()
-    filled.loc[lacking, "direction"] = np.where(is_near, told, "")
+    filled.loc[lacking, "direction"] = np.where(is_near, directions, "")
     return filled
 
 
 def _holds(mesh: MeshInfo, held: Set[tuple[int, int]], rank: int, peer: int, stage: int) -> bool:
     """Whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
-    others = (peer,) if peer >= 0 else mesh.pipeline_of(rank)
-    return any((other, stage) in held for other in others if other != rank or peer >= 0)
+    peers = (peer,) if peer >= 0 else mesh.pipeline_of(rank)
+    return any((candidate, stage) in held for candidate in peers if candidate != rank or peer >= 0)
 
 
 def _by_order(rows: pd.DataFrame) -> list[str]:
@@ -52,4 +52,4 @@ def _by_order(rows: pd.DataFrame) -> list[str]:
     key = ["rank", "step", "kind", "stage", "microbatch", "peer"]
     groups = rows.sort_values("start_ns", kind="stable").groupby(key)
     nth, size = groups.cumcount().reindex(rows.index), groups["start_ns"].transform("size").reindex(rows.index)
-    return [("F", "B")[place] if count == 2 else "" for place, count in zip(nth, size, strict=True)]
+    return [("F", "B")[index] if count == 2 else "" for index, count in zip(nth, size, strict=True)]

@@ -1,4 +1,4 @@
-"""Kernels that send or receive, nothing tells which, as the messages of a known plan: by the ops before and after them.
+"""Map NCCL SendRecv kernels, whose direction is unknown, to the plan's messages by the ops that precede and follow them.
 
 Captures without NCCL's own ranges, and Kineto without operators, show ``SendRecv`` kernels alone, each one a message or a batch
 of several, both ways. What an op made leaves in the first kernel that begins after it, and what an op reads has come in the last
@@ -21,13 +21,13 @@ import pandas as pd
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.recognise.groups.topology import UNKNOWN
-from pptrace.recognise.messages.messages_from_plan import Planned, planned
+from pptrace.recognise.messages.messages_from_plan import PlannedMessage, planned_messages
 
 _P2P = ("send", "recv")
 _NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
 _FUSED = "send_recv"
 _DRIFT_NS = 50_000
-"""By so much clocks may move against each other within a trace, and the two kernels of a message end apart."""
+"""Tolerance, ns: clock drift within a trace, and the difference between the ends of a message's two kernels."""
 _MOST = 0.9
 _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
     frozenset(),
@@ -38,10 +38,10 @@ _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
 """From which neighbours a rank may receive before it sends to them: the one before it (-1), or the one after it (1)."""
 
 
-def kernels_by_plan(
+def kernels_from_plan(
     calls: pd.DataFrame, known: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, mesh: MeshInfo
 ) -> tuple[pd.DataFrame, str]:
-    """``calls`` (schema CALL_COMMS) with the kernels of whole pipelines as the plan's messages, and a line that says so or "".
+    """Map the kernels of complete pipelines to the plan's messages; with a warning, or "".
 
     A kernel that carries several messages is a row for each. Pipelines of which a message is told, here or in ``known`` (schema
     COMMS), stay as they are.
@@ -49,11 +49,13 @@ def kernels_by_plan(
     if schedule.plan is None:
         return calls, ""
     unclear = calls[(calls["kind"] == _FUSED) & (calls["axis"] == UNKNOWN)]
-    telling = {rank for told in (calls, known) for rank in told.loc[told["kind"].isin(_P2P), "rank"].tolist()}
+    ranks_with_messages = {
+        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(_P2P), "rank"].tolist()
+    }
     parts, replaced = [], []
     for pipeline in mesh.pipelines:
         kernels = unclear[unclear["rank"].isin(pipeline)]
-        if len(pipeline) != schedule.plan.pp or kernels.empty or telling & set(pipeline):
+        if len(pipeline) != schedule.plan.pp or kernels.empty or ranks_with_messages & set(pipeline):
             continue
         orders = (_of_pipeline(kernels, ops, schedule, pipeline, early) for early in _RECEIVED_FIRST)
         found = next((order for order in orders if order is not None and _can_be(order)), None)
@@ -63,7 +65,8 @@ def kernels_by_plan(
     if not parts:
         return calls, ""
     line = (
-        f"{len(replaced)} kernels that may send or receive are taken as the messages that {schedule.plan.name} has between the "
+        f"{len(replaced)} send/receive kernels without a direction are assumed to be the messages of "
+        f"{schedule.plan.name} between the "
         "ops before and after them"
     )
     return pd.concat([calls.drop(index=replaced), *parts], ignore_index=True), line
@@ -73,7 +76,7 @@ def kernels_by_plan(
 class _Carried:
     """A message of a step, and the kernel that carries it by its place among the rank's."""
 
-    message: Planned
+    message: PlannedMessage
     kind: str
     step: int
     kernel: int
@@ -86,22 +89,22 @@ def _of_pipeline(
     pipeline: Sequence[int],
     received_first: frozenset[int],
 ) -> pd.DataFrame | None:
-    """The messages of all ranks; None where one has no kernel or a kernel none of them."""
+    """The messages of all ranks; None where a message has no kernel or a kernel no message."""
     parts = []
-    for place, rank in enumerate(pipeline):
-        own = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
-        given = list(_carried(own, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, place))
-        found = list(_swapped(given, place, received_first))
-        if {one.kernel for one in found} != set(range(len(own))):
+    for pp_rank, rank in enumerate(pipeline):
+        rank_kernels = kernels[kernels["rank"] == rank].sort_values("start_ns", kind="stable")
+        in_plan_order = list(_carried(rank_kernels, ops[(ops["rank"] == rank) & (ops["step"] >= 0)], schedule, pp_rank))
+        found = list(_swapped(in_plan_order, pp_rank, received_first))
+        if {one.kernel for one in found} != set(range(len(rank_kernels))):
             return None
         carried = Counter(one.kernel for one in found)
-        rows = own.iloc[[one.kernel for one in found]]
+        rows = rank_kernels.iloc[[one.kernel for one in found]]
         parts.append(
             rows.assign(
                 kind=[one.kind for one in found],
                 axis="pp",
                 step=[one.step for one in found],
-                peer=[pipeline[one.message.other] for one in found],
+                peer=[pipeline[one.message.peer_pp_rank] for one in found],
                 shared=[carried[one.kernel] for one in found],
                 group_size=2,
                 direction=[one.message.direction for one in found],
@@ -112,7 +115,7 @@ def _of_pipeline(
     return pd.concat(parts, ignore_index=True)
 
 
-def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, place: int) -> Iterator[_Carried]:
+def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, pp_rank: int) -> Iterator[_Carried]:
     """The planned messages of a rank; the kernel is -1 where there is none, or where the op is not in the trace."""
     starts, ends = kernels["start_ns"].to_numpy(), np.maximum.accumulate(kernels["end_ns"].to_numpy())
     for step, rows in ops.groupby("step"):
@@ -121,7 +124,7 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
             continue
         spans = dict(zip(_tuples(rows, *_NAME), _tuples(rows, *_TIMES), strict=True))
         for kind in _P2P:
-            for message in planned(plan, place, sends=kind == "send"):
+            for message in planned_messages(plan, pp_rank, sends=kind == "send"):
                 span = spans.get((message.op.kind.value, message.op.stage, message.op.microbatch))
                 if span is None:
                     at = -1
@@ -132,15 +135,15 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
                 yield _Carried(message, kind, int(str(step)), at if at < len(kernels) else -1)
 
 
-def _swapped(carried: Sequence[_Carried], place: int, received_first: frozenset[int]) -> Iterator[_Carried]:
-    """The messages with those changed of two kernels in a row that a neighbour is sent to and received from in this order."""
+def _swapped(carried: Sequence[_Carried], pp_rank: int, received_first: frozenset[int]) -> Iterator[_Carried]:
+    """Swap the kernels of a send and a receive in a row with the same neighbour, for neighbours received from first."""
     counts = Counter(one.kernel for one in carried)
-    alone = {(one.kernel, one.kind): one.message.other for one in carried if counts[one.kernel] == 1}
+    unshared = {(one.kernel, one.kind): one.message.peer_pp_rank for one in carried if counts[one.kernel] == 1}
     for one in carried:
         away = 1 if one.kind == "send" else -1
-        other = alone.get((one.kernel + away, "recv" if one.kind == "send" else "send"))
-        is_pair = counts[one.kernel] == 1 and other == one.message.other
-        early = (1 if one.message.other > place else -1) in received_first
+        other = unshared.get((one.kernel + away, "recv" if one.kind == "send" else "send"))
+        is_pair = counts[one.kernel] == 1 and other == one.message.peer_pp_rank
+        early = (1 if one.message.peer_pp_rank > pp_rank else -1) in received_first
         yield replace(one, kernel=one.kernel + away) if is_pair and early else one
 
 
@@ -168,7 +171,7 @@ def _can_be(messages: pd.DataFrame) -> bool:
         ahead=sign * (both["end_ns"] - both["end_ns_to"]),
     )
     bounds = both.groupby(["one", "other"]).agg(lower=("lower", "max"), upper=("upper", "min"))
-    alone = both[(both["shared"] == 1) & (both["shared_to"] == 1)]
-    off = (alone["ahead"] - alone.groupby(["one", "other"])["ahead"].transform("median")).abs()
-    together = (off <= _DRIFT_NS).groupby([alone["one"], alone["other"]]).mean()
-    return bool((bounds["lower"] <= bounds["upper"] + _DRIFT_NS).all() and (together >= _MOST).all())
+    unshared = both[(both["shared"] == 1) & (both["shared_to"] == 1)]
+    off = (unshared["ahead"] - unshared.groupby(["one", "other"])["ahead"].transform("median")).abs()
+    end_together = (off <= _DRIFT_NS).groupby([unshared["one"], unshared["other"]]).mean()
+    return bool((bounds["lower"] <= bounds["upper"] + _DRIFT_NS).all() and (end_together >= _MOST).all())

@@ -1,4 +1,4 @@
-"""Joins the two ends of each transfer and the members of each collective."""
+"""Match the two ends of each transfer and the members of each collective."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
     sizes = {axis: size for axis in WITHIN_STAGE if (size := getattr(mesh, axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
-    told = comms["axis"].map(sizes).where(unsized, comms["group_size"])
-    return comms.assign(group_size=told.astype("int64"))
+    known_sizes = comms["axis"].map(sizes).where(unsized, comms["group_size"])
+    return comms.assign(group_size=known_sizes.astype("int64"))
 
 
 def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
@@ -48,11 +48,11 @@ def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
     numbers: dict[int, int] = {}
     count = itertools.count()
     ordered = p2p.sort_values("start_ns", kind="stable")
-    vague = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
-    for ends in _messages_between(ordered.assign(vague=vague)[ordered["peer"] >= 0], by_step=True):
-        if any(end["vague"].any() for end in ends):
+    is_incomplete = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
+    for ends in _messages_by_rank_pair(ordered.assign(is_incomplete=is_incomplete)[ordered["peer"] >= 0], by_step=True):
+        if any(end["is_incomplete"].any() for end in ends):
             _number_in_order(ends, numbers, count)
-    named = ordered[~vague & ~ordered.index.isin(list(numbers))]
+    named = ordered[~is_incomplete & ~ordered.index.isin(list(numbers))]
     _number_by_name(named, numbers, count)
     return pd.Series(numbers, dtype="int64")
 
@@ -67,18 +67,18 @@ def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[
     key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
     group = p2p.groupby([key[name] for name in key], sort=False).ngroup()
     of_group = group.groupby(group)
-    alone = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
-    _number_groups(group[alone], numbers, count)
-    for rows in slices(_with_rows(p2p).assign(group=group)[~alone], ("group",)).values():
-        ends = _two_ends(rows)
+    is_single_pair = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
+    _number_groups(group[is_single_pair], numbers, count)
+    for rows in slices(_with_rows(p2p).assign(group=group)[~is_single_pair], ("group",)).values():
+        ends = _sends_and_receives(rows)
         if len(ends[0]) == len(ends[1]):
             _number_in_order(ends, numbers, count)
 
 
 def _number_groups(group: pd.Series[int], numbers: dict[int, int], count: Iterator[int]) -> None:
     """Give all rows of a group, of which the series has a code, one number."""
-    found = {code: next(count) for code in group.unique().tolist()}
-    numbers |= zip(group.index.tolist(), group.map(found).tolist(), strict=True)
+    number_of_group = {code: next(count) for code in group.unique().tolist()}
+    numbers |= zip(group.index.tolist(), group.map(number_of_group).tolist(), strict=True)
 
 
 def _number_in_order(ends: Sequence[Slice], numbers: dict[int, int], count: Iterator[int]) -> None:
@@ -86,8 +86,8 @@ def _number_in_order(ends: Sequence[Slice], numbers: dict[int, int], count: Iter
     shifts = _shifts([end["bytes"].tolist() for end in ends], exact=True)
     if shifts is None:
         return
-    places = [end["row"][shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
-    for pair in zip(*places, strict=False):
+    rows_of_ends = [end["row"][shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
+    for pair in zip(*rows_of_ends, strict=False):
         numbers |= dict.fromkeys(pair, next(count))
 
 
@@ -106,7 +106,7 @@ def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) ->
 
 
 _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
-"""Kinds that one side may be done with before the last side comes, because the message lies in a buffer until then."""
+"""Kinds that one side may finish before the last side starts, because the data lies in a buffer."""
 
 
 def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
@@ -115,27 +115,29 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
-    outlast its send either. Unmatched rows keep their own start and end. What is :func:`only_posted` has no transfer: it has
-    no length, so that bytes over the time of that call are not taken for a bandwidth.
+    outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
+    length 0, so that bytes over the time of that call are not taken for a bandwidth.
     """
     filled = comms.copy()
     matched = comms["match"] >= 0
-    own = comms.loc[matched]
-    sides = own.groupby("match")
+    matched_comms = comms.loc[matched]
+    sides = matched_comms.groupby("match")
     ready, first_done = sides["start_ns"].transform("max"), sides["end_ns"].transform("min")
-    on_device = (own["clock"] == "device").groupby(own["match"]).transform("all")
-    bounded = (own["kind"] == "send") | ((own["kind"] == "recv") & on_device)
-    buffered = own["kind"].isin(_EARLY) & (own["end_ns"] < ready) & (own["clock"] != "device")
-    end = np.where(bounded & (first_done >= ready), first_done, own["end_ns"])
+    on_device = (matched_comms["clock"] == "device").groupby(matched_comms["match"]).transform("all")
+    bounded = (matched_comms["kind"] == "send") | ((matched_comms["kind"] == "recv") & on_device)
+    buffered = (
+        matched_comms["kind"].isin(_EARLY) & (matched_comms["end_ns"] < ready) & (matched_comms["clock"] != "device")
+    )
+    end = np.where(bounded & (first_done >= ready), first_done, matched_comms["end_ns"])
     filled.loc[matched, "transfer_end_ns"] = end
-    filled.loc[matched, "transfer_start_ns"] = np.where(buffered, own["start_ns"], np.minimum(ready, end))
-    untimed = only_posted(filled)
+    filled.loc[matched, "transfer_start_ns"] = np.where(buffered, matched_comms["start_ns"], np.minimum(ready, end))
+    untimed = has_posting_time_only(filled)
     filled.loc[untimed, "transfer_start_ns"] = filled.loc[untimed, "transfer_end_ns"]
     return filled
 
 
-def only_posted(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which communication has the host's posting call alone: when it was done, nothing shows.
+def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows have only the host's posting call: the end of the transfer is unknown.
 
     A send on a rank without devices lies in a buffer when its posting is over.
     """
@@ -161,7 +163,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
     named = messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)]
     _number_by_name(named, numbers, count)
-    for rows in _messages_between(messages[~messages.index.isin(list(numbers))]):
+    for rows in _messages_by_rank_pair(messages[~messages.index.isin(list(numbers))]):
         _number(rows, numbers, count, exact=True)
     rest = ordered[~is_p2p & (ordered["group"] != "") & (ordered["group_size"] > 1)]
     for _, same in rest.groupby(["group", "kind"], sort=False):
@@ -177,14 +179,14 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     return matched
 
 
-def _messages_between(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
+def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
     """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
     sends = messages["kind"] == "send"
-    ways = _with_rows(messages).assign(
+    directed = _with_rows(messages).assign(
         source=messages["rank"].where(sends, messages["peer"]), target=messages["peer"].where(sends, messages["rank"])
     )
-    for rows in slices(ways, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
-        ends = _two_ends(rows)
+    for rows in slices(directed, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
+        ends = _sends_and_receives(rows)
         if all(len(end) for end in ends):
             yield ends
 
@@ -194,7 +196,7 @@ def _with_rows(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(row=table.index)
 
 
-def _two_ends(messages: Slice) -> list[Slice]:
+def _sends_and_receives(messages: Slice) -> list[Slice]:
     return [messages.where(messages["kind"] == kind) for kind in ("send", "recv")]
 
 
@@ -209,8 +211,8 @@ def _number(sides: Sequence[Slice], numbers: dict[int, int], count: Iterator[int
         shifts = _shifts([side["bytes"].tolist() for side in part], exact)
         if shifts is None:
             continue
-        places = [side["row"][shift:].tolist() for side, shift in zip(part, shifts, strict=True)]
-        for members in zip(*places, strict=False):
+        rows_of_ends = [side["row"][shift:].tolist() for side, shift in zip(part, shifts, strict=True)]
+        for members in zip(*rows_of_ends, strict=False):
             numbers |= dict.fromkeys(members, next(count))
 
 
@@ -231,44 +233,46 @@ def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | 
     shifts = []
     for side in sizes:
         spare = len(side) - len(shortest)
-        fitting = (shift for shift in range(spare + 1) if (not spare and not exact) or _fits(side, shortest, shift))
-        first, another = next(fitting, None), next(fitting, None)
+        possible = (
+            shift for shift in range(spare + 1) if (not spare and not exact) or _sizes_agree(side, shortest, shift)
+        )
+        first, another = next(possible, None), next(possible, None)
         if first is None or another is not None:
             return None
         shifts.append(first)
     return shifts
 
 
-def _fits(side: Sequence[int], shortest: Sequence[int], shift: int) -> bool:
+def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bool:
     return all(
-        own == other or -1 in (own, other)
-        for own, other in zip(itertools.islice(side, shift, None), shortest, strict=False)
+        size == shortest_size or -1 in (size, shortest_size)
+        for size, shortest_size in zip(itertools.islice(side, shift, None), shortest, strict=False)
     )
 
 
-def is_anonymous(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows have nothing that says with whom: no label's stage, no group and no peer, as kernels alone show it."""
-    alone = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
-    return alone & (comms["match"] < 0) & (comms["stage"] < 0)
+def without_group_or_peer(comms: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
+    has_no_peer = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
+    return has_no_peer & (comms["match"] < 0) & (comms["stage"] < 0)
 
 
-def anonymous(comms: pd.DataFrame) -> tuple[str, ...]:
-    """A line for the communication of steps that tells no peer."""
-    rows = comms[is_anonymous(comms) & (comms["step"] >= 0)]
+def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
+    """A warning about communication in steps without a group or peer."""
+    rows = comms[without_group_or_peer(comms) & (comms["step"] >= 0)]
     message = rows["kind"].isin(MESSAGES)
     parts = []
     if (count := int(message.sum())) > 0:
         parts.append(f"{count} messages, which count as waiting (bubble)")
     if (count := int((~message).sum())) > 0:
         parts.append(f"{count} collectives, which count as transfer")
-    return (f"communication whose group was not recorded: {' and '.join(parts)}",) if parts else ()
+    return (f"communication without a recorded group or peer: {' and '.join(parts)}",) if parts else ()
 
 
-_SHOWN = 3
+_MOST_LISTED = 3
 
 
-def unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
-    """A line for each kind of communication that lacks its other side although that rank's trace is there.
+def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
+    """A warning for each kind of communication without its other side, although that rank has a trace.
 
     Where there are steps, of theirs alone: before the first and behind the last, traces begin and end anywhere.
     """
@@ -280,13 +284,14 @@ def unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ...]:
     lines = []
     for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True):
         pairs = rows.groupby(["rank", "peer"], sort=True).size()
-        way, other = ("to", "receive") if kind == "send" else ("from", "send")
-        first = pairs.head(_SHOWN).reset_index(name="count").to_numpy().tolist()
-        shown = [f"{count} of rank {rank} {way} rank {peer}" for rank, peer, count in first]
-        more = f" and {len(pairs) - _SHOWN} more pairs" if len(pairs) > _SHOWN else ""
+        preposition, counterpart = ("to", "receive") if kind == "send" else ("from", "send")
+        first = pairs.head(_MOST_LISTED).reset_index(name="count").to_numpy().tolist()
+        listed = [f"{count} of rank {rank} {preposition} rank {peer}" for rank, peer, count in first]
+        more = f" and {len(pairs) - _MOST_LISTED} more pairs" if len(pairs) > _MOST_LISTED else ""
         verb = "has" if len(rows) == 1 else "have"
         lines.append(
-            f"{_counted(len(rows), str(kind))} ({axis}) {verb} no matching {other} there: {', '.join(shown)}{more}"
+            f"{_counted(len(rows), str(kind))} ({axis}) {verb} no matching {counterpart} in the peer's trace: "
+            f"{', '.join(listed)}{more}"
         )
     return tuple(lines)
 

@@ -1,4 +1,4 @@
-"""Messages that not all have ranges, so that order does not number them: each is that of the op next to it on its rank.
+"""Assign stage and microbatch to messages of which only some have ranges: those of the adjacent op on the same rank.
 
 A receive comes right before the op that reads it, a send right after the op that made it. What a stage at an end of the pipeline
 calls for a neighbour that it does not have moves nothing and is no message.
@@ -17,7 +17,7 @@ from pptrace.recognise.messages.messages_from_plan import PRODUCERS
 
 
 def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]) -> pd.DataFrame:
-    """``comms`` in which unnumbered messages of ``ranks`` have stage and microbatch; without those that no op stands next to.
+    """Fill in stage and microbatch of messages of ``ranks`` by the adjacent op; messages without one are dropped.
 
     Args:
         comms: schema COMMS; the rows meant are of the pipeline, with a direction and without stage and microbatch.
@@ -28,29 +28,29 @@ def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks:
     if not is_open.any():
         return comms
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
-    of_rank = {int(str(rank)): own for rank, own in compute.groupby("rank")}
+    of_rank = {int(str(rank)): rank_ops for rank, rank_ops in compute.groupby("rank")}
     parts = [comms[~is_open]]
     for (rank, kind), rows in comms[is_open].groupby(["rank", "kind"]):
-        if (own := of_rank.get(int(str(rank)))) is not None:
-            parts.append(_of_rank(rows.sort_values("start_ns", kind="stable"), own, sends=kind == "send"))
-    found: pd.DataFrame = pd.concat([part for part in parts if len(part)] or parts[:1])
-    return found[_has_other_end(found, mesh) | ~found.index.isin(comms.index[is_open])].sort_index()
+        if (rank_ops := of_rank.get(int(str(rank)))) is not None:
+            parts.append(_of_rank(rows.sort_values("start_ns", kind="stable"), rank_ops, sends=kind == "send"))
+    joined: pd.DataFrame = pd.concat([part for part in parts if len(part)] or parts[:1])
+    return joined[_has_other_stage(joined, mesh) | ~joined.index.isin(comms.index[is_open])].sort_index()
 
 
 def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
     """The messages of one rank and way that an op of the right kind stands next to, the nearest one of each op."""
     if sends:
-        place = np.searchsorted(ops["end_ns"].to_numpy(), rows["start_ns"].to_numpy(), side="right") - 1
+        index = np.searchsorted(ops["end_ns"].to_numpy(), rows["start_ns"].to_numpy(), side="right") - 1
     else:
-        place = np.searchsorted(ops["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), side="left")
-    inside = (place >= 0) & (place < len(ops))
-    rows, own = rows[inside], ops.iloc[place[inside]]
-    fits = np.array(
-        [kind in PRODUCERS[way] for kind, way in zip(own["kind"], rows["direction"], strict=True)], dtype=bool
+        index = np.searchsorted(ops["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), side="left")
+    inside = (index >= 0) & (index < len(ops))
+    rows, adjacent = rows[inside], ops.iloc[index[inside]]
+    is_right_kind = np.array(
+        [kind in PRODUCERS[way] for kind, way in zip(adjacent["kind"], rows["direction"], strict=True)], dtype=bool
     )
-    named = rows.assign(**{name: own[name].to_numpy() for name in ("step", "stage", "microbatch")})
+    named = rows.assign(**{name: adjacent[name].to_numpy() for name in ("step", "stage", "microbatch")})
     named = named.assign(posted_ns=named["start_ns"], asked_ns=named["start_ns"])  # the host waits inside of the call
-    named = named[fits & (own["stage"].to_numpy() >= 0)]
+    named = named[is_right_kind & (adjacent["stage"].to_numpy() >= 0)]
     named = named[named["microbatch"] >= 0]
     kept: pd.DataFrame = named.drop_duplicates(
         ["step", "direction", "stage", "microbatch"], keep="first" if sends else "last"
@@ -58,22 +58,22 @@ def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame
     return kept
 
 
-def _has_other_end(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
-    """Whether there is a stage where a message would come from or go to, as far as the number of stages is known."""
-    away = np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
-    other = comms["stage"] + away
+def _has_other_stage(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
+    """Whether the stage at the other end exists, as far as the number of stages is known."""
+    next_or_previous = np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
+    other_stage = comms["stage"] + next_or_previous
     num_stages = mesh.pp * mesh.vpp if mesh.pp and mesh.vpp else np.iinfo(np.int64).max
-    return (other >= 0) & (other < num_stages)
+    return (other_stage >= 0) & (other_stage < num_stages)
 
 
-def without_half_seen(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` (matched) without messages between two of ``ranks`` of which one side alone is there, and a line about them."""
+def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Drop messages between two of ``ranks`` with a span on one side only; with a warning."""
     between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(("send", "recv"))
     half = between & (comms["axis"] == "pp") & (comms["match"] < 0)
     if not half.any():
         return comms, ()
     line = (
-        f"{int(half.sum())} of {int(between.sum())} sends and receives have a span on one rank alone (a call that both sends and "
-        "receives may have none): they are left out, and what messages without spans took counts as bubble"
+        f"{int(half.sum())} of {int(between.sum())} sends and receives have a span on one rank only (combined send-receive calls "
+        "may have none): they are left out, and the time of messages without spans counts as bubble"
     )
     return comms[~half].reset_index(drop=True), (line,)

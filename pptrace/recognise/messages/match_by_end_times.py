@@ -1,4 +1,5 @@
-"""Collectives that name no group, matched on aligned clocks: the kernels of one collective end together on all of its ranks.
+"""Match collectives without a group by their end times on aligned clocks: the kernels of one collective end at the same time on
+all of its ranks.
 
 What runs after a rank's last op of a step joins ranks that were in different places of the pipeline: the norm of the gradients,
 the gradients of embeddings that the first and the last stage share. A rank that comes early waits inside of it.
@@ -23,15 +24,15 @@ _DISTINCT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """The comms table with the collectives that were found to be one, and a line that says so."""
+class EndTimeMatches:
+    """The comms table with the matched collectives, and a warning about them."""
 
     comms: pd.DataFrame
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> Together:
-    """Match collectives after the last ops of steps, of which nothing tells the group, by their common ends.
+def match_by_end_times(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock: Clock) -> EndTimeMatches:
+    """Match collectives of unknown groups after the last ops of steps by their end times.
 
     The last k of a kind in a step are the same collectives on a set of ranks if they end together on all of them, as near as the
     clocks tell, in every step. Sets are all ranks, those of a pipeline, and its two ends where the ranks between them have no
@@ -40,33 +41,33 @@ def match_together(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, clock
     Args:
         comms, ops: all ranks (schemas COMMS, OPS) on the common clock.
     """
-    left = _after_ops(comms, ops)
-    far_ns = max(clock.uncertainty_ns or 0, READING_NS)
+    unmatched = _after_ops(comms, ops)
+    tolerance_ns = max(clock.uncertainty_ns or 0, READING_NS)
     numbers: dict[int, int] = {}
     first = int(comms["match"].max()) + 1 if len(comms) else 0
-    found: dict[tuple[int, ...], int] = {}
-    for ranks, between in _sets(mesh, left):
-        for kind in sorted(set(left["kind"])) if clock.relates(ranks) else ():
-            rows = left[(left["kind"] == kind) & ~left.index.isin(list(numbers))]
+    counts: dict[tuple[int, ...], int] = {}
+    for ranks, between in _sets(mesh, unmatched):
+        for kind in sorted(set(unmatched["kind"])) if clock.relates(ranks) else ():
+            rows = unmatched[(unmatched["kind"] == kind) & ~unmatched.index.isin(list(numbers))]
             if rows["rank"].isin(between).any():
                 continue
             rows = rows[rows["group_size"].isin((-1, len(ranks)))]
-            for members in _common(rows, ops, ranks, far_ns):
-                numbers |= dict.fromkeys(members, first + sum(found.values()))
-                found[ranks] = found.get(ranks, 0) + 1
+            for members in _common(rows, ops, ranks, tolerance_ns):
+                numbers |= dict.fromkeys(members, first + sum(counts.values()))
+                counts[ranks] = counts.get(ranks, 0) + 1
     if not numbers:
-        return Together(comms)
+        return EndTimeMatches(comms)
     matched = comms.copy()
     matched.loc[list(numbers), "match"] = list(numbers.values())
-    return Together(matched, (_line(found),))
+    return EndTimeMatches(matched, (_line(counts),))
 
 
-def _line(found: Mapping[tuple[int, ...], int]) -> str:
-    shown = [f"{count} on ranks {', '.join(map(str, ranks))}" for ranks, count in found.items()]
-    more = f" and {len(shown) - 2} more sets of ranks" if len(shown) > 2 else ""
+def _line(counts: Mapping[tuple[int, ...], int]) -> str:
+    listed = [f"{count} on ranks {', '.join(map(str, ranks))}" for ranks, count in counts.items()]
+    more = f" and {len(listed) - 2} more sets of ranks" if len(listed) > 2 else ""
     return (
-        "collectives after the ops of a step whose group was not recorded are taken as one where they end together in every "
-        f"step, and the time before the last rank came as waiting: {'; '.join(shown[:2])}{more}"
+        "collectives after the ops of a step whose group was not recorded are matched where they end together in every "
+        f"step, and the time before the last rank's call counts as waiting: {'; '.join(listed[:2])}{more}"
     )
 
 
@@ -77,50 +78,52 @@ def _after_ops(comms: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["step"] >= 0)]
     spans = compute.groupby(["rank", "step"]).agg(begin=("start_ns", "min"), over=("end_ns", "max"))
     parts: list[pd.DataFrame] = [rows.iloc[:0]]
-    for rank, own in rows.groupby("rank"):
+    for rank, rank_rows in rows.groupby("rank"):
         steps = spans[spans.index.get_level_values("rank") == rank].sort_values("over")
-        place = np.searchsorted(steps["over"].to_numpy(), own["start_ns"].to_numpy(), side="right") - 1
+        index = np.searchsorted(steps["over"].to_numpy(), rank_rows["start_ns"].to_numpy(), side="right") - 1
         following = np.append(steps["begin"].to_numpy()[1:], np.iinfo(np.int64).max)
-        inside = (place >= 0) & (own["start_ns"].to_numpy() < following[place])
-        parts.append(own[inside].assign(step=steps.index.get_level_values("step").to_numpy()[place[inside]]))
-    found: pd.DataFrame = pd.concat(parts)
-    return found.sort_values("end_ns", kind="stable")
+        inside = (index >= 0) & (rank_rows["start_ns"].to_numpy() < following[index])
+        parts.append(rank_rows[inside].assign(step=steps.index.get_level_values("step").to_numpy()[index[inside]]))
+    with_steps: pd.DataFrame = pd.concat(parts)
+    return with_steps.sort_values("end_ns", kind="stable")
 
 
 def _sets(mesh: MeshInfo, rows: pd.DataFrame) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sets of ranks that may share a collective, the largest first, each with the ranks that then have none of their own."""
+    """Candidate sets of ranks, largest first, each with the ranks between its members that then have no collective."""
     present = set(rows["rank"].tolist())
-    whole = (tuple(range(mesh.num_ranks)), *mesh.pipelines)
+    complete = (tuple(range(mesh.num_ranks)), *mesh.pipelines)
     ends = [((pipeline[0], pipeline[-1]), pipeline[1:-1]) for pipeline in mesh.pipelines if len(pipeline) > 2]
-    for ranks, between in dict.fromkeys((*((ranks, ()) for ranks in whole), *ends)):
+    for ranks, between in dict.fromkeys((*((ranks, ()) for ranks in complete), *ends)):
         if len(ranks) > 1 and present.issuperset(ranks):
             yield ranks, between
 
 
-def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], far_ns: int) -> Iterator[list[int]]:
+def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], tolerance_ns: int) -> Iterator[list[int]]:
     """The rows of each collective of these ranks: the last ones of each step, as many as end together in all steps."""
-    own = rows[rows["rank"].isin(ranks)]
-    calls = {(int(str(step)), int(str(rank))): part["end_ns"] for (step, rank), part in own.groupby(["step", "rank"])}
+    rank_rows = rows[rows["rank"].isin(ranks)]
+    calls = {
+        (int(str(step)), int(str(rank))): part["end_ns"] for (step, rank), part in rank_rows.groupby(["step", "rank"])
+    }
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & ops["rank"].isin(ranks) & (ops["step"] >= 0)]
     by_step = [[calls.get((step, rank)) for rank in ranks] for step in sorted(compute["step"].unique().tolist())]
-    whole = [[ends for ends in step if ends is not None] for step in by_step]
-    if any(len(step) < len(ranks) for step in whole):
+    complete = [[ends for ends in step if ends is not None] for step in by_step]
+    if any(len(step) < len(ranks) for step in complete):
         return
-    count = min((_num_common([ends.to_numpy() for ends in step], far_ns) for step in whole), default=0)
-    for step in whole:
-        for place in range(1, count + 1):
-            yield [int(ends.index[-place]) for ends in step]
+    count = min((_num_common([ends.to_numpy() for ends in step], tolerance_ns) for step in complete), default=0)
+    for step in complete:
+        for from_end in range(1, count + 1):
+            yield [int(ends.index[-from_end]) for ends in step]
 
 
-def _num_common(sides: Sequence[Int64], far_ns: int) -> int:
+def _num_common(sides: Sequence[Int64], tolerance_ns: int) -> int:
     """How many calls from the last one back end together on all sides, and near no other. Each side has its ends in order."""
     count = 0
-    for place in range(1, min(map(len, sides)) + 1):
-        ends = [int(side[-place]) for side in sides]
+    for from_end in range(1, min(map(len, sides)) + 1):
+        ends = [int(side[-from_end]) for side in sides]
         low, high = min(ends), max(ends)
-        gaps = [low - int(side[-place - 1]) for side in sides if len(side) > place]
-        gaps += [int(side[-place + 1]) - high for side in sides if place > 1]
-        if high - low > far_ns or min(gaps, default=far_ns) <= _DISTINCT * (high - low):
+        gaps = [low - int(side[-from_end - 1]) for side in sides if len(side) > from_end]
+        gaps += [int(side[-from_end + 1]) - high for side in sides if from_end > 1]
+        if high - low > tolerance_ns or min(gaps, default=tolerance_ns) <= _DISTINCT * (high - low):
             break
-        count = place
+        count = from_end
     return count

@@ -1,4 +1,5 @@
-"""Messages of a known plan, told by the ops beside them: a send follows the op that made it, a receive comes before its reader.
+"""Label messages with those of a known plan by the adjacent ops: a send follows the op that made it, a receive precedes its
+reader.
 
 A function that sends and receives in one call is called on all ranks of a pipeline, with nothing to send or to receive on some
 of them: which of its messages there were, the plan says.
@@ -25,13 +26,15 @@ PRODUCERS = {str(direction): direction.producers for direction in Direction}
 """By direction: the kinds of ops whose output moves that way."""
 
 
-def moving(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
+def cross_rank_ops(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
     """The ops of a rank whose output goes to another rank, or whose input comes from one."""
     return (op for op, message in messages_of_rank(plan, rank, sends) if message.direction == direction)
 
 
-def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame | None:
-    """``comms`` in which the pipeline's messages are those of the plan; None where one of them is not found.
+def match_by_adjacent_ops(
+    comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
+) -> pd.DataFrame | None:
+    """Reduce labelled pipeline messages to those of the plan; None where one of the plan's is missing.
 
     Args:
         comms: with messages by order alone (their stage is below 0).
@@ -41,91 +44,95 @@ def beside_ops(comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: Me
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     parts = [comms.drop(lacking.index)]
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is None or direction not in PRODUCERS:
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is None or direction not in PRODUCERS:
             return None
         kinds = [str(kind) for kind in PRODUCERS[str(direction)]]
-        mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
+        rank_ops = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(kinds)]
         wanted = {
             (a.stage, a.microbatch)
-            for a in moving(plan_of(int(str(step))), place, str(direction), sends=kind == "send")
+            for a in cross_rank_ops(plan_of(int(str(step))), pp_rank, str(direction), sends=kind == "send")
         }
-        taken = _of_neighbours(rows, mine.sort_values("start_ns", kind="stable"), sends=kind == "send")
-        taken = taken[[key in wanted for key in zip(taken["stage"], taken["microbatch"], strict=True)]]
-        taken = taken.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
-        if len(taken) < len(wanted):
+        matched = _with_adjacent_op(rows, rank_ops.sort_values("start_ns", kind="stable"), sends=kind == "send")
+        matched = matched[[key in wanted for key in zip(matched["stage"], matched["microbatch"], strict=True)]]
+        matched = matched.drop_duplicates(["stage", "microbatch"], keep="first" if kind == "send" else "last")
+        if len(matched) < len(wanted):
             return None
-        parts.append(taken)
+        parts.append(matched)
     return pd.concat(parts).sort_index()
 
 
-def _of_neighbours(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
+def _with_adjacent_op(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame:
     """The messages in time order, each with the stage and microbatch of the last op before it, or of the first after it."""
     ordered = rows.sort_values("start_ns", kind="stable")
     if sends:
-        place = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
+        index = np.searchsorted(ops["end_ns"].to_numpy(), ordered["start_ns"].to_numpy(), side="right") - 1
     else:
-        place = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
-    inside = (place >= 0) & (place < len(ops))
-    own = ops.iloc[place[inside]]
-    return ordered[inside].assign(stage=own["stage"].to_numpy(), microbatch=own["microbatch"].to_numpy())
+        index = np.searchsorted(ops["start_ns"].to_numpy(), ordered["end_ns"].to_numpy(), side="left")
+    inside = (index >= 0) & (index < len(ops))
+    neighbours = ops.iloc[index[inside]]
+    return ordered[inside].assign(stage=neighbours["stage"].to_numpy(), microbatch=neighbours["microbatch"].to_numpy())
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A message of the plan: the op that makes or reads it, and the pipeline rank at its other end."""
+class PlannedMessage:
+    """A message of the plan: the op that makes or reads it, and the pipeline rank of its peer."""
 
     op: Action
     direction: str
-    other: int
+    peer_pp_rank: int
 
 
-def planned(plan: Plan, rank: int, sends: bool) -> Iterator[Planned]:
+def planned_messages(plan: Plan, rank: int, sends: bool) -> Iterator[PlannedMessage]:
     """The messages of a rank in the order of their ops."""
     for op, message in messages_of_rank(plan, rank, sends):
-        other = message.target_stage if sends else message.source_stage
-        yield Planned(op, message.direction, plan.placement[other])
+        peer_pp_rank = message.target_stage if sends else message.source_stage
+        yield PlannedMessage(op, message.direction, plan.placement[peer_pp_rank])
 
 
-def by_plan(
+def label_from_plan(
     calls: pd.DataFrame, ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], pipeline: Sequence[int], rank: int
 ) -> pd.DataFrame:
-    """``calls`` of a rank in which messages that say only that they are sent or received are those of the plan.
+    """Label a rank's messages without stage and microbatch with those of the plan.
 
     A rank sends in the order in which its ops end, and receives in the order in which they begin. Where there are not as many
     as planned, or one would be sent before it was made or read before it was there, none of that step is named.
     """
-    wanted: dict[tuple[int, str], list[Planned]] = {}
+    wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
-    messages = calls.assign(place=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
+    messages = calls.assign(row=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
     for (step, kind), rows in slices(messages, ("step", "kind")).items():
         plan = plan_of(step)
         if plan is None or plan.pp != len(pipeline):
             continue
         key = (plan.num_microbatches, kind)
         if key not in wanted:
-            wanted[key] = list(planned(plan, pipeline.index(rank), sends=kind == "send"))
+            wanted[key] = list(planned_messages(plan, pipeline.index(rank), sends=kind == "send"))
         ordered = rows.in_order_of("start_ns")
-        for place, message in zip(ordered["place"], _in_turn(wanted[key], ordered, steps.get(step)), strict=False):
-            named["direction"][place] = message.direction
-            named["stage"][place], named["microbatch"][place] = message.op.stage, message.op.microbatch
-            named["peer"][place] = pipeline[message.other]
+        for row, message in zip(
+            ordered["row"], _messages_in_order(wanted[key], ordered, steps.get(step)), strict=False
+        ):
+            named["direction"][row] = message.direction
+            named["stage"][row], named["microbatch"][row] = message.op.stage, message.op.microbatch
+            named["peer"][row] = pipeline[message.peer_pp_rank]
     return calls.assign(**named).astype(calls.dtypes)
 
 
-def _in_turn(wanted: Sequence[Planned], messages: Slice, ops: Slice | None) -> list[Planned]:
-    """What the sends or the receives of a step are, in the order of time; nothing where its ops do not allow that."""
+def _messages_in_order(wanted: Sequence[PlannedMessage], messages: Slice, ops: Slice | None) -> list[PlannedMessage]:
+    """The planned messages in time order; [] where the ops contradict that."""
     if ops is None or not wanted or len(messages) % len(wanted) or (messages["microbatch"] >= 0).any():
         return []
     keys = zip(*(ops[name].tolist() for name in ("kind", "stage", "microbatch")), strict=True)
-    places = {key: place for place, key in enumerate(keys)}
-    own = [places.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted]
-    if min(own) < 0:
+    index_of_op = {key: index for index, key in enumerate(keys)}
+    op_indices = [
+        index_of_op.get((message.op.kind.value, message.op.stage, message.op.microbatch), -1) for message in wanted
+    ]
+    if min(op_indices) < 0:
         return []
-    beside = ops.where(np.repeat(own, len(messages) // len(wanted)))
+    op_times = ops.where(np.repeat(op_indices, len(messages) // len(wanted)))
     is_send = messages["kind"] == "send"
     possible = np.where(
-        is_send, messages["start_ns"] >= beside["end_ns"], messages["end_ns"] <= beside["start_ns"]
+        is_send, messages["start_ns"] >= op_times["end_ns"], messages["end_ns"] <= op_times["start_ns"]
     ).all()
     return [message for message in wanted for _ in range(len(messages) // len(wanted))] if possible else []

@@ -1,4 +1,4 @@
-"""What speaks for ops that order alone tells: whether the messages agree with them, and a word of confidence."""
+"""Confidence of inferred ops: do the observed messages agree with them?"""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from pptrace.model.tables import Events, Int64
 from pptrace.schedule.actions import Kind
 
 _TO_NEXT, _TO_PREVIOUS = (Kind.SEND_F, Kind.RECV_B), (Kind.SEND_B, Kind.RECV_F)
-_SPARE = 10
-"""Of so many ops one may lack its message, or its counterpart: traces begin and end anywhere."""
+_TOLERATED = 10
+"""One op in this many may lack its message or its counterpart: traces begin and end anywhere."""
 
 
 def peers_of(events: Events, rows: Int64) -> list[int]:
-    """With whom each of these calls exchanges a message, as its own record or one inside it says; -1 where none does."""
+    """The peer of each call by its own communication record or one inside it; -1 without one."""
     args = events.comm_args[(events.comm_args["src"] >= 0) | (events.comm_args["dst"] >= 0)]
-    told = args["event"].to_numpy()
-    order = np.argsort(events.start_ns[told], kind="stable")
-    told, peers = told[order], args[["src", "dst"]].max(axis=1).to_numpy()[order]
-    low = np.searchsorted(events.start_ns[told], events.start_ns[rows])
-    high = np.searchsorted(events.start_ns[told], events.ends_of(rows))
-    found = []
+    rows_with_peer = args["event"].to_numpy()
+    order = np.argsort(events.start_ns[rows_with_peer], kind="stable")
+    rows_with_peer, peers = rows_with_peer[order], args[["src", "dst"]].max(axis=1).to_numpy()[order]
+    low = np.searchsorted(events.start_ns[rows_with_peer], events.start_ns[rows])
+    high = np.searchsorted(events.start_ns[rows_with_peer], events.ends_of(rows))
+    peers_of_rows = []
     for row, first, last in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
-        own = {int(peers[at]) for at in range(first, last) if events.thread[told[at]] == events.thread[row]}
-        found.append(own.pop() if len(own) == 1 else -1)
-    return found
+        peers_inside = {
+            int(peers[at]) for at in range(first, last) if events.thread[rows_with_peer[at]] == events.thread[row]
+        }
+        peers_of_rows.append(peers_inside.pop() if len(peers_inside) == 1 else -1)
+    return peers_of_rows
 
 
 def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], forwards: int, backwards: int) -> bool:
@@ -46,16 +48,16 @@ def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], for
         return False
     counts = Counter(sent)
     wanted = {Kind.SEND_F: forwards, Kind.RECV_F: forwards, Kind.SEND_B: backwards, Kind.RECV_B: backwards}
-    return all(not counts[kind] or wanted[kind] - counts[kind] <= max(1, wanted[kind] // _SPARE) for kind in wanted)
+    return all(not counts[kind] or wanted[kind] - counts[kind] <= max(1, wanted[kind] // _TOLERATED) for kind in wanted)
 
 
 def confidence(explained: int, total: int, forwards: int, backwards: int, agree: bool) -> str:
-    """How far the ops are to be trusted.
+    """A word for the reliability of inferred ops.
 
     low: less than three quarters of the operators (or kernels) lie in them, or forwards and backwards are not about equally
     many. high: nine tenths lie in them, and the messages agree. medium: all others, such as those of ranks with several chunks,
     and those found by kernels, which tell no directions.
     """
-    if 4 * explained < 3 * total or abs(forwards - backwards) > max(1, forwards // _SPARE):
+    if 4 * explained < 3 * total or abs(forwards - backwards) > max(1, forwards // _TOLERATED):
         return "low confidence"
     return "high confidence" if agree and 10 * explained >= 9 * total else "medium confidence"

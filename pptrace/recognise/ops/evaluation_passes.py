@@ -1,4 +1,4 @@
-"""Passes of a labelled schedule that run forwards alone.
+"""Evaluation passes of labelled schedules: forwards only.
 
 ``schedule.eval()`` of torch.distributed.pipelining opens the ranges of backwards and of their messages as training does, and
 runs nothing inside them.
@@ -21,10 +21,9 @@ _ENGINE = "autograd::engine::evaluate_function"
 
 
 def without_evaluations(
-    events: Events, ranges: Sequence[Range], owner: LaunchIndex
+    events: Events, ranges: Sequence[Range], launches: LaunchIndex
 ) -> tuple[list[Range], tuple[str, ...]]:
-    """The ranges without passes whose backwards ran nothing, and a line that says so; where no pass trained, without the
-    backwards alone.
+    """Drop passes whose backwards ran nothing; if no pass trained, drop only the backwards. With a warning.
 
     A stage whose backwards compute nothing (it is frozen, say) receives gradients in them nevertheless.
     """
@@ -32,25 +31,25 @@ def without_evaluations(
     if not any(entry.kind in _BACKWARD for entry in ordered):
         return list(ranges), ()
     passes: dict[int, list[Range]] = {}
-    for entry, numbered in zip(ordered, counted_steps(ordered), strict=True):
+    for entry, counted in zip(ordered, counted_steps(ordered), strict=True):
         if entry.label.actions:
-            passes.setdefault(numbered.step, []).append(entry)
-    inside = _Inside(events, owner)
-    trained = [own for own in passes.values() if not _is_evaluation(own, inside)]
-    evaluated = [own for own in passes.values() if _is_evaluation(own, inside)]
+            passes.setdefault(counted.step, []).append(entry)
+    inside = _Inside(events, launches)
+    trained = [ranges_of_pass for ranges_of_pass in passes.values() if not _is_evaluation(ranges_of_pass, inside)]
+    evaluated = [ranges_of_pass for ranges_of_pass in passes.values() if _is_evaluation(ranges_of_pass, inside)]
     if not evaluated:
         return list(ranges), ()
     if trained:
-        left = {id(entry) for own in evaluated for entry in own}
-        line = f"left out {len(evaluated)} of {len(passes)} passes, whose backwards run nothing: evaluation"
+        left_out = {id(entry) for ranges_of_pass in evaluated for entry in ranges_of_pass}
+        line = f"left out {len(evaluated)} of {len(passes)} passes as evaluation: their backwards run nothing"
     else:
-        left = {id(entry) for own in evaluated for entry in own if entry.kind in _BACKWARD}
+        left_out = {id(entry) for ranges_of_pass in evaluated for entry in ranges_of_pass if entry.kind in _BACKWARD}
         line = "the ranges of backwards hold nothing: forwards alone ran (evaluation or inference)"
-    return [entry for entry in ranges if id(entry) not in left], (line,)
+    return [entry for entry in ranges if id(entry) not in left_out], (line,)
 
 
 def _is_evaluation(ranges: Sequence[Range], inside: _Inside) -> bool:
-    """Whether forwards of a pass ran operators, and none of its several backwards did, nor moved a message."""
+    """Whether a pass ran operators in forwards, but neither operators nor messages in its backwards."""
     backwards = [entry for entry in ranges if entry.kind in _BACKWARD]
     forwards = [entry for entry in ranges if entry.kind is Kind.F]
     return bool(backwards) and any(map(inside.ran, forwards)) and not any(map(inside.ran, backwards))
@@ -59,8 +58,8 @@ def _is_evaluation(ranges: Sequence[Range], inside: _Inside) -> bool:
 class _Inside:
     """Whether anything ran inside a range: an operator of its thread, autograd's engine on any, or a kernel it launched."""
 
-    def __init__(self, events: Events, owner: LaunchIndex) -> None:
-        self._owner = owner
+    def __init__(self, events: Events, launches: LaunchIndex) -> None:
+        self._launches = launches
         is_operator = events.category == Category.CPU_OP
         engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
         self._engine = events.start_ns[engine]
@@ -73,4 +72,6 @@ class _Inside:
         for starts in (self._threads.get(entry.thread), self._engine):
             if starts is not None and np.diff(np.searchsorted(starts, (entry.start_ns, entry.end_ns)))[0]:
                 return True
-        return any(self._owner.span(entry.start_ns, entry.end_ns, communication=is_comm) for is_comm in (True, False))
+        return any(
+            self._launches.span(entry.start_ns, entry.end_ns, communication=is_comm) for is_comm in (True, False)
+        )

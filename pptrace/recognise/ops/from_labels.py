@@ -1,4 +1,4 @@
-"""Traces of frameworks whose ranges name their ops: labels → ops and sends and receives of one rank.
+"""Ops, sends and receives of one rank from the labels of frameworks.
 
 Where labels name messages or nothing at all, the ops are inferred (:mod:`pptrace.recognise.ops.infer_from_operators`). Ops
 last as long as their
@@ -32,12 +32,12 @@ from pptrace.recognise.ops.labelled_ranges import (
     LabelledPhases,
     Range,
     framework_of,
+    labelled_ops,
     labelled_ranges,
     num_outside_steps,
     num_sequences,
-    resolved,
     spans_of_steps,
-    told_ops,
+    with_steps_and_microbatches,
 )
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
 from pptrace.schedule.actions import Action, Kind
@@ -54,24 +54,28 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
-    told = told_ops(labelled)
-    owner = LaunchIndex(work)
-    rest = _that_moved([entry for entry in labelled if not entry.label.is_op], owner)
-    if told:
+    ops_with_labels = labelled_ops(labelled)
+    launches = LaunchIndex(work)
+    others = _without_unlaunched_messages([entry for entry in labelled if not entry.label.is_op], launches)
+    if ops_with_labels:
         source, evidence = "label", tuple(_sequence_notes(labelled))
-        found = [] if any(_is_message(entry) for entry in rest) else messages_in_ranges(trace.events, _plain(told))
+        inferred = (
+            []
+            if any(_is_message(entry) for entry in others)
+            else messages_in_ranges(trace.events, _ops_without_stage(ops_with_labels))
+        )
     else:
         inference = _inference(trace.events, labelled)
         source = "inferred"
         if not _is_pipeline(inference):
-            times = _Times(owner, HostCompute(trace.events))
+            times = _Times(launches, HostCompute(trace.events))
             by_gaps = _by_gaps(trace, labelled, framework, times, calls)
             return by_gaps or _spans_alone(trace.framework, labelled)
-        evidence, found = inference.evidence, inference.found
-        if any(entry.action.kind.is_p2p for entry in found):
-            rest = [entry for entry in rest if not _is_message(entry)]
-    ranges = [*told, *rest, *(_as_range(framework, entry) for entry in found)]
-    times = _Times(owner, HostCompute(trace.events))
+        evidence, inferred = inference.evidence, inference.ranges
+        if any(entry.action.kind.is_p2p for entry in inferred):
+            others = [entry for entry in others if not _is_message(entry)]
+    ranges = [*ops_with_labels, *others, *(_as_range(framework, entry) for entry in inferred)]
+    times = _Times(launches, HostCompute(trace.events))
     ops, comms, evidence = _tables(trace.events, ranges, evidence, source, times, calls)
     return RankTables(framework, ops, comms, evidence)
 
@@ -79,49 +83,55 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
 def _by_gaps(
     trace: Trace, labelled: Sequence[Range], framework: str, times: _Times, calls: pd.DataFrame
 ) -> RankTables | None:
-    """The tables of a rank whose labels name messages, or phases, and no ops; without ops where these cannot be told, with the
-    reason; None where no label is of a pipeline.
+    """Tables of a rank whose labels name messages or phases but no ops; without ops, and with the reason, where these cannot be
+    inferred; None without labels of a pipeline.
     """
-    found = ops_between_messages(labelled)
-    if found is None:
+    between = ops_between_messages(labelled)
+    if between is None:
         lengths = LabelledPhases(labelled).lengths()
         if not lengths:
             return None
-        spans = ", ".join(f"{phase} {sum(own) / len(own) / 1e6:,.2f} ms" for phase, own in lengths.items())
-        line = f"labels tell the phases of its steps (means: {spans}), and no op or message in them: ops are null"
+        spans = ", ".join(
+            f"{phase} {sum(lengths_of_phase) / len(lengths_of_phase) / 1e6:,.2f} ms"
+            for phase, lengths_of_phase in lengths.items()
+        )
+        line = (
+            f"labels name the phases of steps (means: {spans}), but no op or message in them: ops are null; "
+            "record with ranges around forward_step and backward_step"
+        )
         return RankTables(framework, empty_table(OPS), empty_table(COMMS), (line,))
-    if not found.ops:
-        return RankTables(framework, empty_table(OPS), empty_table(COMMS), found.evidence)
-    ranges = [*found.ops, *(entry for entry in labelled if not entry.label.is_op)]
-    ops, comms, evidence = _tables(trace.events, ranges, found.evidence, "inferred", times, calls)
+    if not between.ops:
+        return RankTables(framework, empty_table(OPS), empty_table(COMMS), between.evidence)
+    ranges = [*between.ops, *(entry for entry in labelled if not entry.label.is_op)]
+    ops, comms, evidence = _tables(trace.events, ranges, between.evidence, "inferred", times, calls)
     return RankTables(framework, ops, comms, evidence, by_gaps=True)
 
 
 def _tables(
     events: Events, ranges: list[Range], evidence: tuple[str, ...], source: str, times: _Times, calls: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """OPS, COMMS and the lines about them of ranges that still lack their steps and microbatches."""
-    ranges, skipped = without_evaluations(events, ranges, times.owner)
+    """OPS, COMMS and warnings from ranges that still lack their steps and microbatches."""
+    ranges, skipped = without_evaluations(events, ranges, times.launches)
     phases = LabelledPhases(ranges)
     ranges += _optimizers(events, ranges)
-    if cut := num_outside_steps(ranges):
+    if num_outside := num_outside_steps(ranges):
         what = "evaluation, or steps whose beginning is not in the trace"
-        evidence = (*evidence, f"left out {_counted(cut, 'op')} outside all ranges of steps: {what}")
+        evidence = (*evidence, f"left out {_counted(num_outside, 'op')} outside all ranges of steps: {what}")
     evidence = (*evidence, *skipped)
-    ops, comms = _rows(resolved(ranges), source, times, _Messages(events, calls))
+    ops, comms = _rows(with_steps_and_microbatches(ranges), source, times, _Messages(events, calls))
     for row in ops:
         row["phase"] = phases.of(row["start_ns"], row["end_ns"]) or ""
     return table_of(OPS, ops), table_of(COMMS, comms), evidence
 
 
 def _spans_alone(framework: str, labelled: Sequence[Range]) -> RankTables | None:
-    """The steps of a trace whose reader names the framework, where it holds no ops; None of any other trace."""
+    """Steps of a trace without ops whose reader names the framework; None otherwise."""
     rows = [_span_row(entry) for entry in spans_of_steps(labelled)] if framework else []
     return RankTables(framework, table_of(OPS, rows), empty_table(COMMS)) if rows else None
 
 
 def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
-    """Optimizer steps by their kernels, where no range ends a step and ops or messages have to be counted within one."""
+    """Optimizer steps by their kernels, where no range ends a step but ops or messages have to be counted within one."""
     if any(entry.label.span in ("STEP", "OPTIMIZER") for entry in ranges):
         return []
     counted = {
@@ -134,10 +144,14 @@ def _optimizers(events: Events, ranges: Sequence[Range]) -> list[Range]:
 
 
 def _inference(events: Events, labelled: Sequence[Range]) -> Inference:
-    """By operators where they name their messages, else by launches."""
-    told = has_optimizer_ranges(events)
-    steps = [entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.leads]
-    by_operators = infer_ops(events, () if told else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)], steps)
+    """Infer ops by operators if these name their messages, else by launches."""
+    has_ranges = has_optimizer_ranges(events)
+    steps = [
+        entry.start_ns for entry in labelled if entry.label.span == "STEP" and not entry.label.may_start_before_range
+    ]
+    by_operators = infer_ops(
+        events, () if has_ranges else [(o.start_ns, o.end_ns) for o in optimizer_ranges(events)], steps
+    )
     return by_operators if _is_pipeline(by_operators) else infer_from_launches(events, labelled)
 
 
@@ -145,10 +159,10 @@ def _is_message(entry: Range) -> bool:
     return entry.kind is not None and entry.kind.is_p2p
 
 
-def _that_moved(ranges: Sequence[Range], owner: LaunchIndex) -> list[Range]:
-    """Without the messages counted by order whose ranges launched no kernel, where those of others did."""
+def _without_unlaunched_messages(ranges: Sequence[Range], launches: LaunchIndex) -> list[Range]:
+    """Drop messages without a microbatch whose ranges launched no kernel, if those of others did."""
     counted = {r for r in ranges if _is_message(r) and r.label.actions[0].microbatch is None}
-    moved = {r for r in counted if owner.span(r.start_ns, r.end_ns, communication=True)}
+    moved = {r for r in counted if launches.span(r.start_ns, r.end_ns, communication=True)}
     return [r for r in ranges if not moved or r not in counted or r in moved]
 
 
@@ -165,7 +179,7 @@ def _as_range(framework: str, entry: Inferred) -> Range:
     return Range(Label(framework, (entry.action,)), entry.start_ns, entry.end_ns, entry.thread)
 
 
-def _plain(ops: Iterable[Range]) -> list[Inferred]:
+def _ops_without_stage(ops: Iterable[Range]) -> list[Inferred]:
     """Ops without a stage, inside which their messages may lie."""
     return [
         Inferred(op.action, op.start_ns, op.end_ns, op.thread)
@@ -175,8 +189,8 @@ def _plain(ops: Iterable[Range]) -> list[Inferred]:
 
 
 def _is_pipeline(inference: Inference) -> bool:
-    """Whether order found forwards, about as many backwards, and messages between them."""
-    kinds = [entry.action.kind for entry in inference.found]
+    """Whether the inferred ops have forwards, about as many backwards, and messages between them."""
+    kinds = [entry.action.kind for entry in inference.ranges]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
 
@@ -206,37 +220,35 @@ def _rows(
 def _arrivals(
     ranges: Sequence[Range], readers: Mapping[tuple[tuple[Kind, int, int | None], int], Range], messages: _Messages
 ) -> dict[int, int]:
-    """By the id of an op's range when the last message that it reads had been waited for, where a range shows it."""
-    found: dict[int, int] = {}
+    """By the id of an op's range the time at which its last received message had been waited for, where a range shows it."""
+    arrivals: dict[int, int] = {}
     for entry in ranges:
         for action in entry.label.actions if _is_message(entry) else ():
             reader = readers.get((action.key, entry.step)) if action.kind.is_recv else None
             arrival = None if reader is None else messages.arrival(entry.start_ns, entry.end_ns)
             if reader is not None and arrival is not None:
-                found[id(reader)] = max(arrival, found.get(id(reader), arrival))
-    return found
+                arrivals[id(reader)] = max(arrival, arrivals.get(id(reader), arrival))
+    return arrivals
 
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` in which each send and receive of a stage and direction has the rank of its own pipeline that holds the other
-    stage.
-    """
+    """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
     holders: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
         holders[mesh.pipeline_of(rank), stage] = rank
     lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
     if not lacking.any():
         return comms
-    filled, own = comms.copy(), comms[lacking]
-    away = np.where((own["kind"] == "send") == (own["direction"] == "F"), 1, -1)
-    wanted = zip(own["rank"], own["stage"] + away, strict=True)
+    filled, rows = comms.copy(), comms[lacking]
+    next_or_previous = np.where((rows["kind"] == "send") == (rows["direction"] == "F"), 1, -1)
+    wanted = zip(rows["rank"], rows["stage"] + next_or_previous, strict=True)
     filled.loc[lacking, "peer"] = [holders.get((mesh.pipeline_of(rank), stage), -1) for rank, stage in wanted]
     return filled
 
 
-def without_absent_sides(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` without messages from before the first stage or to behind the last one: functions that send and receive are
-    called on all ranks, and move nothing there.
+def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Drop messages from before the first stage or beyond the last one: combined send-receive functions are called on all
+    ranks, and move nothing there.
     """
     compute = ops[ops["stage"] >= 0]
     if compute.empty or mesh.pp is None:
@@ -245,8 +257,8 @@ def without_absent_sides(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo)
     ordered = (
         (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
     )
-    other = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
-    absent = ordered & ((other < 0) | (other > last))
+    other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
+    absent = ordered & ((other_stage < 0) | (other_stage > last))
     return comms[~absent] if absent.any() else comms
 
 
@@ -261,10 +273,10 @@ def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
 
 
 class _Times:
-    """When ops really ran, and messages really moved."""
+    """Execution times of ops, and transfer times of messages."""
 
-    def __init__(self, owner: LaunchIndex, host: HostCompute) -> None:
-        self.owner = owner
+    def __init__(self, launches: LaunchIndex, host: HostCompute) -> None:
+        self.launches = launches
         self._host = host
         self.calls_wait = False
         """Whether what is received is there when its labelled call returns."""
@@ -273,15 +285,15 @@ class _Times:
         """(start, end, clock) of the compute inside a range; where nothing shows it of the range itself, from when its message
         had been waited for (``arrival_ns``): a first stage has no input gradient to compute, and waits for its output's.
         """
-        if span := self.owner.span(entry.start_ns, entry.end_ns, communication=False):
+        if span := self.launches.span(entry.start_ns, entry.end_ns, communication=False):
             start, end, clock = span[0], span[1], "device"
         else:
             inside = self._host.span(entry.thread, entry.start_ns, entry.end_ns)
             start, end = inside or (min(max(entry.start_ns, arrival_ns or 0), entry.end_ns), entry.end_ns)
             clock = "host"
-        place, parts = entry.part
+        part, parts = entry.part
         length = end - start
-        return start + length * place // parts, start + length * (place + 1) // parts, clock
+        return start + length * part // parts, start + length * (part + 1) // parts, clock
 
     def read_at(self, reader: Range, arrival_ns: int | None) -> int:
         """When an op had the message that it reads, which had been waited for by ``arrival_ns`` where that is known.
@@ -289,19 +301,19 @@ class _Times:
         An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
         second half of an overlapped pair waits after operators of the first.
         """
-        begun = self.of_op(reader)[0]
+        op_start = self.of_op(reader)[0]
         if arrival_ns is None:
-            return begun
+            return op_start
         if reader.part[0] or (reader.action is not None and reader.action.parts):
             return arrival_ns
-        is_seen = self.owner.span(reader.start_ns, reader.end_ns, communication=False) or self._host.span(
+        is_seen = self.launches.span(reader.start_ns, reader.end_ns, communication=False) or self._host.span(
             reader.thread, reader.start_ns, reader.end_ns
         )
-        return min(arrival_ns, begun) if is_seen else arrival_ns
+        return min(arrival_ns, op_start) if is_seen else arrival_ns
 
 
 class _Messages:
-    """gloo's own ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
+    """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
         carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
@@ -321,12 +333,12 @@ class _Messages:
         return self._kernels.get(host_ns)
 
     def arrival(self, start_ns: int, end_ns: int) -> int | None:
-        """When the one message that was posted in [start_ns, end_ns) had been waited for; None where no range shows it."""
+        """Time at which the only message posted in [start_ns, end_ns) had been waited for; None where no range shows it."""
         low, high = np.searchsorted(self._starts, (start_ns, end_ns))
         return int(self._ends[low]) if high == low + 1 else None
 
     def size(self, start_ns: int, end_ns: int) -> int:
-        """Bytes of the calls in [start_ns, end_ns); -1 where none tells."""
+        """Bytes of the calls in [start_ns, end_ns); -1 if not recorded."""
         low, high = np.searchsorted(self._sized_at, (start_ns, end_ns))
         return int(self._bytes[low:high].sum()) if low < high else -1
 
@@ -354,18 +366,18 @@ def _span_row(entry: Range) -> dict[str, Any]:
 def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times, messages: _Messages) -> dict[str, Any]:
     """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
     start, posted, stream, clock = entry.start_ns, entry.end_ns, -1, "host"
-    asked = end = posted
-    if span := messages.kernel(start) or times.owner.span(start, posted, communication=True):
+    wait_start = end = posted
+    if span := messages.kernel(start) or times.launches.span(start, posted, communication=True):
         start, end, stream = span
-        posted, asked, clock = start, start, "device"
+        posted, wait_start, clock = start, start, "device"
     elif action.kind.is_recv and times.calls_wait and messages.arrival(entry.start_ns, entry.end_ns) is None:
-        posted = asked = start
+        posted = wait_start = start
     elif action.kind.is_recv and reader is not None:
-        asked = max(posted, reader.start_ns)
+        wait_start = max(posted, reader.start_ns)
         arrival = messages.arrival(entry.start_ns, entry.end_ns)
         end = max(posted, times.read_at(reader, arrival))
         if end == posted:  # the message was there: nobody left
-            posted = asked = start
+            posted = wait_start = start
     size = messages.size(entry.start_ns, entry.end_ns)
     return {
         "rank": -1,
@@ -380,7 +392,7 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
         "microbatch": -1 if action.microbatch is None else action.microbatch,
         "start_ns": start,
         "posted_ns": posted,
-        "asked_ns": min(asked, end),
+        "asked_ns": min(wait_start, end),
         "end_ns": end,
         "transfer_start_ns": start,
         "transfer_end_ns": end,

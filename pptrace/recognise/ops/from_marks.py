@@ -1,4 +1,4 @@
-"""Traces with pptrace's own marks: every op and transfer says what it is."""
+"""Ops and communication from pptrace's own marks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from pptrace.schedule.actions import Action
 
 
 def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
-    """The ops and comms that marks describe whole; ``call`` marks are left to :mod:`pptrace.recognise.calls.marked_calls`.
+    """Ops and comms fully described by marks; ``call`` marks are left to :mod:`pptrace.recognise.calls.marked_calls`.
 
     The framework is "" where the marks name no op: then they say how the script goes on, and labels or order tell the ops.
     """
     warnings = tuple(
-        f"{len(names)} ranges named like {names[0][:60]!r} are not read: {reason}"
+        f"{len(names)} ranges named like {names[0][:60]!r} are left out: {reason}"
         for reason, names in marks.unreadable.items()
     )
-    ranges, given_up = _last_runs(marks.ranges)
-    if given_up:
-        warnings += (_given_up_warning(given_up),)
-    owner = LaunchIndex(work)
+    ranges, rolled_back = _without_rolled_back(marks.ranges)
+    if rolled_back:
+        warnings += (_rolled_back_warning(rolled_back),)
+    launches = LaunchIndex(work)
     ops: list[dict[str, Any]] = []
     comms: list[dict[str, Any]] = []
     waits: _Waits = {}
@@ -49,46 +49,46 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     for entry in ranges:
         match entry.mark:
             case OpMark() | SpanMark():
-                ops.append(_op_row(entry, owner))
+                ops.append(_op_row(entry, launches))
             case P2PMark():
-                comms += _p2p_rows(entry, waits, owner)
+                comms += _p2p_rows(entry, waits, launches)
             case CollectiveMark() | ExchangeMark():
-                comms += _axis_rows(entry, awaits, owner)
+                comms += _axis_rows(entry, awaits, launches)
             case WaitMark() | AwaitMark() | CallMark():
                 pass
     has_ops = any(isinstance(entry.mark, OpMark) for entry in ranges)
     return RankTables("pptrace" if has_ops else "", table_of(OPS, ops), table_of(COMMS, comms), warnings)
 
 
-def _last_runs(ranges: Sequence[MarkedRange]) -> tuple[list[MarkedRange], list[MarkedRange]]:
-    """The ranges without those that a rank gave up, and the ops it gave up.
+def _without_rolled_back(ranges: Sequence[MarkedRange]) -> tuple[list[MarkedRange], list[MarkedRange]]:
+    """The ranges without those rolled back, and the rolled-back ops.
 
     A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same
     ops and transfers occur twice in a step, and the last ones count.
     """
     repeatable = OpMark | P2PMark | WaitMark
     last: dict[Mark, int] = {e.mark: index for index, e in enumerate(ranges) if isinstance(e.mark, repeatable)}
-    kept, given_up = [], []
+    kept, rolled_back = [], []
     for index, entry in enumerate(ranges):
         if last.get(entry.mark, index) == index:
             kept.append(entry)
         elif isinstance(entry.mark, OpMark):
-            given_up.append(entry)
-    return kept, given_up
+            rolled_back.append(entry)
+    return kept, rolled_back
 
 
-def _given_up_warning(ops: list[MarkedRange]) -> str:
+def _rolled_back_warning(ops: list[MarkedRange]) -> str:
     steps = sorted({entry.mark.step for entry in ops})
     total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
     return (
         f"{len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
-        "as after an optimizer step that was taken back; the last runs are counted"
+        "as after an optimizer step that was rolled back; only the last runs count"
     )
 
 
-def _op_row(entry: MarkedRange, owner: LaunchIndex) -> dict[str, Any]:
+def _op_row(entry: MarkedRange, launches: LaunchIndex) -> dict[str, Any]:
     mark = entry.mark
-    span = owner.span(entry.start_ns, entry.end_ns, communication=False)
+    span = launches.span(entry.start_ns, entry.end_ns, communication=False)
     start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
     row: dict[str, Any] = {
         "rank": -1,
@@ -122,7 +122,7 @@ _Waits = dict[tuple[Action, int, int], MarkedRange]
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When one side of a transfer was ready, had posted, began to wait and was done (schema COMMS)."""
+    """Times of one side of a transfer: ready, posted, waiting, done (schema COMMS)."""
 
     start_ns: int
     posted_ns: int
@@ -131,9 +131,9 @@ class _Times:
     stream: int = -1
 
 
-def _times(call: MarkedRange, wait: MarkedRange | None, owner: LaunchIndex) -> _Times:
+def _times(call: MarkedRange, wait: MarkedRange | None, launches: LaunchIndex) -> _Times:
     """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
-    if span := owner.span(call.start_ns, call.end_ns, communication=True):
+    if span := launches.span(call.start_ns, call.end_ns, communication=True):
         start, end, stream = span
         return _Times(start, start, start, end, stream)
     if wait is None or wait.end_ns <= call.end_ns:
@@ -141,7 +141,7 @@ def _times(call: MarkedRange, wait: MarkedRange | None, owner: LaunchIndex) -> _
     return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
 
 
-def _p2p_rows(entry: MarkedRange, waits: _Waits, owner: LaunchIndex) -> list[dict[str, Any]]:
+def _p2p_rows(entry: MarkedRange, waits: _Waits, launches: LaunchIndex) -> list[dict[str, Any]]:
     """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
     mark = entry.mark
     assert isinstance(mark, P2PMark)
@@ -150,7 +150,7 @@ def _p2p_rows(entry: MarkedRange, waits: _Waits, owner: LaunchIndex) -> list[dic
         action = transfer.action
         wait = waits.get((action, transfer.peer, mark.step))
         rows.append(
-            _comm_row(mark.step, mark.axis.value, _times(entry, wait, owner))
+            _comm_row(mark.step, mark.axis.value, _times(entry, wait, launches))
             | {
                 "kind": "send" if action.kind.is_send else "recv",
                 "peer": transfer.peer,
@@ -168,12 +168,12 @@ def _awaited_bytes(wait: MarkedRange | None) -> int:
     return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
 
 
-def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], owner: LaunchIndex) -> list[dict[str, Any]]:
+def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], launches: LaunchIndex) -> list[dict[str, Any]]:
     """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
     mark = entry.mark
     assert isinstance(mark, CollectiveMark | ExchangeMark)
     awaited = None if mark.handle is None else awaits.get(mark.handle)
-    shared = _comm_row(mark.step, mark.axis.value, _times(entry, awaited, owner))
+    shared = _comm_row(mark.step, mark.axis.value, _times(entry, awaited, launches))
     shared |= {"direction": "", "stage": -1, "microbatch": -1}
     if isinstance(mark, CollectiveMark):
         return [shared | {"kind": mark.kind.value, "peer": -1, "group_size": mark.size, "bytes": mark.bytes}]

@@ -7,7 +7,7 @@ from pptrace.recognise.ops.tables import RankTables
 
 
 def tables_from_trace(trace: Trace) -> RankTables | None:
-    """The tables that the reader of the format made; None when it made none and events have to tell."""
+    """The tables made by the format's reader; None if it made none, so that events have to be recognised."""
     if trace.ops is None and trace.comms is None:
         return None
     ops = empty_table(OPS) if trace.ops is None else trace.ops

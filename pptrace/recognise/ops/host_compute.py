@@ -1,4 +1,4 @@
-"""When a host thread really computed inside a range that waits as well.
+"""Compute time of host threads inside ranges that include waiting.
 
 Ranges of other frameworks hold the wait for an op's input, and the posting of its output, beside the op itself: label times
 were up to 1.8 times the compute. Without device events the operators that ran say when that was.
@@ -26,8 +26,8 @@ class HostCompute:
         rows = rows[computes[events.name_id[rows]]] if len(rows) else rows
         self._threads: dict[int, tuple[Int64, Int64]] = {}
         for thread in np.unique(events.thread[rows]).tolist():
-            own = rows[events.thread[rows] == thread]  # events are sorted by start
-            self._threads[thread] = (events.start_ns[own], events.ends_of(own))
+            thread_rows = rows[events.thread[rows] == thread]  # events are sorted by start
+            self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
     def span(self, thread: int, start_ns: int, end_ns: int) -> tuple[int, int] | None:
         """From the start of the first operator in [start_ns, end_ns) to the end of the last; None without any."""
@@ -40,7 +40,7 @@ class HostCompute:
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """When any thread of a rank ran operators that compute: intervals in order and apart, ns, on the rank's own clock."""
+    """Time in which any thread of a rank ran compute operators: sorted disjoint intervals, ns, on the rank's own clock."""
 
     start_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     end_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Ops that no range names, in traces whose messages are labelled: what a host thread did from one message to the next.
+"""Infer ops of traces that label only messages: an op is the host thread's work between two messages.
 
     … recv_forward │ forward │ send_forward_recv_backward │ backward │ send_backward_recv_forward │ …
 
@@ -27,7 +27,7 @@ _CUTS = ("STEP", "OPTIMIZER", "GRAD_SYNC")
 
 @dataclass(frozen=True, slots=True)
 class BetweenMessages:
-    """The ops in time order, none where they cannot be told, and what they were taken from, or why there are none."""
+    """The ops in time order, and the evidence; without ops the reason."""
 
     ops: tuple[Range, ...]
     evidence: tuple[str, ...]
@@ -39,16 +39,16 @@ def ops_between_messages(labelled: Sequence[Range]) -> BetweenMessages | None:
     if not messages:
         return None
     (thread, _), *_ = Counter(entry.thread for entry in messages).most_common(1)
-    own = _outermost([entry for entry in messages if entry.thread == thread])
+    thread_messages = _outermost([entry for entry in messages if entry.thread == thread])
     cuts = sorted(entry.start_ns for entry in labelled if entry.label.span in _CUTS)
-    gaps = list(_gaps(own, cuts, LabelledPhases(labelled)))
-    if why := _unclear(gaps):
+    gaps = list(_gaps(thread_messages, cuts, LabelledPhases(labelled)))
+    if why := _why_unclear(gaps):
         return BetweenMessages((), (why,))
-    ops, estimated = _split(gaps, own[0].label.framework, thread)
+    ops, estimated = _split(gaps, thread_messages[0].label.framework, thread)
     counts = Counter(op.kind for op in ops)
     evidence = [
         f"no labels of ops: {counts[Kind.F]} forwards and {counts[Kind.B]} backwards are what thread {thread} did between "
-        f"{len(own)} labelled messages, by the host's clock: what ran there beside an op, as waiting for a message posted "
+        f"{len(thread_messages)} labelled messages, on the host's clock: everything there, such as waiting for a message posted "
         "ahead, counts as compute"
     ]
     if estimated:
@@ -90,7 +90,7 @@ def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases
 
 
 def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]:
-    """What was done between two messages: forwards alone in a warmup, backwards alone in a cooldown."""
+    """Kinds of ops between two messages: forwards only in a warmup, backwards only in a cooldown."""
     read = {_READ_BY[action.kind] for action in before.label.actions if action.kind in _READ_BY}
     made = {_MADE_BY[action.kind] for action in after.label.actions if action.kind in _MADE_BY}
     kinds = (read & made) or made
@@ -101,31 +101,33 @@ def _kinds(before: Range, after: Range, phase: Phase | None) -> tuple[Kind, ...]
     return tuple(kind for kind in (Kind.F, Kind.B) if kind in kinds)
 
 
-def _unclear(gaps: Sequence[_Gap]) -> str:
-    """Why the gaps do not tell the ops; "" where they do."""
+def _why_unclear(gaps: Sequence[_Gap]) -> str:
+    """The reason why the gaps do not determine the ops; "" where they do."""
     counts = Counter(kind for gap in gaps for kind in gap.kinds)
     forwards, backwards = counts[Kind.F], counts[Kind.B]
-    found = f"between the labelled messages lie {forwards} forwards and {backwards} backwards"
+    counts_text = f"between the labelled messages lie {forwards} forwards and {backwards} backwards"
     remedy = "record with ranges around forward_step and backward_step"
     if not forwards or not backwards or backwards > forwards:
-        return f"{found}, which cannot be all of what ran: ops are null; {remedy}"
-    if any(len(gap.kinds) == 2 for gap in gaps) and not all(_alone(gaps, kind) for kind in (Kind.F, Kind.B)):
-        return f"{found}, which cannot be told apart where they lie together: ops are null; {remedy}"
+        return f"{counts_text}, which cannot be all of what ran: ops are null; {remedy}"
+    if any(len(gap.kinds) == 2 for gap in gaps) and not all(_lengths_alone(gaps, kind) for kind in (Kind.F, Kind.B)):
+        return (
+            f"{counts_text}, which cannot be separated where both lie between the same messages: ops are null; {remedy}"
+        )
     return ""
 
 
-def _alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
+def _lengths_alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
     return [gap.end_ns - gap.start_ns for gap in gaps if gap.kinds == (kind,)]
 
 
 def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Range], int]:
-    """The ops of the gaps, and how many gaps were cut in two."""
+    """The ops in the gaps, and the number of gaps cut in two."""
     labels = {kind: Label(framework, (in_order(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
     ops: list[Range] = []
-    together = sum(len(gap.kinds) == 2 for gap in gaps)
+    num_shared_gaps = sum(len(gap.kinds) == 2 for gap in gaps)
     share = 0.0
-    if together:
-        forward, backward = (median(_alone(gaps, kind)) for kind in (Kind.F, Kind.B))
+    if num_shared_gaps:
+        forward, backward = (median(_lengths_alone(gaps, kind)) for kind in (Kind.F, Kind.B))
         share = forward / max(forward + backward, 1)
     for gap in gaps:
         edges = [gap.start_ns, gap.end_ns]
@@ -133,4 +135,4 @@ def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Rang
             edges.insert(1, gap.start_ns + round((gap.end_ns - gap.start_ns) * share))
         for kind, (start, end) in zip(gap.kinds, pairwise(edges), strict=True):
             ops.append(Range(labels[kind], start, end, thread))
-    return ops, together
+    return ops, num_shared_gaps

@@ -1,4 +1,4 @@
-"""Forwards and backwards found by which thread launches kernels, where there are no operators: Nsight, kernels-only Kineto.
+"""Infer forwards and backwards by the threads that launch kernels, in traces without operators: Nsight, kernels-only Kineto.
 
 The thread that launches the send/receive kernels runs the forwards itself; autograd launches those of backwards from threads of
 its own, while the first one waits for it. What one of them launches from one message to the next, or until the other takes
@@ -20,7 +20,14 @@ from pptrace.model.tables import Category, Events, Int64
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.confidence import confidence
-from pptrace.recognise.ops.infer_from_operators import Inference, Inferred, Run, Token, numbered, without_scraps
+from pptrace.recognise.ops.infer_from_operators import (
+    Inference,
+    Inferred,
+    Segment,
+    SegmentKind,
+    assign_microbatches,
+    drop_incidental_segments,
+)
 from pptrace.recognise.ops.labelled_ranges import Range
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
@@ -29,7 +36,7 @@ _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 
 
 def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Range]:
-    """From when to when the kernels of an optimizer were launched, without others between them; found by their names.
+    """Launch times of runs of optimizer kernels, recognised by name.
 
     ``threads`` are those that may launch it (autograd's use kernels of the same name), () for any.
     """
@@ -40,12 +47,14 @@ def optimizer_ranges(events: Events, threads: Collection[int] = ()) -> list[Rang
         chosen &= np.isin(launches.thread[computes], list(threads))
     if not chosen.any():
         return []
-    starts, ends, owners = (column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread))
+    starts, ends, launch_threads = (
+        column[computes] for column in (launches.launch_ns, launches.end_ns, launches.thread)
+    )
     opens = np.flatnonzero(chosen & ~np.concatenate(([False], chosen[:-1])))
     closes = np.flatnonzero(chosen & ~np.concatenate((chosen[1:], [False])))
     label = Label("", span="OPTIMIZER", inferred=True)
     return [
-        Range(label, int(starts[low]), int(ends[high]), int(owners[low]))
+        Range(label, int(starts[low]), int(ends[high]), int(launch_threads[low]))
         for low, high in zip(opens, closes, strict=True)
     ]
 
@@ -74,27 +83,29 @@ def infer_from_launches(events: Events, ranges: Sequence[Range]) -> Inference:
     threads, counts = np.unique(launches.thread[message], return_counts=True)
     main = int(threads[counts.argmax()])
     message &= launches.thread == main
-    runs = _runs(launches, message, main, ranges)
-    found = [entry for entry in numbered(without_scraps(runs), main) if entry.action.kind.is_compute]
-    return Inference(found, int(message.sum()), _evidence(found, launches, message, main))
+    segments = _segments(launches, message, main, ranges)
+    inferred = [
+        entry for entry in assign_microbatches(drop_incidental_segments(segments), main) if entry.action.kind.is_compute
+    ]
+    return Inference(inferred, int(message.sum()), _evidence(inferred, launches, message, main))
 
 
 def _launches(events: Events) -> _Launches:
     kernels = np.flatnonzero((events.category == Category.KERNEL) & (events.correlation >= 0))
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation >= 0))
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
-    known = events.correlation[calls]
-    at = np.searchsorted(known, events.correlation[kernels])
-    found = at < len(known)
-    found[found] = known[at[found]] == events.correlation[kernels][found]
-    kernels, calls = kernels[found], calls[at[found]]
+    correlations = events.correlation[calls]
+    at = np.searchsorted(correlations, events.correlation[kernels])
+    is_found = at < len(correlations)
+    is_found[is_found] = correlations[at[is_found]] == events.correlation[kernels][is_found]
+    kernels, calls = kernels[is_found], calls[at[is_found]]
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 
     def named(pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        codes, place = np.unique(events.name_id[kernels], return_inverse=True)
+        codes, code_index = np.unique(events.name_id[kernels], return_inverse=True)
         matches = np.array([bool(pattern.search(events.names[code])) for code in codes.tolist()], dtype=bool)
-        return matches[place]
+        return matches[code_index]
 
     return _Launches(
         launch_ns=events.start_ns[calls],
@@ -108,7 +119,7 @@ def _launches(events: Events) -> _Launches:
 
 
 def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Range]) -> npt.NDArray[np.bool_]:
-    """Which launches are of pipeline messages: those in ranges of messages where there are any, else not of all-to-alls."""
+    """Which launches are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = [(r.start_ns, r.end_ns) for r in ranges if r.kind is not None and r.kind.is_p2p]
     inside = launches.is_p2p & _within(launches.launch_ns, labelled)
     if inside.any():
@@ -119,8 +130,8 @@ def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Ran
     senders, counts = np.unique(launches.thread[messages], return_counts=True)
     main = senders[counts.argmax()]
     foreign = np.unique(launches.stream[messages & (launches.thread != main)])
-    own: npt.NDArray[np.bool_] = messages & (launches.thread == main) & ~np.isin(launches.stream, foreign)
-    return own
+    pipeline_messages: npt.NDArray[np.bool_] = messages & (launches.thread == main) & ~np.isin(launches.stream, foreign)
+    return pipeline_messages
 
 
 def _all_to_alls(events: Events) -> list[tuple[int, int]]:
@@ -145,17 +156,17 @@ def _within(times: Int64, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.b
     return inside
 
 
-_CODES = (Token.FORWARD, Token.BACKWARD, Token.MESSAGE, Token.OPTIMIZER)
+_CODES = (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.MESSAGE, SegmentKind.OPTIMIZER)
 
 
-def _runs(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Sequence[Range]) -> list[Run]:
+def _segments(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges: Sequence[Range]) -> list[Segment]:
     """Unbroken runs of launches of one kind, and the boundaries between steps."""
     code = np.where(launches.thread == main, 0, 1)
     code[launches.is_optimizer & (launches.thread == main)] = 3
     code[message] = 2
     kept = message | ~launches.is_communication
     starts, ends, code = launches.launch_ns[kept], launches.end_ns[kept], code[kept]
-    spans = [r.start_ns for r in ranges if r.label.span in ("STEP", "OPTIMIZER") and not r.label.leads]
+    spans = [r.start_ns for r in ranges if r.label.span in ("STEP", "OPTIMIZER") and not r.label.may_start_before_range]
     starts = np.concatenate((starts, np.array(spans, dtype=np.int64)))
     ends = np.concatenate((ends, np.array(spans, dtype=np.int64)))
     code = np.concatenate((code, np.full(len(spans), 3, dtype=code.dtype)))
@@ -165,22 +176,24 @@ def _runs(launches: _Launches, message: npt.NDArray[np.bool_], main: int, ranges
     after = np.append(first[1:], len(code))
     latest = np.maximum.reduceat(ends, first)
     return [
-        Run(_CODES[int(code[low])], int(starts[low]), int(end), int(high - low))
+        Segment(_CODES[int(code[low])], int(starts[low]), int(end), int(high - low))
         for low, high, end in zip(first, after, latest, strict=True)
     ]
 
 
 def _evidence(
-    found: Sequence[Inferred], launches: _Launches, message: npt.NDArray[np.bool_], main: int
+    inferred: Sequence[Inferred], launches: _Launches, message: npt.NDArray[np.bool_], main: int
 ) -> tuple[str, ...]:
     computes = ~launches.is_communication
-    own = computes & (launches.thread == main)
-    kinds = [str(entry.action.kind) for entry in found]
-    covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in found]) & computes
+    is_main_thread = computes & (launches.thread == main)
+    kinds = [str(entry.action.kind) for entry in inferred]
+    covered = _within(launches.launch_ns, [(e.start_ns, e.end_ns) for e in inferred]) & computes
     explained, total = int(covered.sum()), int((computes & ~launches.is_optimizer).sum())
-    sure = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
+    confidence_text = confidence(explained, total, kinds.count("F"), kinds.count("B"), agree=False)
     return (
-        f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and {int(own.sum())} others of "
-        f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~own).sum())} kernels of autograd's threads; "
-        f"{explained} of {int(computes.sum())} kernels lie in them ({sure})",
+        f"{kinds.count('F')} forwards by order of {int(message.sum())} send/receive kernels and "
+        f"{int(is_main_thread.sum())} others of "
+        f"thread {main}, {kinds.count('B')} backwards by {int((computes & ~is_main_thread).sum())} kernels of "
+        "autograd's threads; "
+        f"{explained} of {int(computes.sum())} kernels lie in them ({confidence_text})",
     )

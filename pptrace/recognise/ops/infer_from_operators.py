@@ -1,4 +1,4 @@
-"""Traces without op labels: forwards and backwards of a pipeline found by the order of what its host thread does.
+"""Infer forwards and backwards of traces without op labels by the order of operators on the pipeline's host thread.
 
 A pipeline's thread posts messages between its ops. What it computes from one message to the next is one op: a backward where
 autograd's engine runs (in whatever thread), a forward otherwise. A send carries what the op before it made, a receive what
@@ -29,8 +29,10 @@ _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 _COMMUNICATION = re.compile(r"c10d::|record_param_comms|gloo:|nccl:")
-_LEAST_SHARE = 4
-"""A forward has at least one in so many of the operators of the largest one; less is what the schedule does between ops."""
+_LEAST_FRACTION = 4
+"""A forward has at least one n-th of the operators of the largest one; smaller segments are the schedule's own work between
+ops.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ class Inferred:
     thread: int
 
 
-class Token(Enum):
+class SegmentKind(Enum):
+    """Kind of a segment of a thread's activity."""
+
     FORWARD = auto()
     BACKWARD = auto()
     SEND = auto()
@@ -53,10 +57,10 @@ class Token(Enum):
 
 
 @dataclass(slots=True)
-class Run:
+class Segment:
     """Consecutive operators or launches of one kind, or one message."""
 
-    token: Token
+    kind: SegmentKind
     start_ns: int
     end_ns: int
     count: int = 1
@@ -65,9 +69,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What was found in time order, from how many messages, and the evidence for it in words."""
+    """Inferred ops and messages in time order, the number of messages, and the evidence in words."""
 
-    found: list[Inferred]
+    ranges: list[Inferred]
     num_messages: int = 0
     evidence: tuple[str, ...] = ()
 
@@ -85,67 +89,69 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
     thread = _pipeline_thread(events)
     if thread is None or _mostly_inside_backwards(events):
         return Inference([])
-    runs = _runs(events, thread, optimizers, steps)
-    kept = without_scraps(runs)
-    found = list(numbered(kept, thread))
-    kinds = [entry.action.kind for entry in found]
+    segments = _segments(events, thread, optimizers, steps)
+    kept = drop_incidental_segments(segments)
+    inferred = list(assign_microbatches(kept, thread))
+    kinds = [entry.action.kind for entry in inferred]
     messages, forwards, backwards = sum(kind.is_p2p for kind in kinds), kinds.count(Kind.F), kinds.count(Kind.B)
-    agree = is_one_stage(list(_sides(kept)), list(_firsts(found)), forwards, backwards)
-    sure = confidence(_num_operators(kept), _num_operators(runs), forwards, backwards, agree)
-    told = (
+    agree = is_one_stage(
+        list(_kinds_by_adjacent_op(kept)), list(_kinds_of_first_messages(inferred)), forwards, backwards
+    )
+    confidence_text = confidence(_num_operators(kept), _num_operators(segments), forwards, backwards, agree)
+    evidence_line = (
         f"{forwards} forwards are what thread {thread} ran between {messages} sends and receives, "
-        f"{backwards} backwards what autograd's engine ran ({sure})"
+        f"{backwards} backwards what autograd's engine ran ({confidence_text})"
     )
     if not agree:
-        found = [entry for entry in found if entry.action.kind.is_compute]
-        told += "; the messages are not those of one stage per rank: their directions are not taken from the ops beside them"
-    return Inference(found, messages, (told,))
+        inferred = [entry for entry in inferred if entry.action.kind.is_compute]
+        evidence_line += "; the messages are not those of one stage per rank: their directions are unknown"
+    return Inference(inferred, messages, (evidence_line,))
 
 
-def _firsts(found: Sequence[Inferred]) -> Iterator[Kind]:
-    """The kinds of the messages that are the first of their kind beside an op."""
+def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
+    """Kinds of the messages that are the first of their kind next to an op."""
     last: dict[Kind, Action] = {}
-    for action in (entry.action for entry in found if entry.action.kind.is_p2p):
+    for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
         if last.get(action.kind) != action:
             yield action.kind
         last[action.kind] = action
 
 
-def _num_operators(runs: Sequence[Run]) -> int:
-    return sum(run.count for run in runs if run.token in (Token.FORWARD, Token.BACKWARD))
+def _num_operators(segments: Sequence[Segment]) -> int:
+    return sum(segment.count for segment in segments if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD))
 
 
-def _sides(runs: Sequence[Run]) -> Iterator[tuple[Kind, int]]:
-    """What each message is by the op before or after it, and its peer."""
-    after = list(_ops_before(reversed(runs)))[::-1]
-    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
-        if run.token in (Token.SEND, Token.RECV):
-            sends = run.token is Token.SEND
-            found = _message(sends, op_before if sends else op_after, 0, 0)
-            if found is not None:
-                yield found.kind, run.peer
+def _kinds_by_adjacent_op(segments: Sequence[Segment]) -> Iterator[tuple[Kind, int]]:
+    """The kind of each message by the op before or after it, and its peer."""
+    after = list(_ops_before(reversed(segments)))[::-1]
+    for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
+        if segment.kind in (SegmentKind.SEND, SegmentKind.RECV):
+            sends = segment.kind is SegmentKind.SEND
+            message = _message(sends, op_before if sends else op_after, 0, 0)
+            if message is not None:
+                yield message.kind, segment.peer
 
 
 def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
-    found = []
+    inferred = []
     forward = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
     by_thread: dict[int, list[Inferred]] = {}
     for op in sorted(ops, key=lambda op: op.start_ns):
         by_thread.setdefault(op.thread, []).append(op)
-    around = {thread: _Around(own) for thread, own in by_thread.items()}
-    for names, place in (((_SENDS,), 0), (_RECVS, 1)):
+    around = {thread: _OpsAround(thread_ops) for thread, thread_ops in by_thread.items()}
+    for names, index in (((_SENDS,), 0), (_RECVS, 1)):
         for row in np.flatnonzero(_named(events, names)).tolist():
             start, end = int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])
             thread = int(events.thread[row])
-            owner = around[thread].outermost(start, end) if thread in around else None
-            if owner is not None and owner.action.kind in forward:
-                action = Action(forward[owner.action.kind][place], -1, owner.action.microbatch)
-                found.append(Inferred(action, start, end, thread))
-    return found
+            op_around = around[thread].outermost(start, end) if thread in around else None
+            if op_around is not None and op_around.action.kind in forward:
+                action = Action(forward[op_around.action.kind][index], -1, op_around.action.microbatch)
+                inferred.append(Inferred(action, start, end, thread))
+    return inferred
 
 
-class _Around:
+class _OpsAround:
     """Finds the op of a thread inside which something lies."""
 
     def __init__(self, ops: Sequence[Inferred]) -> None:
@@ -176,12 +182,12 @@ def _mostly_inside_backwards(events: Events) -> bool:
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
     for thread in np.unique(events.thread[messages]).tolist():
-        own = rows[events.thread[rows] == thread]
+        thread_rows = rows[events.thread[rows] == thread]
         at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.ends_of(own))
-        place = np.searchsorted(events.start_ns[own], at, side="right") - 1
-        inside += int(np.count_nonzero((place >= 0) & (at < ends[np.maximum(place, 0)]))) if len(own) else 0
-    return _LEAST_SHARE * inside > len(messages)
+        ends = np.maximum.accumulate(events.ends_of(thread_rows))
+        index = np.searchsorted(events.start_ns[thread_rows], at, side="right") - 1
+        inside += int(np.count_nonzero((index >= 0) & (at < ends[np.maximum(index, 0)]))) if len(thread_rows) else 0
+    return _LEAST_FRACTION * inside > len(messages)
 
 
 def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -190,44 +196,52 @@ def _named(events: Events, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _runs(events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]) -> list[Run]:
-    """What the thread does, one entry for each message and for each unbroken run of operators."""
-    runs: list[Run] = []
-    boundaries = [Run(Token.OPTIMIZER, begin, begin) for begin in sorted(steps)]
-    for run in heapq.merge(_tokens(events, thread, optimizers), boundaries, key=lambda run: run.start_ns):
-        last = runs[-1] if runs else None
-        if last is not None and last.token is run.token and run.token in (Token.FORWARD, Token.BACKWARD):
-            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + 1
+def _segments(
+    events: Events, thread: int, optimizers: Sequence[tuple[int, int]], steps: Sequence[int]
+) -> list[Segment]:
+    """Activity of the thread: an entry per message and per unbroken run of operators."""
+    segments: list[Segment] = []
+    boundaries = [Segment(SegmentKind.OPTIMIZER, begin, begin) for begin in sorted(steps)]
+    for segment in heapq.merge(
+        _unmerged_segments(events, thread, optimizers), boundaries, key=lambda segment: segment.start_ns
+    ):
+        last = segments[-1] if segments else None
+        if (
+            last is not None
+            and last.kind is segment.kind
+            and segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD)
+        ):
+            last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + 1
         else:
-            runs.append(run)
-    return runs
+            segments.append(segment)
+    return segments
 
 
-def _tokens(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Run]:
+def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     """Outermost operators of the thread, the engine's of all threads, messages and optimizer steps, in time order."""
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in events.names], dtype=bool)[events.name_id]
-    other = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
+    is_communication = np.array([bool(_COMMUNICATION.match(name)) for name in events.names], dtype=bool)[events.name_id]
     send, recv = _named(events, (_SENDS,)), _named(events, _RECVS)
     is_op = events.category == Category.CPU_OP
-    mine = events.thread == thread
+    on_thread = events.thread == thread
     is_step = optimizer & (events.category == Category.ANNOTATION)
-    chosen = np.flatnonzero((is_op & (mine | engine) & (~other | send | recv)) | is_step)
-    is_step |= is_op & mine & ~other & ~engine & _overlap(events, optimizers)
+    chosen = np.flatnonzero((is_op & (on_thread | engine) & (~is_communication | send | recv)) | is_step)
+    is_step |= is_op & on_thread & ~is_communication & ~engine & _overlap(events, optimizers)
     messages = np.flatnonzero(send | recv)
     peers = dict(zip(messages.tolist(), peers_of(events, messages), strict=True))
-    over = -1
+    latest_end = -1
     for row, end in zip(chosen.tolist(), events.ends_of(chosen).tolist(), strict=True):
         start = int(events.start_ns[row])
-        if start < over:
+        if start < latest_end:
             continue  # inside another
-        over = end
+        latest_end = end
         if is_step[row]:
-            yield Run(Token.OPTIMIZER, start, end)
+            yield Segment(SegmentKind.OPTIMIZER, start, end)
         elif send[row] or recv[row]:
-            yield Run(Token.SEND if send[row] else Token.RECV, start, end, peer=peers[row])
+            yield Segment(SegmentKind.SEND if send[row] else SegmentKind.RECV, start, end, peer=peers[row])
         else:
-            yield Run(Token.BACKWARD if engine[row] else Token.FORWARD, start, end)
+            yield Segment(SegmentKind.BACKWARD if engine[row] else SegmentKind.FORWARD, start, end)
 
 
 def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
@@ -239,75 +253,75 @@ def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np
     return shared
 
 
-def without_scraps(runs: Sequence[Run]) -> list[Run]:
-    """The runs without forwards too short to be one, such as the making of a loss's gradient, and without those that no
-    backward of the step follows, such as the scaling of gradients.
+def drop_incidental_segments(segments: Sequence[Segment]) -> list[Segment]:
+    """Drop forwards too small to be one, such as the creation of a loss's gradient, and those not followed by a backward of the
+    step, such as gradient scaling.
     """
-    largest = max((run.count for run in runs if run.token is Token.FORWARD), default=0)
-    kept: list[Run] = []
+    largest = max((segment.count for segment in segments if segment.kind is SegmentKind.FORWARD), default=0)
+    kept: list[Segment] = []
     is_followed = False
-    for run in reversed(runs):
-        if run.token is Token.OPTIMIZER:
+    for segment in reversed(segments):
+        if segment.kind is SegmentKind.OPTIMIZER:
             is_followed = False
-        elif run.token is Token.BACKWARD:
+        elif segment.kind is SegmentKind.BACKWARD:
             is_followed = True
-        elif run.token is Token.FORWARD and not (is_followed and _LEAST_SHARE * run.count >= largest):
+        elif segment.kind is SegmentKind.FORWARD and not (is_followed and _LEAST_FRACTION * segment.count >= largest):
             continue
-        kept.append(run)
-    return _joined(kept[::-1])
+        kept.append(segment)
+    return _merge_backwards(kept[::-1])
 
 
-def _joined(runs: Sequence[Run]) -> list[Run]:
-    """Backwards between which nothing but scraps lay are one."""
-    joined: list[Run] = []
-    for run in runs:
+def _merge_backwards(segments: Sequence[Segment]) -> list[Segment]:
+    """Merge backwards that only dropped segments separated."""
+    joined: list[Segment] = []
+    for segment in segments:
         last = joined[-1] if joined else None
-        if last is not None and last.token is run.token is Token.BACKWARD:
-            last.end_ns, last.count = max(last.end_ns, run.end_ns), last.count + run.count
+        if last is not None and last.kind is segment.kind is SegmentKind.BACKWARD:
+            last.end_ns, last.count = max(last.end_ns, segment.end_ns), last.count + segment.count
         else:
-            joined.append(run)
+            joined.append(segment)
     return joined
 
 
-def numbered(runs: Sequence[Run], thread: int) -> Iterator[Inferred]:
-    """Ops and messages with the microbatches that order gives them; an op may have several (the tensors of one activation)."""
+def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[Inferred]:
+    """Ops and messages with microbatches by order; an op may have several messages (the tensors of one activation)."""
     forwards = backwards = 0
-    after = list(_ops_before(reversed(runs)))[::-1]
-    for run, op_before, op_after in zip(runs, _ops_before(runs), after, strict=True):
-        if run.token is Token.OPTIMIZER:
+    after = list(_ops_before(reversed(segments)))[::-1]
+    for segment, op_before, op_after in zip(segments, _ops_before(segments), after, strict=True):
+        if segment.kind is SegmentKind.OPTIMIZER:
             if forwards <= backwards:  # no optimizer runs while a forward waits for its backward
                 forwards = backwards = 0
             continue
-        if run.token is Token.FORWARD:
+        if segment.kind is SegmentKind.FORWARD:
             action = Action(Kind.F, -1, forwards)
             forwards += 1
-        elif run.token is Token.BACKWARD:
+        elif segment.kind is SegmentKind.BACKWARD:
             action = Action(Kind.B, -1, backwards)
             backwards += 1
-        elif run.token is Token.MESSAGE:
+        elif segment.kind is SegmentKind.MESSAGE:
             continue
         else:
-            sends = run.token is Token.SEND
-            found = _message(sends, op_before if sends else op_after, forwards, backwards)
-            if found is None:
+            sends = segment.kind is SegmentKind.SEND
+            message = _message(sends, op_before if sends else op_after, forwards, backwards)
+            if message is None:
                 continue
-            action = found
-        yield Inferred(action, run.start_ns, run.end_ns, thread)
+            action = message
+        yield Inferred(action, segment.start_ns, segment.end_ns, thread)
 
 
-def _ops_before(runs: Iterable[Run]) -> Iterator[Token]:
+def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
     """For each run the forward, backward or optimizer that came last before it; the optimizer where there was none."""
-    last = Token.OPTIMIZER
-    for run in runs:
+    last = SegmentKind.OPTIMIZER
+    for segment in segments:
         yield last
-        if run.token in (Token.FORWARD, Token.BACKWARD, Token.OPTIMIZER):
-            last = run.token
+        if segment.kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.OPTIMIZER):
+            last = segment.kind
 
 
-def _message(sends: bool, op: Token, forwards: int, backwards: int) -> Action | None:
+def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> Action | None:
     """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
-    if op is Token.OPTIMIZER:
+    if op is SegmentKind.OPTIMIZER:
         return None
-    if op is Token.FORWARD:
+    if op is SegmentKind.FORWARD:
         return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
     return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)

@@ -1,4 +1,4 @@
-"""The labelled ranges of one rank, with the step and the microbatch of each: order says what names do not."""
+"""Labelled ranges of one rank, each with its step and microbatch; what names leave open follows from their order."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class LabelledPhases:
     def of(self, start_ns: int, end_ns: int) -> Phase | None:
         """The phase in which the middle of a stretch lies: its beginning may lie before the range of its phase."""
         middle = (start_ns + end_ns) // 2
-        place = bisect_right(self._starts, middle) - 1
-        return self._spans[place].label.phase if place >= 0 and middle < self._spans[place].end_ns else None
+        index = bisect_right(self._starts, middle) - 1
+        return self._spans[index].label.phase if index >= 0 and middle < self._spans[index].end_ns else None
 
     def lengths(self) -> dict[Phase, list[int]]:
         """The lengths of the ranges, ns, by phase."""
-        found: dict[Phase, list[int]] = {}
+        by_phase: dict[Phase, list[int]] = {}
         for span in self._spans:
             if span.label.phase is not None:
-                found.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
-        return found
+                by_phase.setdefault(span.label.phase, []).append(span.end_ns - span.start_ns)
+        return by_phase
 
 
 def labelled_ranges(events: Events) -> list[Range]:
@@ -74,104 +74,104 @@ def labelled_ranges(events: Events) -> list[Range]:
         code: label for code in np.unique(codes).tolist() if (label := read_label(events.names[code])) is not None
     }
     rows = on_host[np.isin(codes, list(labels))] if labels else on_host[:0]
-    found = []
+    ranges = []
     for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
         label = labels[int(events.name_id[row])]
-        found.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return _of_training(_of_one_writer(found))
+        ranges.append(Range(label, int(events.start_ns[row]), end_ns, int(events.thread[row])))
+    return _of_training(_of_one_writer(ranges))
 
 
 def _of_one_writer(ranges: Sequence[Range]) -> list[Range]:
-    """Without spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
+    """Drop spans of a kind that pptrace marked as well: an optimizer's own range lies in the mark of its step."""
     marked = {entry.label.span for entry in ranges if entry.label.marked}
     return [entry for entry in ranges if entry.label.marked or not entry.label.span or entry.label.span not in marked]
 
 
 def _of_training(ranges: Sequence[Range]) -> list[Range]:
-    """Without ranges of evaluation and the ops and messages that begin inside of them."""
+    """Drop ranges of evaluation, and the ops and messages that begin inside of them."""
     spans = _outermost([entry for entry in ranges if entry.label.span == EVALUATION])
     if not spans:
         return list(ranges)
     starts, ends = [span.start_ns for span in spans], [span.end_ns for span in spans]
 
     def is_inside(entry: Range) -> bool:
-        place = bisect_right(starts, entry.start_ns) - 1
-        return place >= 0 and entry.start_ns < ends[place]
+        index = bisect_right(starts, entry.start_ns) - 1
+        return index >= 0 and entry.start_ns < ends[index]
 
     return [entry for entry in ranges if entry.label.span != EVALUATION and not is_inside(entry)]
 
 
 def framework_of(ranges: Sequence[Range]) -> str:
-    """Whose labels these are: of the ops that say where they belong, else of any op or message, else of the rest; or ""."""
-    tellers = (
+    """The framework of the labels: of ops with a microbatch, else of any op or message, else of the rest; or ""."""
+    preferred = (
         [r for r in ranges if r.label.is_op and r.label.actions[0].microbatch is not None],
         [r for r in ranges if r.label.actions],
         ranges,
     )
-    for among in tellers:
+    for among in preferred:
         counts = Counter(r.label.framework for r in among if r.label.framework)
         if counts:
             return counts.most_common(1)[0][0]
     return ""
 
 
-def told_ops(ranges: Sequence[Range]) -> list[Range]:
-    """The labelled ops; those with a microbatch alone where there are any, since others lie around or inside them.
+def labelled_ops(ranges: Sequence[Range]) -> list[Range]:
+    """The labelled ops; only those with a microbatch if there are any, since others lie around or inside them.
 
     [] unless forwards and backwards are both there: "Forward 1" and its like are common words, and a framework that labels
     only forwards leaves the rest to :mod:`pptrace.recognise.ops.infer_from_operators`.
     """
     ops = [entry for entry in ranges if entry.label.is_op]
-    told = [op for op in ops if _is_numbered(op) or op.kind is Kind.W]
-    ops = told if any(map(_is_numbered, told)) else _outermost(ops)
+    with_microbatch = [op for op in ops if _names_microbatch(op) or op.kind is Kind.W]
+    ops = with_microbatch if any(map(_names_microbatch, with_microbatch)) else _outermost(ops)
     kinds = {half.kind for op in ops for action in op.label.actions for half in action.halves}
     sure = any(op.action is not None and op.action.stage >= 0 for op in ops)
     return ops if sure or (Kind.F in kinds and kinds & set(_BACKWARD)) else []
 
 
-def _is_numbered(entry: Range) -> bool:
+def _names_microbatch(entry: Range) -> bool:
     return entry.action is not None and entry.action.microbatch is not None
 
 
 def _outermost(ops: Sequence[Range]) -> list[Range]:
-    """Without those that lie inside another of their kind and thread, as a function's range inside its caller's."""
+    """Drop ranges inside another of the same kind and thread, such as a function's inside its caller's."""
     kept: list[Range] = []
-    over: dict[tuple[Kind | None, int], int] = {}
+    end_by_kind: dict[tuple[Kind | None, int], int] = {}
     for op in sorted(ops, key=lambda op: (op.start_ns, -op.end_ns)):
-        if op.start_ns >= over.get((op.kind, op.thread), -1):
+        if op.start_ns >= end_by_kind.get((op.kind, op.thread), -1):
             kept.append(op)
-            over[op.kind, op.thread] = op.end_ns
+            end_by_kind[op.kind, op.thread] = op.end_ns
     return kept
 
 
-def resolved(ranges: Sequence[Range]) -> list[Range]:
+def with_steps_and_microbatches(ranges: Sequence[Range]) -> list[Range]:
     """The ranges in time order, each with its step, and ops and messages with their microbatches."""
     merged = _without_sequences(sorted(ranges, key=lambda entry: entry.start_ns))
     steps: dict[int, list[Range]] = {}
     for entry in _with_steps(merged):
         steps.setdefault(entry.step, []).append(entry)
-    found = [entry for _, own in sorted(steps.items()) for entry in _of_step(own)]
-    return sorted(found, key=lambda entry: (entry.start_ns, entry.part))
+    resolved = [entry for _, step_ranges in sorted(steps.items()) for entry in _of_step(step_ranges)]
+    return sorted(resolved, key=lambda entry: (entry.start_ns, entry.part))
 
 
 def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
-    """The steps and what lies in them that is neither op nor message, each with its step; [] without ranges of steps."""
+    """Steps and the ranges in them that are neither op nor message, each with its step; [] without ranges of steps."""
     spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
-    steps, numbered = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
-    chosen = _single(numbered) or _outermost(steps)
+    steps, numbered_spans = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
+    chosen = _single(numbered_spans) or _outermost(steps)
     return (
         _inside([entry for entry in spans if entry.label.span != "STEP" or entry in chosen], chosen) if chosen else []
     )
 
 
 def num_outside_steps(ranges: Sequence[Range]) -> int:
-    """How many ops :func:`resolved` leaves out, because the ranges of steps do not cover them."""
+    """Number of ops that :func:`with_steps_and_microbatches` drops, because no range of a step covers them."""
     kept = _with_steps(sorted(ranges, key=lambda entry: entry.start_ns))
     return sum(entry.label.is_op for entry in ranges) - sum(entry.label.is_op for entry in kept)
 
 
 def num_sequences(ranges: Sequence[Range]) -> int:
-    """Into how many parts the sequences of this trace are split."""
+    """Number of parts into which sequences are split."""
     return 1 + max((entry.label.sequence for entry in ranges), default=0)
 
 
@@ -193,13 +193,15 @@ def _without_sequences(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _with_steps(ranges: Sequence[Range]) -> list[Range]:
-    """The ranges with their steps: those of step ranges where there are any, else counted from 0 by ops that come again.
+    """Assign steps: those of step ranges if there are any, else counted from 0 by ops that come again.
 
     Of the step ranges the ones that the profiler numbers win. What lies outside all of them is left out, but for those that
     a step may begin before.
     """
     spans = [entry for entry in ranges if entry.label.span == "STEP"]
-    chosen = [s for s in spans if s.label.step >= 0 and not s.label.leads] or [s for s in spans if s.label.step >= 0]
+    chosen = [s for s in spans if s.label.step >= 0 and not s.label.may_start_before_range] or [
+        s for s in spans if s.label.step >= 0
+    ]
     chosen = _single(chosen) or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
         if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
@@ -209,27 +211,33 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _single(spans: Sequence[Range]) -> list[Range]:
-    """Without those that a profiler wrote twice: of the same number, and at the same time, as one before."""
+    """Drop spans that a profiler wrote twice: same number and same time as an earlier one."""
     kept: list[Range] = []
     for span in spans:
-        if not any(span.label.step == known.label.step and span.start_ns < known.end_ns for known in kept[-2:]):
+        if not any(span.label.step == earlier.label.step and span.start_ns < earlier.end_ns for earlier in kept[-2:]):
             kept.append(span)
     return kept
 
 
 def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
     starts = [span.start_ns for span in spans]
-    given = [span.label.step for span in spans]
-    numbers = given if len(set(given)) == len(given) and min(given) >= 0 else list(range(len(spans)))
-    found = []
+    given_numbers = [span.label.step for span in spans]
+    numbers = (
+        given_numbers
+        if len(set(given_numbers)) == len(given_numbers) and min(given_numbers) >= 0
+        else list(range(len(spans)))
+    )
+    with_steps = []
     for entry in ranges:
-        place = bisect_right(starts, entry.start_ns) - 1
-        if place < 0 or entry.start_ns >= spans[place].end_ns:
+        index = bisect_right(starts, entry.start_ns) - 1
+        if index < 0 or entry.start_ns >= spans[index].end_ns:
             is_op = bool(entry.label.actions)
-            place = place + 1 if is_op and place + 1 < len(spans) and spans[place + 1].label.leads else -1
-        if place >= 0:
-            found.append(replace(entry, step=numbers[place]))
-    return found
+            index = (
+                index + 1 if is_op and index + 1 < len(spans) and spans[index + 1].label.may_start_before_range else -1
+            )
+        if index >= 0:
+            with_steps.append(replace(entry, step=numbers[index]))
+    return with_steps
 
 
 def counted_steps(ranges: Sequence[Range]) -> list[Range]:
@@ -239,49 +247,49 @@ def counted_steps(ranges: Sequence[Range]) -> list[Range]:
     A message that comes again with no op between is another tensor of the same one.
     """
     done: dict[object, int] = {}  # how many ops there had been
-    count, num_ops, found = 0, 0, []
+    count, num_ops, with_steps = 0, 0, []
     optimized = False
     for entry in ranges:
         num_ops += entry.label.is_op
-        known = [a for a in entry.label.actions if a.microbatch is not None]
-        again = any(done.get(action.key, num_ops) < num_ops for action in known)
+        actions = [a for a in entry.label.actions if a.microbatch is not None]
+        is_repeated = any(done.get(action.key, num_ops) < num_ops for action in actions)
         warms_up = entry.label.phase is Phase.WARMUP and bool(done)
-        if again or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
+        if is_repeated or warms_up or (optimized and any(action.microbatch is None for action in entry.label.actions)):
             count += 1
             done.clear()
             optimized = False
         optimized = entry.label.span == "OPTIMIZER" or (optimized and not entry.label.actions)
         done |= {action.key: num_ops for action in entry.label.actions}
-        found.append(replace(entry, step=count))
-    return found
+        with_steps.append(replace(entry, step=count))
+    return with_steps
 
 
 def _of_step(ranges: Sequence[Range]) -> list[Range]:
-    """One step's ranges with the microbatches that order tells, and B as I where the trace has weight gradients for it."""
-    ranges = list(_numbered(_last_runs(ranges)))
+    """The ranges of one step with microbatches by order, and B as I where the trace has its weight gradient."""
+    ranges = list(_with_microbatches(_without_rolled_back_ops(ranges)))
     ranges = _with_weights(ranges)
     return _split_backward(ranges)
 
 
-def _last_runs(ranges: Sequence[Range]) -> list[Range]:
-    """Without the ops that zero bubble gave up: where post-validation takes an optimizer step back, the first ones run again."""
-    own = [entry for entry in ranges if entry.label.framework == ZERO_BUBBLE and _is_numbered(entry)]
-    last = {action.key: entry.start_ns for entry in own for action in entry.label.actions}
+def _without_rolled_back_ops(ranges: Sequence[Range]) -> list[Range]:
+    """Drop ops that zero bubble's post-validation rolled back: where it takes an optimizer step back, the first ops run again."""
+    zero_bubble_ops = [entry for entry in ranges if entry.label.framework == ZERO_BUBBLE and _names_microbatch(entry)]
+    last = {action.key: entry.start_ns for entry in zero_bubble_ops for action in entry.label.actions}
     return [
         entry
         for entry in ranges
         if not entry.label.is_op
-        or not _is_numbered(entry)
+        or not _names_microbatch(entry)
         or last.get(entry.label.actions[0].key, entry.start_ns) == entry.start_ns
     ]
 
 
-def _numbered(ranges: Sequence[Range]) -> Iterator[Range]:
+def _with_microbatches(ranges: Sequence[Range]) -> Iterator[Range]:
     """The k-th op or message of a kind that names no microbatch is that of microbatch k."""
     counts: Counter[Kind] = Counter()
     for entry in ranges:
-        given = entry.label.adjacent and not entry.label.is_op
-        actions = [action if given else _with_microbatch(action, counts) for action in entry.label.actions]
+        is_adjacent = entry.label.adjacent and not entry.label.is_op
+        actions = [action if is_adjacent else _with_microbatch(action, counts) for action in entry.label.actions]
         yield entry.of(*actions) if actions else entry
 
 
@@ -297,8 +305,8 @@ def _with_microbatch(action: Action, counts: Counter[Kind]) -> Action:
 
 
 def _with_weights(ranges: Sequence[Range]) -> list[Range]:
-    """Weight gradients without microbatches get them: a flush becomes one op for each that is outstanding, in the order of
-    their backwards; any other follows the backward before it, or, after the last forward, belongs to the last ones in order.
+    """Assign microbatches to weight gradients without one: a flush becomes one op for each outstanding one, in the order of
+    their backwards; any other follows the backward before it or, after the last forward, belongs to the last ones in order.
     """
     unnamed = [e for e in ranges if _is_unnamed_weight(e)]
     if not unnamed:
@@ -306,28 +314,32 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     named = {e.action.key for e in ranges if e.kind is Kind.W and e.action is not None}
     forwards = [e.start_ns for e in ranges if e.kind in (Kind.F, Kind.OVERLAP_F_B)]
     last_forward = max(forwards, default=-1)
-    trailing = sum(1 for e in unnamed if e.start_ns > last_forward and not e.label.flushes)
+    trailing = sum(1 for e in unnamed if e.start_ns > last_forward and not e.label.flushes_weight_grads)
     backwards = [(half, e) for e in ranges for a in e.label.actions for half in a.halves if half.kind in _BACKWARD]
-    ahead = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
-    found: list[Range] = []
+    trailing_backwards = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
+    with_weights: list[Range] = []
     seen: list[Action] = []
     for entry in ranges:
         seen += [half for action in entry.label.actions for half in action.halves if half.kind in _BACKWARD]
         if not _is_unnamed_weight(entry):
-            found.append(entry)
-        elif entry.label.flushes:
+            with_weights.append(entry)
+        elif entry.label.flushes_weight_grads:
             assert entry.action is not None
             chunk = entry.action.stage
             due = [s for s in seen if s.stage == chunk and (Kind.W, s.stage, s.microbatch) not in named]
-            for place, half in enumerate(due):
-                part = replace(entry, part=(place, len(due)))
-                found.append(part.of(Action(Kind.W, half.stage, half.microbatch)))
+            for index, half in enumerate(due):
+                part = replace(entry, part=(index, len(due)))
+                with_weights.append(part.of(Action(Kind.W, half.stage, half.microbatch)))
             named |= {(Kind.W, half.stage, half.microbatch) for half in due}
         else:
-            source = ahead.popleft() if entry.start_ns > last_forward and ahead else (seen[-1] if seen else None)
+            source = (
+                trailing_backwards.popleft()
+                if entry.start_ns > last_forward and trailing_backwards
+                else (seen[-1] if seen else None)
+            )
             if source is not None:
-                found.append(entry.of(Action(Kind.W, source.stage, source.microbatch)))
-    return found
+                with_weights.append(entry.of(Action(Kind.W, source.stage, source.microbatch)))
+    return with_weights
 
 
 def _is_unnamed_weight(entry: Range) -> bool:

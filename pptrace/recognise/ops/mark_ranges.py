@@ -1,4 +1,4 @@
-"""The ranges of a trace that are pptrace's marks, and which of their names could not be read."""
+"""Ranges of a trace that are pptrace's marks, and names that could not be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MarkedRange:
 
 @dataclass(frozen=True, slots=True)
 class MarkedRanges:
-    """Marked host ranges in time order, and by reason the names of those that could not be read."""
+    """Marked host ranges in time order, and unreadable names by reason."""
 
     ranges: Sequence[MarkedRange]
     unreadable: Mapping[str, Sequence[str]]

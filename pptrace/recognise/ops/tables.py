@@ -1,4 +1,4 @@
-"""What is found in the trace of one rank, and which device work belongs to a host range."""
+"""Tables of one rank, and the device work launched inside a host range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pptrace.model.tables import Schema, concat_tables, make_table
 
 @dataclass(frozen=True, slots=True)
 class RankTables:
-    """What one rank did (schemas OPS and COMMS, rank -1), unmatched and in its own clock, told by ``framework``'s names.
+    """Ops and communication of one rank (schemas OPS and COMMS, rank -1), unmatched, on its own clock; labels are those of
+    ``framework``.
 
     ``by_gaps``: the ops are what lies between messages (:mod:`pptrace.recognise.ops.infer_between_messages`).
     """
@@ -27,7 +28,7 @@ class RankTables:
     by_gaps: bool = False
 
     def joined_with(self, others: RankTables | None) -> RankTables:
-        """These tables, and what others have besides: ops, messages, and spans of a kind that these have none of."""
+        """Add the ops and messages of other tables, and their spans of kinds that these lack."""
         if others is None:
             return self
         extra = others.ops[~others.ops["kind"].isin(set(self.ops["kind"]))]

@@ -1,4 +1,4 @@
-"""Pipelines of which some ranks have no trace: what the others show of the mesh, the schedule and the stages."""
+"""Mesh and stages of pipelines of which some ranks have no trace."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
-from pptrace.recognise.partial.readings import Known, Reading, agreed, lengths_of_stages, readings, strides
-from pptrace.recognise.partial.traced_ranks import MESSAGE_CALLS, Detail, Shown, peers_of, shown_ranks
+from pptrace.recognise.partial.readings import (
+    PipelineFacts,
+    Reading,
+    agreed_reading,
+    find_readings,
+    pipeline_lengths_of_stages,
+    strides,
+)
+from pptrace.recognise.partial.traced_ranks import MESSAGE_CALLS, Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
-from pptrace.recognise.placement.assign_stages import Placed, with_stages
-from pptrace.recognise.schedule.plan_per_step import of_length
+from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
+from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
 from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The tables with the stages that are certain, the mesh, and every schedule that the ranks with a trace may have run.
+    """The tables with the stages that are certain, the mesh, and every schedule that the traced ranks may have run.
 
     ``is_complete``: all that there may be were tried.
     """
 
-    placed: Placed
+    placed: StageAssignment
     readings: tuple[Reading, ...]
     is_complete: bool
 
@@ -51,10 +58,10 @@ def read_partial(
     groups: Groups,
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
-    is_told: bool = False,
+    is_declared: bool = False,
     paired: Collection[int] = (),
 ) -> Partial | None:
-    """What ranks with a trace show where others of their pipeline have none; None where none lacks, or nothing can be said.
+    """Derive mesh, schedules and stages from the traced ranks; None where no rank is missing, or nothing can be derived.
 
     Args:
         ops, comms: with stages below 0 where no label tells them.
@@ -64,40 +71,46 @@ def read_partial(
         is_told: whether the facts of the run tell the mesh.
         paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
-    is_told = is_told and bool(mesh.pipelines)
-    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_told, is_exact=framework in _EXACT):
+    is_declared = is_declared and bool(mesh.pipelines)
+    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_declared, is_exact=framework in _EXACT):
         return None
-    shown = shown_ranks(ops, comms, calls, exact=framework in _EXACT, paired=paired)
-    if not shown or len({own.detail for own in shown}) > 1:
+    traced_ranks = find_traced_ranks(ops, comms, calls, exact=framework in _EXACT, paired=paired)
+    if not traced_ranks or len({traced.detail for traced in traced_ranks}) > 1:
         return None
-    if is_told and not {own.rank for own in shown} <= {rank for pipeline in mesh.pipelines for rank in pipeline}:
+    if is_declared and not {traced.rank for traced in traced_ranks} <= {
+        rank for pipeline in mesh.pipelines for rank in pipeline
+    }:
         return None
-    known = Known(mesh.pipelines) if is_told else _known(shown, mesh, groups, distributed, framework)
-    found, complete = readings(shown, known)
-    chosen = agreed(found) if complete else None
-    is_open = shown[0].detail is not Detail.STAGES
-    is_proved = bool(paired)
-    if len(shown) > 1 and not is_proved and ((is_open and chosen is None) or (known.pipelines and not found)):
-        return None
-    if not found and is_open and _is_inferred(ops) and not is_proved:
-        return None
-    if not is_told:
-        mesh = _mesh(shown, found if complete else (), known, mesh, groups)
-    ops, comms, notes = _filled(ops, comms, shown, chosen, found if complete else (), mesh)
-    if mesh.pp is None:
-        notes = (*notes, _unknown_length(shown, mesh))
-    return Partial(Placed(ops, comms, mesh, notes), found, complete)
-
-
-def _unknown_length(shown: Sequence[Shown], mesh: MeshInfo) -> str:
-    who = (
-        f"rank {shown[0].rank} alone shows a part of a pipeline"
-        if len(shown) == 1
-        else f"{len(shown)} of {mesh.num_ranks} ranks show a part of a pipeline"
+    facts = (
+        PipelineFacts(mesh.pipelines)
+        if is_declared
+        else _pipeline_facts(traced_ranks, mesh, groups, distributed, framework)
     )
-    known = all(mesh.pp_rank(own.rank) is not None or own.detail is Detail.STAGES for own in shown)
-    what = "its length is" if known else "its length and stages are"
-    return f"{who}: {what} not known"
+    readings, is_complete = find_readings(traced_ranks, facts)
+    chosen = agreed_reading(readings) if is_complete else None
+    is_open = traced_ranks[0].detail is not Detail.STAGES
+    is_proved = bool(paired)
+    if len(traced_ranks) > 1 and not is_proved and ((is_open and chosen is None) or (facts.pipelines and not readings)):
+        return None
+    if not readings and is_open and _is_inferred(ops) and not is_proved:
+        return None
+    if not is_declared:
+        mesh = _mesh(traced_ranks, readings if is_complete else (), facts, mesh, groups)
+    ops, comms, notes = _with_stages(ops, comms, traced_ranks, chosen, readings if is_complete else (), mesh)
+    if mesh.pp is None:
+        notes = (*notes, _unknown_length(traced_ranks, mesh))
+    return Partial(StageAssignment(ops, comms, mesh, notes), readings, is_complete)
+
+
+def _unknown_length(traced_ranks: Sequence[TracedRank], mesh: MeshInfo) -> str:
+    subject = (
+        f"rank {traced_ranks[0].rank} is the only traced rank of its pipeline"
+        if len(traced_ranks) == 1
+        else f"{len(traced_ranks)} of {mesh.num_ranks} ranks of the pipeline are traced"
+    )
+    is_known = all(mesh.pp_rank(traced.rank) is not None or traced.detail is Detail.STAGES for traced in traced_ranks)
+    what = "its length is" if is_known else "its length and the stages are"
+    return f"{subject}: {what} null; give the traces of its other ranks"
 
 
 def _is_inferred(ops: pd.DataFrame) -> bool:
@@ -110,51 +123,54 @@ def _lacks_ranks(
     mesh: MeshInfo,
     calls: Mapping[int, pd.DataFrame],
     groups: Groups,
-    is_told: bool,
+    is_declared: bool,
     is_exact: bool,
 ) -> bool:
-    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or on a rank alone that is not
-    the only one of the run."""
+    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank that is
+    not the only one of the run.
+    """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     ranks = set(compute["rank"].tolist())
     if not ranks:
         return False
-    if is_told or (groups.pipelines and mesh.pipelines == groups.pipelines):
+    if is_declared or (groups.pipelines and mesh.pipelines == groups.pipelines):
         return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
     stages = {stage for stage in compute["stage"].tolist() if stage >= 0}
     if stages and len(stages) <= max(stages):
         return True
     if len(ranks) > 1:
         return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
-    own = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
-    is_sending = bool(len(own)) or any(calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls)
+    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    is_sending = bool(len(messages)) or any(
+        calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
+    )
     return is_sending or (mesh.is_guess and not is_exact) or mesh.num_ranks > len(calls)
 
 
-def _known(
-    shown: Sequence[Shown],
+def _pipeline_facts(
+    traced_ranks: Sequence[TracedRank],
     mesh: MeshInfo,
     groups: Groups,
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
-) -> Known:
-    """What groups, sizes and the framework say of the pipeline."""
-    ranks = {own.rank for own in shown}
+) -> PipelineFacts:
+    """What groups, sizes and the framework determine of the pipeline."""
+    ranks = {traced.rank for traced in traced_ranks}
     own_pipelines = tuple(pipeline for pipeline in groups.pipelines if ranks & set(pipeline))
     if ranks <= {rank for pipeline in own_pipelines for rank in pipeline} and mesh.pipelines == groups.pipelines:
-        return Known(own_pipelines, names=_names(framework, shown))
+        return PipelineFacts(own_pipelines, names=_names(framework, traced_ranks))
     world = None if mesh.is_guess else mesh.num_ranks
-    sizes = _sizes_of_groups(shown[0].rank, distributed) if framework == _TORCH else set()
+    sizes = _sizes_of_groups(traced_ranks[0].rank, distributed) if framework == _TORCH else set()
     if "pp" in groups.sizes:
         sizes = {groups.sizes["pp"]}
     elif world is not None:
         sizes = {size for size in sizes or range(1, world + 1) if multiply_up({**groups.sizes, "pp": size}, world)}
-    return Known((), tuple(sorted(sizes)), world, _names(framework, shown))
+    return PipelineFacts((), tuple(sorted(sizes)), world, _names(framework, traced_ranks))
 
 
-def _names(framework: str, shown: Sequence[Shown]) -> tuple[str, ...]:
-    """The schedules that a framework's labels can be of; of torch's, GPipe alone writes labels without a stage."""
-    if framework == _TORCH and shown[0].detail is Detail.KINDS:
+def _names(framework: str, traced_ranks: Sequence[TracedRank]) -> tuple[str, ...]:
+    """The schedules that a framework's labels can belong to; of torch's, only GPipe writes labels without a stage."""
+    if framework == _TORCH and traced_ranks[0].detail is Detail.KINDS:
         return ("gpipe",)
     return _SCHEDULES_OF.get(framework, ())
 
@@ -164,23 +180,37 @@ def _sizes_of_groups(rank: int, distributed: Mapping[int, Mapping[str, Any]]) ->
     return {group.size for group in configured_groups(distributed.get(rank, {})).values() if group.size > 0}
 
 
-def _mesh(shown: Sequence[Shown], found: Sequence[Reading], known: Known, mesh: MeshInfo, groups: Groups) -> MeshInfo:
-    """The mesh with the sizes and the places that all readings have in common."""
-    lengths = {reading.plan.pp for reading in found}
-    chunks = {reading.plan.num_chunks for reading in found}
-    if not found and shown[0].detail is Detail.STAGES:
-        lengths = lengths_of_stages([own.stages for own in shown]) if len(shown[0].stages) > 1 else set(known.lengths)
-        lengths = {size for size in lengths if not known.lengths or size in known.lengths}
-        chunks = {len(own.stages) for own in shown}
+def _mesh(
+    traced_ranks: Sequence[TracedRank],
+    readings: Sequence[Reading],
+    facts: PipelineFacts,
+    mesh: MeshInfo,
+    groups: Groups,
+) -> MeshInfo:
+    """The mesh with the sizes and pipeline ranks that all readings have in common."""
+    lengths = {reading.plan.pp for reading in readings}
+    chunks = {reading.plan.num_chunks for reading in readings}
+    if not readings and traced_ranks[0].detail is Detail.STAGES:
+        lengths = (
+            pipeline_lengths_of_stages([traced.stages for traced in traced_ranks])
+            if len(traced_ranks[0].stages) > 1
+            else set(facts.lengths)
+        )
+        lengths = {size for size in lengths if not facts.lengths or size in facts.lengths}
+        chunks = {len(traced.stages) for traced in traced_ranks}
     pp = lengths.pop() if len(lengths) == 1 else None
-    places = {own.rank: _common({reading.places[own.rank] for reading in found}) for own in shown}
-    if not found and shown[0].detail is Detail.STAGES and pp is not None:
-        places = {own.rank: own.stages[0] for own in shown}  # the first chunk's stage, on a loop as well as on a V
-    pipelines = known.pipelines or _pipelines(shown, found, places, pp, known.world)
+    pp_ranks = {
+        traced.rank: _only_value({reading.pp_ranks[traced.rank] for reading in readings}) for traced in traced_ranks
+    }
+    if not readings and traced_ranks[0].detail is Detail.STAGES and pp is not None:
+        pp_ranks = {
+            traced.rank: traced.stages[0] for traced in traced_ranks
+        }  # the first chunk's stage, on a loop as well as on a V
+    pipelines = facts.pipelines or _pipelines(traced_ranks, readings, pp_ranks, pp, facts.world)
     sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in ("tp", "cp", "dp", "ep")}
-    if pp is not None and pp == known.world:
+    if pp is not None and pp == facts.world:
         sizes = {axis: size or 1 for axis, size in sizes.items()}
-    complete = all(len(pipeline) == pp for pipeline in pipelines)
+    is_complete = all(len(pipeline) == pp for pipeline in pipelines)
     return replace(
         mesh,
         pp=pp,
@@ -191,109 +221,117 @@ def _mesh(shown: Sequence[Shown], found: Sequence[Reading], known: Known, mesh: 
         ep=sizes["ep"],
         pipelines=pipelines,
         known_pp_ranks=()
-        if complete
-        else tuple((rank, -1 if place is None else place) for rank, place in places.items()),
+        if is_complete
+        else tuple((rank, -1 if pp_rank is None else pp_rank) for rank, pp_rank in pp_ranks.items()),
         in_order=False,
     )
 
 
-def _common(values: set[int]) -> int | None:
+def _only_value(values: set[int]) -> int | None:
     return values.pop() if len(values) == 1 else None
 
 
 def _pipelines(
-    shown: Sequence[Shown],
-    found: Sequence[Reading],
-    places: Mapping[int, int | None],
+    traced_ranks: Sequence[TracedRank],
+    readings: Sequence[Reading],
+    pp_ranks: Mapping[int, int | None],
     pp: int | None,
     world: int | None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The pipelines of global ranks, where one regular mesh alone puts these ranks at their places beside their peers; else the
-    ranks with a trace, those of each place in order."""
-    ranks = [own.rank for own in shown]
-    known = {rank: place for rank, place in places.items() if place is not None}
-    if pp is not None and len(known) == len(ranks):
-        options = strides(pp, world) if world is not None else _strides_of_peers(shown)
+    """The pipelines of global ranks, if exactly one regular mesh gives these ranks their pipeline ranks and peers; else the
+    traced ranks, by pipeline rank.
+    """
+    ranks = [traced.rank for traced in traced_ranks]
+    known_pp_ranks = {rank: pp_rank for rank, pp_rank in pp_ranks.items() if pp_rank is not None}
+    if pp is not None and len(known_pp_ranks) == len(ranks):
+        options = strides(pp, world) if world is not None else _strides_of_peers(traced_ranks)
         fitting = {
-            lines
+            pipelines
             for stride in options
-            if (lines := _lines(known, pp, stride)) is not None and _meets_peers(shown, found, known, lines)
+            if (pipelines := _pipelines_of_stride(known_pp_ranks, pp, stride)) is not None
+            and _are_peers_neighbours(traced_ranks, readings, known_pp_ranks, pipelines)
         }
         if len(fitting) == 1:
             return fitting.pop()
     columns: dict[int, list[int]] = {}
-    for rank in sorted(ranks, key=lambda rank: (known.get(rank, 0), rank)):
-        columns.setdefault(known.get(rank, -1), []).append(rank)
-    if len(known) < len(ranks) or len({len(column) for column in columns.values()}) > 1:
+    for rank in sorted(ranks, key=lambda rank: (known_pp_ranks.get(rank, 0), rank)):
+        columns.setdefault(known_pp_ranks.get(rank, -1), []).append(rank)
+    if len(known_pp_ranks) < len(ranks) or len({len(column) for column in columns.values()}) > 1:
         return tuple((rank,) for rank in ranks)
     return tuple(zip(*columns.values(), strict=True))
 
 
-def _strides_of_peers(shown: Sequence[Shown]) -> list[int]:
-    """How far apart neighbours lie by whom these ranks talk to."""
-    return sorted({abs(peer - own.rank) for own in shown for peer in own.messages.peers if peer != own.rank})
+def _strides_of_peers(traced_ranks: Sequence[TracedRank]) -> list[int]:
+    """Possible distances between neighbours, by the peers of messages."""
+    return sorted(
+        {abs(peer - traced.rank) for traced in traced_ranks for peer in traced.messages.peers if peer != traced.rank}
+    )
 
 
-def _lines(places: Mapping[int, int], pp: int, stride: int) -> tuple[tuple[int, ...], ...] | None:
-    """The pipelines of these ranks, whose neighbours lie ``stride`` apart; None where no rank would be such a number."""
-    first = sorted({rank - place * stride for rank, place in places.items()})
-    if min(first) < 0 or any(rank // stride % pp != place for rank, place in places.items()):
+def _pipelines_of_stride(pp_ranks: Mapping[int, int], pp: int, stride: int) -> tuple[tuple[int, ...], ...] | None:
+    """The pipelines of these ranks with neighbours ``stride`` apart; None where that contradicts their pipeline ranks."""
+    first = sorted({rank - pp_rank * stride for rank, pp_rank in pp_ranks.items()})
+    if min(first) < 0 or any(rank // stride % pp != pp_rank for rank, pp_rank in pp_ranks.items()):
         return None
-    return tuple(tuple(base + stride * place for place in range(pp)) for base in first)
+    return tuple(tuple(base + stride * pp_rank for pp_rank in range(pp)) for base in first)
 
 
-def _meets_peers(
-    shown: Sequence[Shown],
-    found: Sequence[Reading],
-    places: Mapping[int, int],
-    lines: Sequence[Sequence[int]],
+def _are_peers_neighbours(
+    traced_ranks: Sequence[TracedRank],
+    readings: Sequence[Reading],
+    pp_ranks: Mapping[int, int],
+    pipelines: Sequence[Sequence[int]],
 ) -> bool:
     """Whether all known peers of the ranks are their neighbours in these pipelines."""
-    for own in shown:
-        line = next(line for line in lines if own.rank in line)
-        near = {line[place] for reading in found for place in peers_of(reading.plan, places[own.rank])}
-        if not own.messages.peers <= near:
+    for traced in traced_ranks:
+        pipeline = next(pipeline for pipeline in pipelines if traced.rank in pipeline)
+        neighbours = {
+            pipeline[pp_rank] for reading in readings for pp_rank in peers_of(reading.plan, pp_ranks[traced.rank])
+        }
+        if not traced.messages.peers <= neighbours:
             return False
     return True
 
 
-def _filled(
+def _with_stages(
     ops: pd.DataFrame,
     comms: pd.DataFrame,
-    shown: Sequence[Shown],
+    traced_ranks: Sequence[TracedRank],
     chosen: Reading | None,
-    found: Sequence[Reading],
+    readings: Sequence[Reading],
     mesh: MeshInfo,
 ) -> tuple[pd.DataFrame, pd.DataFrame, tuple[str, ...]]:
-    """The tables with the stages, chunks and microbatches that all readings give them; what they do not is unknown."""
-    if chosen is None and found:
-        ops = _with_phases(ops, shown, found)
-    detail, num_chunks = shown[0].detail, {reading.plan.num_chunks for reading in found}
+    """Fill in the stages, chunks and microbatches that all readings agree on; others are unknown."""
+    if chosen is None and readings:
+        ops = _with_phases(ops, traced_ranks, readings)
+    detail, num_chunks = traced_ranks[0].detail, {reading.plan.num_chunks for reading in readings}
     if detail is Detail.STAGES:
         return ops, comms, ()
-    stages = _common_stages(found)
+    stages = _common_stages(readings)
     if stages is not None and (detail is Detail.CHUNKS or num_chunks == {1}):
-        places = dict.fromkeys({*ops["rank"].tolist(), *comms["rank"].tolist()}, -1)
-        places |= {own.rank: index for index, own in enumerate(shown)}
+        pp_ranks = dict.fromkeys({*ops["rank"].tolist(), *comms["rank"].tolist()}, -1)
+        pp_ranks |= {traced.rank: index for index, traced in enumerate(traced_ranks)}
 
         def layout(chunk: int, index: int, _pp: int) -> int:
             return stages[index][chunk] if index >= 0 else -1
 
-        return with_stages(ops, places, 0, layout), with_stages(comms, places, 0, layout), ()
+        return with_stages(ops, pp_ranks, 0, layout), with_stages(comms, pp_ranks, 0, layout), ()
     if chosen is not None:
-        ops = _numbered(ops, shown, chosen)
+        ops = _with_microbatches(ops, traced_ranks, chosen)
         return (ops, *messages_of_plan(comms, ops, lambda step: _plan_of_step(chosen, ops, step) or chosen.plan, mesh))
     return *_without_stages(ops, comms, keep=detail is Detail.CHUNKS or num_chunks == {1}), ()
 
 
-def _common_stages(found: Sequence[Reading]) -> list[tuple[int, ...]] | None:
+def _common_stages(readings: Sequence[Reading]) -> list[tuple[int, ...]] | None:
     """The stages of each rank with a trace, by chunk, where all readings have the same."""
-    told = {tuple(reading.plan.stages_of(place) for place in reading.places.values()) for reading in found}
-    return list(told.pop()) if len(told) == 1 else None
+    stages_by_reading = {
+        tuple(reading.plan.stages_of(pp_rank) for pp_rank in reading.pp_ranks.values()) for reading in readings
+    }
+    return list(stages_by_reading.pop()) if len(stages_by_reading) == 1 else None
 
 
 def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables without stages; microbatches are kept where order numbers them for sure, and the chunks that labels tell."""
+    """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
         ops.loc[lacking, "chunk"] = -1 - ops.loc[lacking, "stage"]
@@ -306,40 +344,42 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     )
 
 
-def _with_phases(ops: pd.DataFrame, shown: Sequence[Shown], found: Sequence[Reading]) -> pd.DataFrame:
-    """The ops with the phases that all readings give the steps in the order compared; the others have none."""
+def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings: Sequence[Reading]) -> pd.DataFrame:
+    """Fill in the phases that all readings agree on; others are cleared."""
     ops = ops.copy()
-    for own, rows in _rows_of_steps(ops, shown):
-        phases = {tuple(reading.phases_of(own.rank)) for reading in found}
-        is_known = len(phases) == 1 and tuple(rows["kind"]) == own.kinds
+    for traced, rows in _rows_of_steps(ops, traced_ranks):
+        phases = {tuple(reading.phases_of(traced.rank)) for reading in readings}
+        is_known = len(phases) == 1 and tuple(rows["kind"]) == traced.kinds
         ops.loc[rows.index, "phase"] = phases.pop() if is_known else ""
     return ops
 
 
-def _numbered(ops: pd.DataFrame, shown: Sequence[Shown], chosen: Reading) -> pd.DataFrame:
-    """The ops with the stages, chunks and microbatches of their steps' plans; a row that is no step of it has none."""
+def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Reading) -> pd.DataFrame:
+    """Fill in stages, chunks and microbatches of each step's plan; rows that do not match it have none."""
     ops = ops.copy()
-    for own, rows in _rows_of_steps(ops, shown):
+    for traced, rows in _rows_of_steps(ops, traced_ranks):
         plan = _plan_of_step(chosen, ops, int(rows["step"].iloc[0]))
-        actions = () if plan is None else plan.compute_actions(chosen.places[own.rank])[: len(rows)]
-        alike = [action.kind.value for action in actions] == rows["kind"].tolist()
+        actions = () if plan is None else plan.compute_actions(chosen.pp_ranks[traced.rank])[: len(rows)]
+        is_same_order = [action.kind.value for action in actions] == rows["kind"].tolist()
         for name in ("stage", "chunk", "microbatch"):
-            ops.loc[rows.index, name] = [getattr(action, name) for action in actions] if alike else -1
-        ops.loc[rows.index, "pair"] = [str(action) if action.parts else "" for action in actions] if alike else ""
+            ops.loc[rows.index, name] = [getattr(action, name) for action in actions] if is_same_order else -1
+        ops.loc[rows.index, "pair"] = (
+            [str(action) if action.parts else "" for action in actions] if is_same_order else ""
+        )
     return ops
 
 
-def _rows_of_steps(ops: pd.DataFrame, shown: Sequence[Shown]) -> Iterator[tuple[Shown, pd.DataFrame]]:
+def _rows_of_steps(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank]) -> Iterator[tuple[TracedRank, pd.DataFrame]]:
     """The compute ops of each step of each rank, in time order."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)].sort_values("start_ns", kind="stable")
-    for own in shown:
-        for _, rows in compute[compute["rank"] == own.rank].groupby("step"):
-            yield own, rows
+    for traced in traced_ranks:
+        for _, rows in compute[compute["rank"] == traced.rank].groupby("step"):
+            yield traced, rows
 
 
 def _plan_of_step(chosen: Reading, ops: pd.DataFrame, step: int) -> Plan | None:
     """The plan with as many microbatches as a step has."""
-    plan, kinds = chosen.plan, ops.loc[(ops["step"] == step) & ops["rank"].isin(chosen.places), ["rank", "kind"]]
+    plan, kinds = chosen.plan, ops.loc[(ops["step"] == step) & ops["rank"].isin(chosen.pp_ranks), ["rank", "kind"]]
     forwards = kinds["kind"].isin(("F", "OVERLAP_F_B")).groupby(kinds["rank"]).sum().max()
     count = int(forwards) * plan.num_chains // plan.num_chunks
-    return plan if count == plan.num_microbatches else of_length(plan, count)
+    return plan if count == plan.num_microbatches else with_num_microbatches(plan, count)

@@ -1,4 +1,4 @@
-"""Which schedules the ranks that have a trace may have run, and at which places of their pipeline, where others have no trace.
+"""Readings of a pipeline with missing ranks: the schedules that the traced ranks may have run, and their pipeline ranks.
 
 One rank's order is that of a single schedule of the registry, of several, or of none. What all of them have in common is known.
 """
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.partial.traced_ranks import Detail, Shown
+from pptrace.recognise.partial.traced_ranks import Detail, TracedRank
 from pptrace.recognise.schedule.match_by_kinds import forwards_first
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind
@@ -22,18 +22,18 @@ from pptrace.schedule.replay import replay
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A plan whose ops and messages those of the ranks are, and their pipeline ranks in it."""
+    """A plan that the traced ranks match in ops and messages, with their pipeline ranks in it."""
 
     plan: Plan
-    places: Mapping[int, int]
+    pp_ranks: Mapping[int, int]
 
     def phases_of(self, rank: int) -> list[str]:
-        return [str(action.phase) for action in self.plan.compute_actions(self.places[rank])]
+        return [str(action.phase) for action in self.plan.compute_actions(self.pp_ranks[rank])]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of the run beside the ops of the ranks that have a trace.
+class PipelineFacts:
+    """Facts about the pipeline apart from the ops of the traced ranks.
 
     ``pipelines`` are those of process groups that hold these ranks, () where none tell them; ``lengths`` the sizes that the
     pipeline may have, () where nothing limits them; ``world`` the number of all ranks, None if unknown; ``names`` the schedules
@@ -45,63 +45,63 @@ class Known:
     world: int | None = None
     names: tuple[str, ...] = ()
 
-    def places(self, shown: Sequence[Shown], plan: Plan) -> Iterator[dict[int, int]]:
+    def pp_ranks(self, traced_ranks: Sequence[TracedRank], plan: Plan) -> Iterator[dict[int, int]]:
         """The pipeline ranks that these ranks may have in a plan."""
         if self.pipelines:
             of_rank = {rank: index for pipeline in self.pipelines for index, rank in enumerate(pipeline)}
-            yield {own.rank: of_rank[own.rank] for own in shown}
-        elif all(own.detail is Detail.STAGES for own in shown):
-            yield from _by_stages(shown, plan)
+            yield {traced.rank: of_rank[traced.rank] for traced in traced_ranks}
+        elif all(traced.detail is Detail.STAGES for traced in traced_ranks):
+            yield from _pp_ranks_by_stages(traced_ranks, plan)
         elif self.world is not None:
-            yield from _regular([own.rank for own in shown], plan.pp, self.world)
-        elif len(shown) == 1:
-            yield from ({shown[0].rank: place} for place in range(plan.pp))
+            yield from _pp_ranks_in_regular_mesh([traced.rank for traced in traced_ranks], plan.pp, self.world)
+        elif len(traced_ranks) == 1:
+            yield from ({traced_ranks[0].rank: pp_rank} for pp_rank in range(plan.pp))
 
 
-def _by_stages(shown: Sequence[Shown], plan: Plan) -> Iterator[dict[int, int]]:
-    holders = {tuple(sorted(plan.stages_of(place))): place for place in range(plan.pp)}
-    places = {own.rank: holders.get(own.stages) for own in shown}
-    known = {rank: place for rank, place in places.items() if place is not None}
-    if len(known) == len(places):
-        yield known
+def _pp_ranks_by_stages(traced_ranks: Sequence[TracedRank], plan: Plan) -> Iterator[dict[int, int]]:
+    holders = {tuple(sorted(plan.stages_of(pp_rank))): pp_rank for pp_rank in range(plan.pp)}
+    pp_ranks = {traced.rank: holders.get(traced.stages) for traced in traced_ranks}
+    held_pp_ranks = {rank: pp_rank for rank, pp_rank in pp_ranks.items() if pp_rank is not None}
+    if len(held_pp_ranks) == len(pp_ranks):
+        yield held_pp_ranks
 
 
-def _regular(ranks: Sequence[int], pp: int, world: int) -> Iterator[dict[int, int]]:
-    """The places of ranks of a mesh in which neighbours of a pipeline lie equally far apart."""
+def _pp_ranks_in_regular_mesh(ranks: Sequence[int], pp: int, world: int) -> Iterator[dict[int, int]]:
+    """Pipeline ranks in a mesh whose neighbours in a pipeline are equally far apart."""
     seen: set[tuple[int, ...]] = set()
     for stride in strides(pp, world):
-        places = tuple(rank // stride % pp for rank in ranks)
-        if places not in seen:
-            seen.add(places)
-            yield dict(zip(ranks, places, strict=True))
+        pp_ranks = tuple(rank // stride % pp for rank in ranks)
+        if pp_ranks not in seen:
+            seen.add(pp_ranks)
+            yield dict(zip(ranks, pp_ranks, strict=True))
 
 
 def strides(pp: int, world: int) -> list[int]:
-    """How far apart neighbours in a pipeline may lie in a mesh of so many ranks."""
+    """Possible distances between neighbours in a pipeline, for a mesh of this size."""
     if pp < 1 or world % pp:
         return []
     return [stride for stride in range(1, world // pp + 1) if (world // pp) % stride == 0]
 
 
-def readings(shown: Sequence[Shown], known: Known) -> tuple[tuple[Reading, ...], bool]:
-    """Every reading of what these ranks show, and whether all that there may be were tried."""
-    if any(own.is_last_first for own in shown):
+def find_readings(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> tuple[tuple[Reading, ...], bool]:
+    """Every reading of the traced ranks, and whether all candidates were tried."""
+    if any(traced.is_last_first for traced in traced_ranks):
         return (), True  # a pipeline by hand may do that with one stage as looped-bfs does it with several
-    found: list[Reading] = []
-    complete = True
-    for plan in _plans(shown, known):
+    readings: list[Reading] = []
+    is_complete = True
+    for plan in _plans(traced_ranks, facts):
         if plan is None:
-            complete = False
+            is_complete = False
             continue
-        for places in known.places(shown, plan):
-            if all(_fits(own, plan, places[own.rank]) for own in shown):
-                reading = Reading(plan, places)
-                found += [] if reading in found else [reading]
-    return tuple(found), complete
+        for pp_ranks in facts.pp_ranks(traced_ranks, plan):
+            if all(_is_possible(traced, plan, pp_ranks[traced.rank]) for traced in traced_ranks):
+                reading = Reading(plan, pp_ranks)
+                readings += [] if reading in readings else [reading]
+    return tuple(readings), is_complete
 
 
-def _fits(own: Shown, plan: Plan, place: int) -> bool:
-    return place < plan.pp and own.follows(plan, place) and own.messages.allow(plan, place)
+def _is_possible(traced: TracedRank, plan: Plan, pp_rank: int) -> bool:
+    return pp_rank < plan.pp and traced.follows(plan, pp_rank) and traced.messages.allow(plan, pp_rank)
 
 
 _MOST_FORWARDS = 250_000
@@ -109,33 +109,35 @@ _MOST_FORWARDS = 250_000
 _MOST_IN_ALL = 1_500_000
 """Nor are plans with more forwards than that, all together."""
 _MOST_SEARCHED = 2_000
-"""A searched schedule takes longer; with more forwards than that it is the same as no other."""
+"""Searched schedules are tried up to this many forwards: beyond, the search takes too long."""
 
 
-def _plans(shown: Sequence[Shown], known: Known) -> Iterator[Plan | None]:
-    """The plans that are worth comparing; None where one would be too large to build."""
+def _plans(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> Iterator[Plan | None]:
+    """The plans worth comparing; None in place of one that is too large to build."""
     total = 0
-    for pp in _lengths(shown, known):
+    for pp in _lengths(traced_ranks, facts):
         for entry in registry.SCHEDULES.values():
-            if (known.names and entry.name not in known.names) or not _has_kinds(entry, shown):
+            if (facts.names and entry.name not in facts.names) or not _has_kinds(entry, traced_ranks):
                 continue
-            for chunks, microbatches in _sizes(entry, shown[0], pp):
+            for chunks, microbatches in _sizes(entry, traced_ranks[0], pp):
                 if pp == 1 and chunks > 1:
                     continue  # nobody cuts a model for one rank
                 size = pp * chunks * microbatches
                 if size > _MOST_FORWARDS or total > _MOST_IN_ALL:
                     yield None
                 elif not (entry.searches and size > _MOST_SEARCHED):
-                    for plan in _built(entry, pp, microbatches, chunks, shown):
+                    for plan in _variants_of(entry, pp, microbatches, chunks, traced_ranks):
                         total += size
                         yield plan
 
 
-def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequence[Shown]) -> Iterator[Plan]:
+def _variants_of(
+    entry: Schedule, pp: int, microbatches: int, chunks: int, traced_ranks: Sequence[TracedRank]
+) -> Iterator[Plan]:
     """The plan of a schedule with this shape, and those of its variants."""
     variants: list[tuple[int | None, bool]] = [(None, False)]
     if entry.takes_group_size:
-        variants += [(None, True), *((size, False) for size in _group_sizes(shown[0], pp, microbatches, chunks))]
+        variants += [(None, True), *((size, False) for size in _group_sizes(traced_ranks[0], pp, microbatches, chunks))]
     for group_size, lean in variants:
         try:
             plan = registry.build(entry.name, pp, microbatches, chunks, group_size, lean)
@@ -146,12 +148,12 @@ def _built(entry: Schedule, pp: int, microbatches: int, chunks: int, shown: Sequ
             yield forwards_first(plan)
 
 
-def _group_sizes(own: Shown, pp: int, microbatches: int, chunks: int) -> Iterable[int]:
+def _group_sizes(traced: TracedRank, pp: int, microbatches: int, chunks: int) -> Iterable[int]:
     """The sizes N of microbatch groups that let a rank run so many forwards before its first backward: at least (v−1)·N."""
-    if own.detail is Detail.KINDS:
-        return range(pp + 1, min(microbatches, own.num_leading // (chunks - 1)) + 1)
-    first = own.cells[0].partition("F")[0]
-    turn = next((index for index, cell in enumerate(own.cells) if cell.partition("F")[0] != first), microbatches)
+    if traced.detail is Detail.KINDS:
+        return range(pp + 1, min(microbatches, traced.num_leading // (chunks - 1)) + 1)
+    first = traced.cells[0].partition("F")[0]
+    turn = next((index for index, cell in enumerate(traced.cells) if cell.partition("F")[0] != first), microbatches)
     return (min(turn, microbatches),) if turn > pp else ()
 
 
@@ -162,17 +164,17 @@ def _splits(name: str) -> tuple[bool, bool]:
     return plan.splits_backward, any(action.parts for row in plan.ranks for action in row)
 
 
-def _has_kinds(entry: Schedule, shown: Sequence[Shown]) -> bool:
-    kinds = {kind for own in shown for kind in own.kinds}
+def _has_kinds(entry: Schedule, traced_ranks: Sequence[TracedRank]) -> bool:
+    kinds = {kind for traced in traced_ranks for kind in traced.kinds}
     return _splits(entry.name) == (bool(kinds & {"I", "W"}), "OVERLAP_F_B" in kinds)
 
 
-def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
+def _sizes(entry: Schedule, traced: TracedRank, pp: int) -> Iterator[tuple[int, int]]:
     """(v, m) that a schedule may have with so many chunks and forwards on a rank."""
-    if own.num_chunks is not None:
-        yield own.num_chunks, own.num_microbatches
+    if traced.num_chunks is not None:
+        yield traced.num_chunks, traced.num_microbatches
         return
-    total = own.num_microbatches
+    total = traced.num_microbatches
     if entry.bidirectional:
         yield 2, total
         return
@@ -181,31 +183,31 @@ def _sizes(entry: Schedule, own: Shown, pp: int) -> Iterator[tuple[int, int]]:
         return
     most = total if entry.takes_any_chunks else entry.default_chunks
     for chunks in range(2, most + 1):
-        if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= own.num_leading:
+        if total % chunks == 0 and (chunks - 1) * min(pp, total // chunks) <= traced.num_leading:
             yield chunks, total // chunks  # all chunks but the last run forward before the first backward
 
 
-def _lengths(shown: Sequence[Shown], known: Known) -> list[int]:
+def _lengths(traced_ranks: Sequence[TracedRank], facts: PipelineFacts) -> list[int]:
     """The numbers of ranks that the pipeline may have."""
-    if known.pipelines:
-        return sorted({len(pipeline) for pipeline in known.pipelines})
-    told = [own.stages for own in shown if own.detail is Detail.STAGES]
-    if told and max(map(len, told)) > 1:
-        lengths = lengths_of_stages(told)
-    elif known.lengths:
-        lengths = set(known.lengths)
-    elif known.world is not None:
-        lengths = {size for size in range(1, known.world + 1) if known.world % size == 0}
+    if facts.pipelines:
+        return sorted({len(pipeline) for pipeline in facts.pipelines})
+    stage_sets = [traced.stages for traced in traced_ranks if traced.detail is Detail.STAGES]
+    if stage_sets and max(map(len, stage_sets)) > 1:
+        lengths = pipeline_lengths_of_stages(stage_sets)
+    elif facts.lengths:
+        lengths = set(facts.lengths)
+    elif facts.world is not None:
+        lengths = {size for size in range(1, facts.world + 1) if facts.world % size == 0}
     else:
-        first = max((stages[0] for stages in told), default=0)
-        lengths = set(range(1, first + max(own.num_leading for own in shown) + 3))
-    return sorted(length for length in lengths if not known.lengths or length in known.lengths)
+        first = max((stages[0] for stages in stage_sets), default=0)
+        lengths = set(range(1, first + max(traced.num_leading for traced in traced_ranks) + 3))
+    return sorted(length for length in lengths if not facts.lengths or length in facts.lengths)
 
 
-def lengths_of_stages(held: Iterable[Sequence[int]]) -> set[int]:
+def pipeline_lengths_of_stages(stage_sets: Iterable[Sequence[int]]) -> set[int]:
     """The p for which the sets of stages of ranks with several chunks lie on a loop (r, p+r, 2p+r, …) or on a V (r, 2p−1−r)."""
     common: set[int] | None = None
-    for stages in held:
+    for stages in stage_sets:
         gaps = {after - before for before, after in pairwise(stages)}
         lengths = {gap for gap in gaps if len(gaps) == 1 and stages[0] < gap}
         if len(stages) == 2 and sum(stages) % 2:
@@ -214,24 +216,24 @@ def lengths_of_stages(held: Iterable[Sequence[int]]) -> set[int]:
     return common or set()
 
 
-def agreed(found: Sequence[Reading]) -> Reading | None:
-    """The first of several readings, where the others say the same of the schedule and of the ranks that have a trace.
+def agreed_reading(readings: Sequence[Reading]) -> Reading | None:
+    """The first reading, if all others agree with it on the schedule and the traced ranks; else None.
 
     Plans of one schedule may differ elsewhere: in how ranks without a trace warm up, for one.
     """
-    if not found:
+    if not readings:
         return None
-    first, *others = found
-    return first if all(_says(other) == _says(first) for other in others) else None
+    first, *rest = readings
+    return first if all(_visible_part(other) == _visible_part(first) for other in rest) else None
 
 
-def _says(reading: Reading) -> tuple[object, ...]:
+def _visible_part(reading: Reading) -> tuple[object, ...]:
     plan = reading.plan
     timeline = replay(plan, _ticks)
-    rows = [timeline.ranks[place] for place in reading.places.values()]
+    rows = [timeline.ranks[pp_rank] for pp_rank in reading.pp_ranks.values()]
     spans = [(row[0].start, row[-1].end) for row in rows if row]
-    actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.places.values()]
-    return plan.name, plan.num_microbatches, plan.placement, reading.places, timeline.makespan, spans, actions
+    actions = [[(action.key, action.phase) for action in plan.compute_actions(p)] for p in reading.pp_ranks.values()]
+    return plan.name, plan.num_microbatches, plan.placement, reading.pp_ranks, timeline.makespan, spans, actions
 
 
 def _ticks(_rank: int, action: Action) -> int:

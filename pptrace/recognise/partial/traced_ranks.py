@@ -1,4 +1,4 @@
-"""What the ranks that have a trace show of a pipeline of which others have none: their ops in order, and their messages."""
+"""Ops in order and messages of the traced ranks of a pipeline with missing ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 
@@ -19,7 +19,7 @@ MESSAGE_CALLS = ("send", "recv", "send_recv")
 
 
 class Detail(StrEnum):
-    """How much the labels of ops say: stages, chunks of a rank, or kinds alone."""
+    """What the labels of ops name: stages, chunks of a rank, or kinds alone."""
 
     STAGES = "stages"
     CHUNKS = "chunks"
@@ -28,53 +28,58 @@ class Detail(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A rank's messages of a step: the (kind, direction) of those that tell it, and the global ranks at their other ends.
+    """Messages of a rank in one step: their (kind, direction), and the global ranks of their peers.
 
     ``is_exact``: none is there but those that moved. Labels of functions that may move four messages name all of them.
     """
 
-    ways: frozenset[tuple[str, str]]
+    kinds_and_directions: frozenset[tuple[str, str]]
     peers: frozenset[int]
     is_any: bool
     is_exact: bool
 
-    def allow(self, plan: Plan, place: int) -> bool:
-        """Whether a pipeline rank of a plan may have these messages: some each way that it has any, and no other."""
-        needed = ways_of(plan, place)
+    def allow(self, plan: Plan, pp_rank: int) -> bool:
+        """Whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
+        others.
+        """
+        needed = message_kinds_of(plan, pp_rank)
         if self.is_any and not needed:
             return False
-        if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, place)):
+        if self.peers and self.is_exact and len(self.peers) > len(peers_of(plan, pp_rank)):
             return False
-        if not self.ways:
+        if not self.kinds_and_directions:
             return True
-        return self.ways == needed if self.is_exact else self.ways >= needed
+        return self.kinds_and_directions == needed if self.is_exact else self.kinds_and_directions >= needed
 
 
-def ways_of(plan: Plan, place: int) -> frozenset[tuple[str, str]]:
+def message_kinds_of(plan: Plan, pp_rank: int) -> frozenset[tuple[str, str]]:
     """The (kind, direction) of the messages that a pipeline rank has."""
     return frozenset(
-        (kind, way) for kind in ("send", "recv") for way in PRODUCERS if _moves(plan, place, way, sends=kind == "send")
+        (kind, direction)
+        for kind in ("send", "recv")
+        for direction in PRODUCERS
+        if _has_messages_of(plan, pp_rank, direction, sends=kind == "send")
     )
 
 
-def _moves(plan: Plan, place: int, way: str, sends: bool) -> bool:
-    return any(message.direction == way for message in planned(plan, place, sends))
+def _has_messages_of(plan: Plan, pp_rank: int, direction: str, sends: bool) -> bool:
+    return any(message.direction == direction for message in planned_messages(plan, pp_rank, sends))
 
 
-def peers_of(plan: Plan, place: int) -> frozenset[int]:
+def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
     """The pipeline ranks with which one exchanges messages."""
     around = {
-        other
-        for stage in plan.stages_of(place)
-        for other in (plan.previous_stage(stage), plan.next_stage(stage))
-        if other is not None
+        neighbour
+        for stage in plan.stages_of(pp_rank)
+        for neighbour in (plan.previous_stage(stage), plan.next_stage(stage))
+        if neighbour is not None
     }
-    return frozenset(plan.placement[other] for other in around) - {place}
+    return frozenset(plan.placement[neighbour] for neighbour in around) - {pp_rank}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One rank's fullest step: its ops in time order as text, with as much as ``detail`` says.
+class TracedRank:
+    """The fullest step of one rank: its ops in time order as text, with the detail of its labels.
 
     ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
     known, for each backward in order the index of its forward.
@@ -104,9 +109,9 @@ class Shown:
         count = len(self.pairs or ())
         return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
 
-    def follows(self, plan: Plan, place: int) -> bool:
+    def follows(self, plan: Plan, pp_rank: int) -> bool:
         """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
-        actions = plan.compute_actions(place)
+        actions = plan.compute_actions(pp_rank)
         if len(actions) != len(self.kinds) or any(
             action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
         ):
@@ -119,7 +124,7 @@ class Shown:
 def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
     """For each backward in order the index of its forward among the forwards."""
     forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
-    index = {key: place for place, key in enumerate(forwards)}
+    index = {key: position for position, key in enumerate(forwards)}
     return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
 
 
@@ -138,15 +143,15 @@ def _by_chunk(action: Action) -> Action:
     return replace(action, stage=-1 - action.chunk, parts=tuple(map(_by_chunk, action.parts)))
 
 
-def shown_ranks(
+def find_traced_ranks(
     ops: pd.DataFrame,
     comms: pd.DataFrame,
     calls: Mapping[int, pd.DataFrame],
     exact: bool,
     paired: Collection[int] = (),
-) -> list[Shown]:
-    """What each rank with training ops shows in one step, the one with most ranks and then most ops; [] without one, or where a
-    rank's labels name the stages of some ops alone.
+) -> list[TracedRank]:
+    """The ops and messages of each rank with training ops in its fullest step; [] without one, or where labels name the stages
+    of some ops only.
 
     Args:
         exact: whether the messages are those that moved and no others.
@@ -160,27 +165,27 @@ def shown_ranks(
     sizes = compute.groupby("step")["rank"].agg(["nunique", "size"])
     step = max(sizes.index, key=lambda number: tuple(sizes.loc[number]))
     rows = compute[compute["step"] == step].sort_values("start_ns", kind="stable")
-    found = []
-    for rank, own in rows.groupby("rank"):
+    traced_ranks = []
+    for rank, rank_ops in rows.groupby("rank"):
         messages = _messages(comms[(comms["rank"] == rank) & (comms["step"] == step)], calls.get(int(str(rank))), exact)
-        if (shown := _shown(int(str(rank)), own, messages, rank in paired)) is None:
+        if (traced := _traced_rank(int(str(rank)), rank_ops, messages, rank in paired)) is None:
             return []
-        found.append(shown)
-    return found
+        traced_ranks.append(traced)
+    return traced_ranks
 
 
-def _shown(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> Shown | None:
-    is_told = ops["stage"] >= 0
-    if is_told.any() and not is_told.all():
+def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bool) -> TracedRank | None:
+    has_stage = ops["stage"] >= 0
+    if has_stage.any() and not has_stage.all():
         return None
     pairs = ops["pair"].to_numpy()
     simple = ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)
     stages = {half for text in pairs[pairs != ""] for half in _stages_in(text)} | set(ops["stage"].tolist())
-    detail = Detail.STAGES if is_told.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
+    detail = Detail.STAGES if has_stage.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
     kinds = tuple(ops["kind"].tolist())
     microbatches = int(ops["microbatch"].max()) + 1
     forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
-    return Shown(
+    return TracedRank(
         rank,
         detail,
         tuple(np.where(pairs != "", pairs, simple).tolist()),
@@ -199,10 +204,14 @@ def _stages_in(pair: str) -> Iterator[int]:
 
 
 def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> Messages:
-    own = comms[(comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
-    ways = frozenset(zip(own["kind"], own["direction"], strict=True)) if (own["direction"] != "").all() else frozenset()
-    peers = {int(peer) for peer in own["peer"].tolist() if peer >= 0}
-    return Messages(ways, frozenset(peers), bool(len(own)) or _has_messages(calls), exact)
+    pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    kinds_and_directions = (
+        frozenset(zip(pipeline_messages["kind"], pipeline_messages["direction"], strict=True))
+        if (pipeline_messages["direction"] != "").all()
+        else frozenset()
+    )
+    peers = {int(peer) for peer in pipeline_messages["peer"].tolist() if peer >= 0}
+    return Messages(kinds_and_directions, frozenset(peers), bool(len(pipeline_messages)) or _has_messages(calls), exact)
 
 
 def _has_messages(calls: pd.DataFrame | None) -> bool:

@@ -1,4 +1,4 @@
-"""Ops and messages that order alone numbers, taken for those of the schedule whose order theirs is."""
+"""Assign stages and microbatches to unlabelled ops: their sequence of kinds is matched against every registered schedule."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, beside_ops, moving
-from pptrace.recognise.schedule.match_by_kinds import fit, with_kinds
-from pptrace.recognise.schedule.measured_steps import Op, StepRows, steps_of
+from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds, match_schedule_by_kinds
+from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """The tables with stages and microbatches, the plan that they follow, and what was taken from what."""
+class MicrobatchAssignment:
+    """The tables with stages and microbatches, the plan that they follow, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
@@ -25,20 +25,24 @@ class Numbered:
     notes: tuple[str, ...]
 
 
-def numbered(
+def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
-) -> Numbered | None:
-    """Ops numbered by order, taken for those of the schedule with several chunks whose kinds they follow; None without one."""
+) -> MicrobatchAssignment | None:
+    """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
     steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
-    whole = [step for step in steps if len(step.pipeline) > 1]
-    if not whole:
+    pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
+    if not pipeline_steps:
         return None
-    fullest = max(whole, key=StepRows.num_ops)
-    plan = fit(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
+    fullest = max(pipeline_steps, key=PipelineStep.num_ops)
+    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
     if plan is None or plan.num_chunks == 1:
         return None
-    plans = {step.step: other for step in steps if (other := with_kinds(plan, step.kinds())) is not None}
-    filled = _filled(ops, steps, plan, plans)
+    plans = {
+        step.step: plan_of_other_length
+        for step in steps
+        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds())) is not None
+    }
+    filled = _with_stages_and_microbatches(ops, steps, plan, plans)
 
     def plan_of(step: int) -> Plan:
         return plans.get(step, plan)
@@ -47,42 +51,48 @@ def numbered(
         f"chunks and microbatches are inferred from the order of forwards and backwards, which is that of {plan.name} with "
         f"{plan.num_microbatches} microbatches and {plan.num_chunks} chunks per rank"
     )
-    messages, told = messages_of_plan(comms, filled, plan_of, mesh)
-    return Numbered(filled, messages, plan, (note, *told))
+    messages, message_warnings = messages_of_plan(comms, filled, plan_of, mesh)
+    return MicrobatchAssignment(filled, messages, plan, (note, *message_warnings))
 
 
 def messages_of_plan(
     comms: pd.DataFrame, ops: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``comms`` with the stages and microbatches of the plan's messages, and lines about them; ``ops`` have theirs."""
+    """Assign the plan's stages and microbatches to messages; with warnings. ``ops`` have theirs."""
     if _is_possible(comms, plan_of, mesh):
         return _with_plan(comms, plan_of, mesh), ()
     name = plan_of(int(ops["step"].iloc[0])).name
-    chosen = beside_ops(comms, ops, plan_of, mesh)
+    chosen = match_by_adjacent_ops(comms, ops, plan_of, mesh)
     if chosen is not None:
-        told = (
-            f"labels tell more messages than {name} has: those are taken that the ops beside them send or receive in it"
+        warning = (
+            f"there are more labelled messages than {name} has: only those next to an op that sends or receives in "
+            f"{name} are counted"
         )
-        return chosen, (told,)
-    told = f"labels tell more messages than {name} has: which of them there were is not known"
-    return comms[comms["axis"] != "pp"], (told,)
+        return chosen, (warning,)
+    line = (
+        f"there are more labelled messages than {name} has, and the real ones cannot be identified: the labelled messages of the "
+        "pipeline are left out, so that exposed communication may count as bubble"
+    )
+    return comms[comms["axis"] != "pp"], (line,)
 
 
-def _filled(ops: pd.DataFrame, steps: Sequence[StepRows], plan: Plan, plans: Mapping[int, Plan]) -> pd.DataFrame:
+def _with_stages_and_microbatches(
+    ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]
+) -> pd.DataFrame:
     """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
     filled = ops.copy()
     first = min(step.step for step in steps)
     for step in steps:
         for rank, row in step.rows.items():
             planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
-            actions = _part([op.kind for op in row], planned, is_first=step.step == first)
-            where = [op.index for op in row]
+            actions = _matching_part([op.kind for op in row], planned, is_first=step.step == first)
+            indices = [op.index for op in row]
             for name in ("stage", "chunk", "microbatch"):
-                filled.loc[where, name] = [getattr(action, name) for action in actions] or -1
+                filled.loc[indices, name] = [getattr(action, name) for action in actions] or -1
     return filled
 
 
-def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
+def _matching_part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
     """As many actions as there are ops of these kinds: from the beginning on, or those before the end in a trace's first step;
     () where neither has these kinds.
     """
@@ -92,9 +102,9 @@ def _part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Se
 
 
 def _received_in(
-    step: StepRows, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+    step: PipelineStep, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> int | None:
-    """How many activations the first rank of a pipeline receives in this step; None where nothing tells.
+    """Number of activations that the first rank of a pipeline receives in this step; None if unknown.
 
     It receives those of all its chunks but the first, of which a mesh may tell the number.
     """
@@ -109,14 +119,14 @@ def _received_in(
 
 
 def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
-    """Whether no rank has more messages of a kind in a step than the plan: a function that sends and receives both ways is
-    called on all stages, and does not move what has no other side.
+    """Whether no rank has more messages of a kind in a step than the plan: combined send-receive functions are called on all
+    stages, also where one side is absent.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is not None and direction in PRODUCERS:
-            planned = sum(1 for _ in moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is not None and direction in PRODUCERS:
+            planned = sum(1 for _ in cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))
             if len(rows) > planned:
                 return False
     return True
@@ -145,16 +155,16 @@ def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: 
 
 
 def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataFrame:
-    """Messages numbered by order, taken for those of their step's plan, in the order of the ops that send or receive them."""
+    """Assign the messages of each step's plan in the order of the ops that send or receive them."""
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
-        place = mesh.pp_rank(int(str(rank)))
-        if place is None or direction not in PRODUCERS:
+        pp_rank = mesh.pp_rank(int(str(rank)))
+        if pp_rank is None or direction not in PRODUCERS:
             continue
-        wanted = list(moving(plan_of(int(str(step))), place, direction, sends=kind == "send"))[: len(rows)]
-        where = rows.index[: len(wanted)]
-        filled.loc[where, "stage"] = [action.stage for action in wanted]
-        filled.loc[where, "microbatch"] = [action.microbatch for action in wanted]
+        wanted = list(cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))[: len(rows)]
+        indices = rows.index[: len(wanted)]
+        filled.loc[indices, "stage"] = [action.stage for action in wanted]
+        filled.loc[indices, "microbatch"] = [action.microbatch for action in wanted]
         filled.loc[rows.index[len(wanted) :], "microbatch"] = -1
     return filled

@@ -1,4 +1,4 @@
-"""Which stage, chunk and microbatch the ops and messages of a run are of, where its labels leave that open.
+"""Assign stages, chunks and microbatches to ops and messages, where labels leave them open.
 
 Only when the ranks are joined is it known which place in its pipeline a rank has. Labels that name a chunk leave two readings:
 chunk c of rank r is stage c·p + r (a loop), or it lies on a zigzag, which for two chunks is a V. Labels that name nothing leave
@@ -16,11 +16,11 @@ import pandas as pd
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.recognise.placement.assign_from_schedule import numbered
-from pptrace.recognise.placement.split_pipelines import goes_on, regrouped
-from pptrace.recognise.schedule.exact_match import identify
-from pptrace.recognise.schedule.match_by_kinds import fit
-from pptrace.recognise.schedule.measured_steps import Op, StepRows, steps_of
+from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
+from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
+from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
+from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
@@ -31,8 +31,8 @@ Layout = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The tables with their stages, the mesh with its number of chunks, and what was taken from what."""
+class StageAssignment:
+    """The tables with stages, the mesh with its number of chunks, and lines about what was inferred."""
 
     ops: pd.DataFrame
     comms: pd.DataFrame
@@ -48,78 +48,86 @@ def zigzag(chunk: int, rank: int, pp: int) -> int:
     return chunk * pp + (pp - 1 - rank if chunk % 2 else rank)
 
 
-def place(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]) -> Placed:
-    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.unplaced`).
+def assign_stages(
+    ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+) -> StageAssignment:
+    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.placeholder_stage`).
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
     """
-    comms = _of_whole_pipelines(ops, comms, mesh)
+    comms = _without_incomplete_pipelines(ops, comms, mesh)
     lacking = (ops["microbatch"] >= 0) & (ops["stage"] < 0)
     lacking_comms = (comms["microbatch"] >= 0) & (comms["stage"] < 0)
     if not lacking.any() and not lacking_comms.any():
-        return Placed(ops, comms, mesh)
-    mesh, notes = regrouped(ops, mesh)
-    places = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
+        return StageAssignment(ops, comms, mesh)
+    mesh, notes = split_into_pipelines(ops, mesh)
+    pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
     chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
-    if chunks == 1 and (shown := _unplaced(ops, comms, mesh, lacking)):
-        return Placed(ops, comms, _without_pipeline(mesh), (*notes, shown))
-    if chunks == 1 and (own := numbered(ops, comms, mesh, calls)) is not None:
-        return Placed(own.ops, own.comms, replace(mesh, vpp=own.plan.num_chunks), (*notes, *own.notes))
+    if chunks == 1 and (unknown := _why_unknown(ops, comms, mesh, lacking)):
+        return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
+    if chunks == 1 and (assignment := assign_microbatches(ops, comms, mesh, calls)) is not None:
+        return StageAssignment(
+            assignment.ops, assignment.comms, replace(mesh, vpp=assignment.plan.num_chunks), (*notes, *assignment.notes)
+        )
     if chunks == 1 and (why := _cannot_run(ops[lacking], mesh)):
         filled = ops.copy()
         filled.loc[lacking, "microbatch"] = -1
-        return Placed(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
+        return StageAssignment(filled, comms[~lacking_comms], replace(mesh, vpp=None), (*notes, why))
     pp = mesh.pp or 1
     layout: Layout = loop
     if chunks > 1:
-        layout, told = _layout(ops, comms, mesh, chunks)
-        notes = (*notes, told)
+        layout, layout_note = _layout(ops, comms, mesh, chunks)
+        notes = (*notes, layout_note)
     mesh = replace(mesh, vpp=chunks)
-    return Placed(with_stages(ops, places, pp, layout), with_stages(comms, places, pp, layout), mesh, notes)
+    return StageAssignment(
+        with_stages(ops, pp_ranks, pp, layout), with_stages(comms, pp_ranks, pp, layout), mesh, notes
+    )
 
 
-def _of_whole_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
-    """``comms`` without the messages of pipelines of which a rank's own order told none: its messages wait in the calls, where
-    the other sides of those of its neighbours are (:mod:`pptrace.recognise.messages.comms_from_calls`).
+def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Drop messages of pipelines in which some rank's ops were inferred without its messages: they are matched from the calls
+    instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
     inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
     is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
-    telling = set(comms.loc[is_message, "rank"].tolist())
-    broken = [p for p in mesh.pipelines if (own := inferred & set(p)) & telling and own - telling]
-    return comms[~(is_message & comms["rank"].isin([rank for p in broken for rank in p]))] if broken else comms
+    with_messages = set(comms.loc[is_message, "rank"].tolist())
+    incomplete = [
+        p
+        for p in mesh.pipelines
+        if (ranks_with_ops := inferred & set(p)) & with_messages and ranks_with_ops - with_messages
+    ]
+    return comms[~(is_message & comms["rank"].isin([rank for p in incomplete for rank in p]))] if incomplete else comms
 
 
-def _unplaced(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
-    """A line where ops lie between messages to ranks that nothing tells: of one rank, or of some of a run; "" where not."""
+def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
+    """A warning where ops lie between messages to unknown ranks; "" otherwise."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
     is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
-    if not sends or not (mesh.is_open or goes_on(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
+    if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""
     some = f"{len(ranks)} ranks" if mesh.is_guess else f"{len(ranks)} of {mesh.num_ranks} ranks"
-    who = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
-    return f"{who} messages, not the pipeline they go through: its length and stages are not known"
+    subject = f"rank {ranks[0]} alone shows" if len(ranks) == 1 else f"{some} show"
+    return f"{subject} messages, but not the pipeline that they belong to: its length and the stages are null"
 
 
 def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
-    """A line where ops in this order, with one stage on each rank, cannot be what ran; "" where they can."""
+    """A warning where ops in this order, with one stage per rank, cannot be what ran; "" otherwise."""
     unnamed = "stages, chunks and microbatches are null"
     if mesh.vpp is not None and mesh.vpp > 1:
-        return f"the order of ops is that of no known schedule with {mesh.vpp} chunks on each rank: {unnamed}"
+        return f"the order of ops matches no known schedule with {mesh.vpp} chunks per rank: {unnamed}"
     if mesh.vpp is None and not _may_have_one_chunk(ops, mesh):
-        return (
-            f"nothing tells how many chunks each rank has, and the order of ops is that of no known schedule: {unnamed}"
-        )
+        return f"the number of chunks per rank is unknown, and the order of ops matches no known schedule: {unnamed}"
     ops = ops[ops["source"] == "inferred"]
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return ""
-    kinds = max(steps, key=StepRows.num_ops).kinds().values()
+    kinds = max(steps, key=PipelineStep.num_ops).kinds().values()
     plan = _plan_of(ops, mesh, loop)
     if any(row.count("B") > row.count("F") for row in kinds):
         why = "more backwards than forwards, as where weight gradients are ops of their own"
     elif plan is not None and (blocked := replay(plan).blocked):
-        why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would wait for ever"
+        why = f"op {blocked[0].index + 1} of pipeline rank {blocked[0].rank} would deadlock"
     else:
         return ""
     return f"with one stage on each rank, {why}: {unnamed}"
@@ -130,13 +138,13 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return True
-    fullest = max(steps, key=StepRows.num_ops)
-    plan = fit(len(fullest.pipeline), fullest.kinds())
+    fullest = max(steps, key=PipelineStep.num_ops)
+    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds())
     return plan is not None and plan.num_chunks == 1
 
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
-    """The mesh where nothing tells the pipeline: that the ops need no other axis does not say that there is none."""
+    """The mesh without a pipeline: sizes of 1 that were only assumed become unknown."""
     tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
     return replace(mesh, pp=None, vpp=None, tp=tp, cp=cp, dp=dp, ep=None, pipelines=(), in_order=False)
 
@@ -144,24 +152,24 @@ def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
 
 
-def with_stages(table: pd.DataFrame, places: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
+def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
     lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
     if not lacking.any():
         return table
     filled, own = table.copy(), table[lacking]
     chunk = -1 - own["stage"]
     filled.loc[lacking, "stage"] = [
-        layout(c, places[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
+        layout(c, pp_ranks[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
     ]
     if "chunk" in table:
         filled.loc[lacking, "chunk"] = chunk
         pairs = own["pair"] != ""
         for index, text, rank in zip(own.index[pairs], own.loc[pairs, "pair"], own.loc[pairs, "rank"], strict=True):
-            filled.at[index, "pair"] = _placed_pair(text, places[rank], pp, layout)
+            filled.at[index, "pair"] = _pair_with_stages(text, pp_ranks[rank], pp, layout)
     return filled
 
 
-def _placed_pair(text: str, rank: int, pp: int, layout: Layout) -> str:
+def _pair_with_stages(text: str, rank: int, pp: int, layout: Layout) -> str:
     """An overlapped pair as text, with the stages of its halves."""
     return _NEGATIVE.sub(lambda match: str(layout(-1 - int(match[0]), rank, pp)), text)
 
@@ -171,41 +179,49 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
     plans = {name: _plan_of(ops, mesh, layout) for name, layout in (("loop", loop), ("zigzag", zigzag))}
     known = [name for name, plan in plans.items() if plan is not None and plan.name in registry.SCHEDULES]
     runs = [name for name, plan in plans.items() if plan is not None and not replay(plan).blocked]
-    told = _told_by_messages(comms, mesh)
+    by_messages = _layout_by_messages(comms, mesh)
     shape = "V" if chunks == 2 else "zigzag"
     for chosen, why in (
-        (known, "the order of ops is that of a known schedule on it"),
-        (told, "of the messages at its turns"),
-        (runs, "on the other one the order of ops would wait for itself"),
+        (known, "the order of ops is then that of a known schedule"),
+        (by_messages, "the messages of the last rank show it"),
+        (runs, "with the other placement the ops would deadlock"),
     ):
         if len(chosen) == 1:
             name = "loop" if chosen[0] == "loop" else shape
             layout = loop if chosen[0] == "loop" else zigzag
-            return layout, f"labels tell chunks, not stages: a {name}, since {why}"
-    return loop, "labels tell chunks, not stages: taken as a loop (chunk · p + pipeline rank); nothing tells"
+            return layout, f"the labels name chunks, not stages: {name} placement assumed, since {why}"
+    return loop, (
+        "the labels name chunks, not stages: loop placement (stage = chunk · p + pipeline rank) assumed, which "
+        "neither messages nor "
+        "the order of ops confirm; with V placement the stages would be others"
+    )
 
 
-def _told_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
+def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
-    mine = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
-    if mine.empty:
+    sent_and_received = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
+    if sent_and_received.empty:
         return []
-    sends = mine[(mine["kind"] == "send") & (mine["direction"] == "F") & (mine["stage"] == -1)]
+    sends = sent_and_received[
+        (sent_and_received["kind"] == "send")
+        & (sent_and_received["direction"] == "F")
+        & (sent_and_received["stage"] == -1)
+    ]
     return ["loop"] if len(sends) else ["zigzag"]
 
 
 def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     """The plan that the most complete step of a pipeline follows if its stages lie so; the registry's where it is one."""
-    places = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
-    placed = with_stages(ops, places, mesh.pp or 1, layout)
-    steps = steps_of(placed, mesh)
+    pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in ops["rank"].unique().tolist()}
+    with_known_stages = with_stages(ops, pp_ranks, mesh.pp or 1, layout)
+    steps = steps_of(with_known_stages, mesh)
     if not steps:
         return None
-    rows = max(steps, key=StepRows.num_ops).rows
-    cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=places.__getitem__)]
+    rows = max(steps, key=PipelineStep.num_ops).rows
+    cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=pp_ranks.__getitem__)]
     try:
-        return identify(from_rows(cells, "custom"))
+        return match_registry(from_rows(cells, "custom"))
     except ScheduleError:
         return None
 

@@ -1,4 +1,4 @@
-"""Which schedule of the registry a run followed nearly: where some ranks, or some ops, left it."""
+"""The schedule of the registry that a run followed most closely."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
-    """The plan, and of the ops measured the share that came in its order."""
+class ClosestSchedule:
+    """A plan, and the share of measured ops at their planned index."""
 
     plan: Plan
     share: float
 
 
-ENOUGH = 0.6
-"""With less of the ops in a plan's order than that, a run is not called by the plan's name."""
+MIN_SHARE = 0.6
+"""A run is named after a plan only if at least this share of its ops is in the plan's order."""
 
 
-def nearest(
-    rows: Sequence[Sequence[str]], places: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
-) -> Nearest | None:
-    """The schedule whose order most of the measured ops keep; None where no schedule has this shape.
+def closest_schedule(
+    rows: Sequence[Sequence[str]], pp_ranks: Sequence[int], pp: int, num_microbatches: int, num_chunks: int
+) -> ClosestSchedule | None:
+    """The schedule with the largest share of measured ops in its order; None where no schedule has this shape.
 
     Args:
         rows: cells of compute actions in time order, such as ``0F0``, for each rank that is in the trace.
         places: the pipeline ranks of the rows.
         pp, num_microbatches, num_chunks: the shape.
     """
-    best: Nearest | None = None
+    best: ClosestSchedule | None = None
     for entry in registry.SCHEDULES.values():
         try:
             plan = registry.build(entry.name, pp, num_microbatches, num_chunks)
         except ScheduleError:
             continue
         planned = [[str(action) for action in plan.compute_actions(rank)] for rank in range(pp)]
-        share = _share(rows, [planned[place] for place in places if place < pp])
+        share = _share(rows, [planned[pp_rank] for pp_rank in pp_ranks if pp_rank < pp])
         if best is None or share > best.share:
-            best = Nearest(plan, share)
+            best = ClosestSchedule(plan, share)
     return best
 
 
@@ -51,6 +51,6 @@ def _share(rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]]) -> f
         return 0.0
     shares = []
     for actual, wanted in zip(rows, planned, strict=True):
-        same = sum(have == want for have, want in zip(actual, wanted, strict=False))
+        same = sum(actual_cell == planned_cell for actual_cell, planned_cell in zip(actual, wanted, strict=False))
         shares.append(same / len(actual))
     return sum(shares) / len(shares)

@@ -1,4 +1,4 @@
-"""A plan under the name that the registry has for its order."""
+"""Name a plan after the registered schedule with the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pptrace.schedule import registry
 from pptrace.schedule.plan import Plan
 
 
-def identify(plan: Plan) -> Plan:
+def match_registry(plan: Plan) -> Plan:
     """The registry's plan with the same actions in the same order, which has a name and exact phases; else the plan itself.
 
     One microbatch makes the same plan of several schedules; then the plan's own name decides.
@@ -31,4 +31,4 @@ def identify(plan: Plan) -> Plan:
 def _first_group(plan: Plan) -> int:
     """How many actions the first rank runs on its first stage before it turns to another."""
     first = plan.compute_actions(0)
-    return next((place for place, action in enumerate(first) if action.stage != first[0].stage), len(first))
+    return next((index for index, action in enumerate(first) if action.stage != first[0].stage), len(first))

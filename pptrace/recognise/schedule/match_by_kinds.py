@@ -1,4 +1,4 @@
-"""Which schedule of the registry runs these kinds of ops in this order: what can be known where labels tell nothing else."""
+"""Match the kinds of ops, in order, against the schedules of the registry: all that is known without labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import from_rows
 
 
-def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
+def match_by_kinds(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None) -> Plan | None:
     """The registry's plan whose ranks run these kinds of ops in this order.
 
     Several may: microbatch groups of p come before larger ones, and then fewer chunks before more.
@@ -30,14 +30,14 @@ def fit(pp: int, kinds: Mapping[int, Sequence[str]], received: int | None = None
     return None
 
 
-def with_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> Plan | None:
+def match_schedule_by_kinds(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> Plan | None:
     """The plan of the same schedule, with as many chunks, whose ranks run these kinds of ops in this order."""
     forwards = {list(row).count("F") for row in kinds.values()}
     if len(forwards) != 1 or not (total := forwards.pop()) or total % plan.num_chunks:
         return None
-    for other in _candidates(plan.pp, total, [plan.num_chunks], _num_leading(kinds[min(kinds)])):
-        if other.name == plan.name and _runs(other, kinds):
-            return other
+    for candidate in _candidates(plan.pp, total, [plan.num_chunks], _num_leading(kinds[min(kinds)])):
+        if candidate.name == plan.name and _runs(candidate, kinds):
+            return candidate
     return None
 
 
@@ -46,7 +46,7 @@ def _runs(plan: Plan, kinds: Mapping[int, Sequence[str]]) -> bool:
 
 
 def _chunk_counts(total: int, received: int | None) -> list[int]:
-    """Into how many chunks so many forwards of a rank may be cut."""
+    """Possible numbers of chunks for this number of forwards per rank."""
     if received is not None and 0 <= received < total and total % (total - received) == 0:
         return [total // (total - received)]
     return [chunks for chunks in range(1, total + 1) if total % chunks == 0]
@@ -54,7 +54,7 @@ def _chunk_counts(total: int, received: int | None) -> list[int]:
 
 def _num_leading(row: Sequence[str]) -> int:
     """The forwards before any other op."""
-    return next((place for place, kind in enumerate(row) if kind != "F"), len(row))
+    return next((index for index, kind in enumerate(row) if kind != "F"), len(row))
 
 
 def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) -> Iterator[Plan]:

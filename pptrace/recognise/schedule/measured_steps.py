@@ -21,7 +21,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class PipelineStep:
     """One step of one pipeline: by global rank the ops in time order."""
 
     pipeline: tuple[int, ...]
@@ -36,19 +36,19 @@ class StepRows:
         return {self.pipeline.index(rank): [op.kind for op in row] for rank, row in self.rows.items()}
 
 
-def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[StepRows]:
+def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[PipelineStep]:
     """Every step of every pipeline."""
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     columns = (compute[name].tolist() for name in ("step", "rank", "kind", "stage", "microbatch", "pair"))
-    found: dict[tuple[tuple[int, ...], int], dict[int, list[Op]]] = {}
+    rows_by_step: dict[tuple[tuple[int, ...], int], dict[int, list[Op]]] = {}
     pipelines = {rank: pipeline for pipeline in mesh.pipelines for rank in pipeline}
-    for index, step, rank, *rest in zip(compute.index.tolist(), *columns, strict=True):
+    for index, step, rank, *fields in zip(compute.index.tolist(), *columns, strict=True):
         if rank in pipelines:
-            found.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(Op(index, *rest))
-    return [StepRows(pipeline, step, rows) for (pipeline, step), rows in found.items()]
+            rows_by_step.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(Op(index, *fields))
+    return [PipelineStep(pipeline, step, rows) for (pipeline, step), rows in rows_by_step.items()]
 
 
-def kinds_by_place(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
+def kinds_by_pp_rank(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
     """The kinds of ops of each rank of a pipeline in its most complete step, by the rank's place."""
     steps = steps_of(ops, mesh)
-    return max(steps, key=StepRows.num_ops).kinds() if steps else {}
+    return max(steps, key=PipelineStep.num_ops).kinds() if steps else {}

@@ -1,4 +1,4 @@
-"""The plans of single steps: those with another number of microbatches than most follow the same schedule with so many."""
+"""Plans of single steps with another number of microbatches than most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.schedule.exact_match import identify
+from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
@@ -27,39 +27,39 @@ class MeasuredStep:
     rows: tuple[tuple[str, ...], ...]
 
 
-def other_plans(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
+def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
     """By step: ``plan`` with another number of microbatches, where a step has so many on all of its ranks.
 
     None for a step with so many that the schedule has no plan for them, or is none of the registry.
     """
-    found: dict[int, Plan | None] = {}
+    plans: dict[int, Plan | None] = {}
     counts: dict[int, set[int | None]] = {}
     for step in measured:
         counts.setdefault(step.step, set()).add(_num_microbatches(plan, step))
     for step in measured:
         count = counts[step.step]
-        if step.step not in found and len(count) == 1 and None not in count and plan.num_microbatches not in count:
-            found[step.step] = _with_microbatches(plan, max(filter(None, count)), step)
-    return found
+        if step.step not in plans and len(count) == 1 and None not in count and plan.num_microbatches not in count:
+            plans[step.step] = _with_microbatches(plan, max(filter(None, count)), step)
+    return plans
 
 
 def _num_microbatches(plan: Plan, step: MeasuredStep) -> int | None:
-    """Of how many microbatches a step is: the plan's, unless every rank has all ops of as many others, on all of its stages."""
-    pairs = [(place, row) for place, row in zip(step.pp_ranks, step.rows, strict=True) if place < plan.pp]
-    if all(len(row) == len(plan.compute_actions(place)) for place, row in pairs):
+    """Number of microbatches of a step: the plan's, unless every rank has all ops of another number on all of its stages."""
+    pairs = [(pp_rank, row) for pp_rank, row in zip(step.pp_ranks, step.rows, strict=True) if pp_rank < plan.pp]
+    if all(len(row) == len(plan.compute_actions(pp_rank)) for pp_rank, row in pairs):
         return plan.num_microbatches
-    counts = {_whole(plan, place, tuple(map(parse_action, row))) for place, row in pairs}
+    counts = {_num_complete_microbatches(plan, pp_rank, tuple(map(parse_action, row))) for pp_rank, row in pairs}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _whole(plan: Plan, place: int, row: tuple[Action, ...]) -> int | None:
-    """The number of microbatches whose forwards and backwards a rank ran on each of its stages; None where some are missing."""
+def _num_complete_microbatches(plan: Plan, pp_rank: int, row: tuple[Action, ...]) -> int | None:
+    """Number of microbatches whose forwards and backwards a rank ran on each of its stages; None if some are missing."""
     halves = [half for half in iter_halves(row) if half.kind in (Kind.F, Kind.B, Kind.I)]
     forwards = Counter(half.stage for half in halves if half.kind is Kind.F)
     backwards = Counter(half.stage for half in halves if half.kind is not Kind.F)
     microbatches = {half.microbatch for half in halves}
     count = len(microbatches)
-    if microbatches != set(range(count)) or forwards != backwards or set(forwards) != set(plan.stages_of(place)):
+    if microbatches != set(range(count)) or forwards != backwards or set(forwards) != set(plan.stages_of(pp_rank)):
         return None
     share = {number * plan.num_chains for number in forwards.values()}
     return count if share == {count} else None
@@ -72,15 +72,15 @@ def _with_microbatches(plan: Plan, count: int, step: MeasuredStep) -> Plan | Non
     try:
         measured = from_rows(step.rows, plan.name)
     except ScheduleError:
-        return of_length(plan, count)  # ranks without a trace leave gaps
-    own = identify(measured)
-    if own is not measured and own.name == plan.name and own.pp == plan.pp:
-        return own
-    return of_length(plan, count)
+        return with_num_microbatches(plan, count)  # ranks without a trace leave gaps
+    followed = match_registry(measured)
+    if followed is not measured and followed.name == plan.name and followed.pp == plan.pp:
+        return followed
+    return with_num_microbatches(plan, count)
 
 
-def of_length(plan: Plan, count: int) -> Plan | None:
-    """The plan of the same schedule with so many microbatches; None where it has none."""
+def with_num_microbatches(plan: Plan, count: int) -> Plan | None:
+    """The plan of the same schedule with another number of microbatches; None if there is none."""
     if plan.name not in registry.SCHEDULES:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Steps of runs in which no range or label ends one: a step is over where every rank has run as many backwards as forwards.
+"""Cut steps where no range or label marks their end: a step ends where every rank has run as many backwards as forwards.
 
 Forwards and backwards are then counted from the beginning of the trace to its end, as of one step, which is cut here. One rank
 alone need not tell: the last one of a pipeline runs each backward right after its forward, the first one has forwards waiting for
@@ -20,15 +20,15 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 _FORWARDS, _BACKWARDS = ("F",), ("B", "I")
 
 _OPEN = (
-    "no span tells where a step ends, and the order of ops on the traced ranks does not either: "
-    "forwards and backwards are left out"
+    "no span marks the end of a step, and the order of ops on the traced ranks does not show it: "
+    "forwards and backwards are left out; record the spans of steps"
 )
-_CUT = "no span tells where a step ends: steps end where each rank has run as many backwards as forwards"
+_CUT = "no span marks the end of a step: a step is assumed to end where each rank has run as many backwards as forwards"
 
 
 @dataclass(frozen=True, slots=True)
 class _Balance:
-    """After each op of a rank: how many forwards wait for their backwards, and how many there have been."""
+    """Counts after each op of a rank: forwards waiting for their backwards, and forwards so far."""
 
     waiting: Int64
     forwards: Int64
@@ -41,40 +41,45 @@ class _Balance:
 
     @property
     def ends(self) -> set[int]:
-        """After how many forwards none is waiting."""
+        """Numbers of forwards after which none is waiting."""
         return set(self.forwards[self.waiting == 0].tolist())
 
     @property
     def most(self) -> int:
-        """The most forwards that are ever waiting."""
+        """The largest number of forwards waiting at once."""
         return int(self.waiting.max(initial=0))
 
 
 def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedRank], tuple[str, ...]]:
-    """The ranks whose labels count ops and end no step with that one long step cut, and a line that says so.
+    """Cut the single counted step of each rank into steps; with a warning.
 
     Nothing is cut where no rank is ever two forwards ahead, as where each microbatch runs alone, since any of them could end a
     step.
     """
-    working = [found for found in ranks if len(found.ops) and found.ops["kind"].isin(_FORWARDS).any()]
-    if len(working) < 2 or not all(map(_is_one_counted_step, working)):
+    computing = [
+        recognised for recognised in ranks if len(recognised.ops) and recognised.ops["kind"].isin(_FORWARDS).any()
+    ]
+    if len(computing) < 2 or not all(map(_is_one_counted_step, computing)):
         return list(ranks), ()
-    balances = [_Balance.of(_in_order(found.ops)["kind"]) for found in working]
+    balances = [_Balance.of(_in_order(recognised.ops)["kind"]) for recognised in computing]
     if max(balance.most for balance in balances) < 2:
         return list(ranks), ()
     last = max(int(balance.forwards[-1]) for balance in balances)
     cuts = np.array(sorted(set.intersection(*(balance.ends for balance in balances)) - {last}), dtype=np.int64)
     if not len(cuts):
         return list(ranks), ()
-    line = f"no label ends a step: {len(cuts) + 1} steps are told by where all ranks have run the backwards of all their forwards"
-    chosen = {id(found) for found in working}
-    return [_cut(found, cuts) if id(found) in chosen else found for found in ranks], (line,)
+    line = (
+        f"no label ends a step: {len(cuts) + 1} steps, each assumed to end where all ranks have run as many "
+        "backwards as forwards"
+    )
+    chosen = {id(recognised) for recognised in computing}
+    return [_cut(recognised, cuts) if id(recognised) in chosen else recognised for recognised in ranks], (line,)
 
 
 def with_balanced_spans(
     ops: pd.DataFrame, mesh: MeshInfo, ranks: Collection[int]
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """``ops`` of ``ranks``, whose spans may end no step, with that one long step cut in each pipeline, and a line that says so.
+    """Cut the single step of ``ranks``' spans in each pipeline; with a warning.
 
     Here only a first rank that no other contradicts tells; where none does, the ops are left out.
 
@@ -82,24 +87,24 @@ def with_balanced_spans(
         ops: schema OPS; forwards and backwards without stages, counted from 0 on each rank.
         ranks: those whose traces may lack every range that ends a step.
     """
-    own = ops[ops["rank"].isin(ranks)]
-    compute = _in_order(own[own["kind"].isin((*_FORWARDS, "B"))])
-    if compute.empty or (own["step"] != 0).any() or own["kind"].isin(("STEP", "OPTIMIZER")).any():
+    selected_ops = ops[ops["rank"].isin(ranks)]
+    compute = _in_order(selected_ops[selected_ops["kind"].isin((*_FORWARDS, "B"))])
+    if compute.empty or (selected_ops["step"] != 0).any() or selected_ops["kind"].isin(("STEP", "OPTIMIZER")).any():
         return ops, ()
     rows = {int(str(rank)): part for rank, part in compute.groupby("rank")}
     filled = ops.copy()
     is_cut = False
-    lost: list[int] = []
+    dropped: list[int] = []
     for pipeline in mesh.pipelines:
-        held = [rank for rank in pipeline if rank in rows]
+        traced = [rank for rank in pipeline if rank in rows]
         cuts = _cuts_of_first([rows[rank]["kind"].tolist() if rank in rows else [] for rank in pipeline])
         if not len(cuts):
-            lost += [index for rank in held for index in rows[rank].index]
-        for rank in held if len(cuts) else ():
+            dropped += [index for rank in traced for index in rows[rank].index]
+        for rank in traced if len(cuts) else ():
             _cut_rows(filled, rows[rank], cuts)
             is_cut = True
-    if lost:
-        return filled.drop(index=lost).reset_index(drop=True), (_OPEN,)
+    if dropped:
+        return filled.drop(index=dropped).reset_index(drop=True), (_OPEN,)
     return filled, (_CUT,) if is_cut else ()
 
 
@@ -117,11 +122,11 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
     return np.array(sorted(first), dtype=np.int64) if agrees else none
 
 
-def _is_one_counted_step(found: RecognisedRank) -> bool:
-    """Whether the rank's ops were counted from the beginning of the trace to its end, for want of anything that ends a step."""
-    compute = found.ops[found.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
+def _is_one_counted_step(recognised: RecognisedRank) -> bool:
+    """Whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
+    compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
     counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
-    return bool(counted) and len(compute) == len(found.ops)
+    return bool(counted) and len(compute) == len(recognised.ops)
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -134,17 +139,17 @@ def _numbers(counted: Int64, cuts: Int64) -> tuple[Int64, Int64]:
     return step, counted - np.concatenate(([0], cuts))[step]
 
 
-def _cut(found: RecognisedRank, cuts: Int64) -> RecognisedRank:
+def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
     """Ops by their number; messages, which may be fewer, by the ops beside them: a send's before it, a receive's after it."""
-    ops = found.ops.copy()
+    ops = recognised.ops.copy()
     ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)
-    comms = found.comms.copy()
-    own = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
-    if own.any():
-        comms.loc[own, "step"] = _steps_of_messages(comms[own], ops)
-        count = _in_order(comms[own]).groupby(["step", "kind", "direction"]).cumcount()
+    comms = recognised.comms.copy()
+    is_message = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
+    if is_message.any():
+        comms.loc[is_message, "step"] = _steps_of_messages(comms[is_message], ops)
+        count = _in_order(comms[is_message]).groupby(["step", "kind", "direction"]).cumcount()
         comms.loc[count.index, "microbatch"] = count
-    return replace(found, ops=ops.astype(found.ops.dtypes), comms=comms.astype(found.comms.dtypes))
+    return replace(recognised, ops=ops.astype(recognised.ops.dtypes), comms=comms.astype(recognised.comms.dtypes))
 
 
 def _steps_of_messages(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
@@ -162,5 +167,5 @@ def _cut_rows(filled: pd.DataFrame, rows: pd.DataFrame, cuts: Int64) -> None:
     filled.loc[rows.index, "step"] = step
     filled.loc[rows.index, "microbatch"] = microbatch
     others = filled[(filled["rank"] == rows["rank"].iloc[0]) & ~filled.index.isin(rows.index)]
-    place = np.searchsorted(rows["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
-    filled.loc[others.index, "step"] = step[np.maximum(place, 0)]
+    position = np.searchsorted(rows["start_ns"].to_numpy(), others["start_ns"].to_numpy(), side="right") - 1
+    filled.loc[others.index, "step"] = step[np.maximum(position, 0)]

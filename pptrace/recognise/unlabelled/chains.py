@@ -1,4 +1,4 @@
-"""Which ranks form a pipeline, and in which order: by the peers of their messages, else the only order that they can have."""
+"""Ranks that form a pipeline, and their order: by the peers of messages, else the only possible order."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def match_pipeline(evidence: Mapping[int, Evidence], order: Sequence[int]) -> Pi
         MismatchError: they are none, or may be several; the reason is that against ``order``.
     """
     first = [evidence[rank] for rank in order]
-    found: list[PipelineMatch] = []
+    matches: list[PipelineMatch] = []
     problems: list[MismatchError] = []
     for ranks in (first, first[::-1]):
         try:
-            found.append(match_chain(ranks))
+            matches.append(match_chain(ranks))
         except MismatchError as err:
             problems.append(err)
-    named = any((own.peer >= 0).any() for rank in first for own in (rank.sends, rank.recvs))
-    if not found and not named and 2 < len(order) <= MOST_PERMUTED:
-        found = list(_in_any_order(first))
-    if len(found) > 1:
-        raise MismatchError(f"ranks {_listed(order)} may be a pipeline in {len(found)} orders")
-    if not found:
+    named = any((rank_evidence.peer >= 0).any() for rank in first for rank_evidence in (rank.sends, rank.recvs))
+    if not matches and not named and 2 < len(order) <= MOST_PERMUTED:
+        matches = list(_in_any_order(first))
+    if len(matches) > 1:
+        raise MismatchError(f"ranks {_listed(order)} may be a pipeline in {len(matches)} orders")
+    if not matches:
         raise problems[0]
-    return found[0]
+    return matches[0]
 
 
 def _in_any_order(evidence: Sequence[Evidence]) -> Iterator[PipelineMatch]:
@@ -55,32 +55,32 @@ def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
         MismatchError: they form no chains, or a rank of one has no trace.
     """
     peers: dict[int, set[int]] = {}
-    for rank, own in evidence.items():
-        known = np.concatenate((own.sends.peer, own.recvs.peer))
-        if (known < 0).any():
+    for rank, rank_evidence in evidence.items():
+        known_peers = np.concatenate((rank_evidence.sends.peer, rank_evidence.recvs.peer))
+        if (known_peers < 0).any():
             return []
-        peers[rank] = set(known.tolist())
+        peers[rank] = set(known_peers.tolist())
     absent = sorted(set().union(*peers.values()) - set(evidence))
     if absent:
         raise MismatchError(f"rank {absent[0]}, which others exchange messages with, has no trace with operators")
     chains = []
-    left = set(peers)
-    while left:
-        ends = sorted(rank for rank in left if len(peers[rank]) == 1)
-        if not ends:
-            rank = min(left)
+    remaining = set(peers)
+    while remaining:
+        chain_ends = sorted(rank for rank in remaining if len(peers[rank]) == 1)
+        if not chain_ends:
+            rank = min(remaining)
             raise MismatchError(
                 f"the messages of rank {rank} and its peers {_listed(sorted(peers[rank]))} form no chain"
             )
-        chain = [ends[0]]
-        while more := peers[chain[-1]] - set(chain):
-            if len(peers[chain[-1]]) > 2 or len(more) > 1:
+        chain = [chain_ends[0]]
+        while following := peers[chain[-1]] - set(chain):
+            if len(peers[chain[-1]]) > 2 or len(following) > 1:
                 raise MismatchError(
                     f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain"
                 )
-            chain.append(more.pop())
+            chain.append(following.pop())
         chains.append(tuple(chain))
-        left -= set(chain)
+        remaining -= set(chain)
     return chains
 
 

@@ -1,4 +1,4 @@
-"""Whether several chunks on each rank, which the order of forwards and backwards alone told, can be what ran.
+"""Check whether several chunks per rank, inferred from the order of ops alone, are consistent with messages and autograd.
 
 Many programs run forwards and then backwards with messages between them: a ring runs them in the order of breadth-first chunks,
 and a loop by hand may run the backwards of chunks in an order of its own. What a pipeline sends and receives, and the nodes of
@@ -18,8 +18,8 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.rank_order import MismatchError, Ops, evidence_of, forwards_behind
 
 
-def against_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
-    """What speaks against the chunks of these ranks, in words; "" where nothing does.
+def contradiction_of_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: MeshInfo) -> str:
+    """The contradiction to the chunks of these ranks, in words; "" without one.
 
     Args:
         ranks: those whose host threads show the messages and operators.
@@ -27,42 +27,47 @@ def against_chunks(ranks: Sequence[RecognisedRank], ops: pd.DataFrame, mesh: Mes
         mesh: with the pipelines and the number of chunks.
     """
     inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0)]
-    by_rank = {int(str(rank)): own.sort_values("start_ns") for rank, own in inferred.groupby("rank")}
-    known = [found for found in ranks if found.number in by_rank]
+    by_rank = {int(str(rank)): rank_ops.sort_values("start_ns") for rank, rank_ops in inferred.groupby("rank")}
+    with_inferred_ops = [recognised for recognised in ranks if recognised.number in by_rank]
     last = (mesh.pp or 1) * (mesh.vpp or 1) - 1
     ratios = set()
-    for found in known:
-        own = by_rank[found.number]
-        if len(set(own.groupby("step").size())) > 1:
+    for recognised in with_inferred_ops:
+        rank_ops = by_rank[recognised.number]
+        if len(set(rank_ops.groupby("step").size())) > 1:
             continue  # one step was cut off, and some of its messages without their ops
-        for kind, planned in _planned(own, last).items():
-            ratios.add(int((found.calls["kind"] == kind).sum()) / max(planned, 1))
+        for kind, num_planned in _num_planned_messages(rank_ops, last).items():
+            ratios.add(int((recognised.calls["kind"] == kind).sum()) / max(num_planned, 1))
     if any(not ratio.is_integer() for ratio in ratios) or len(ratios) > 1:
         return f"the ranks send and receive other numbers of messages than stages 0 to {last} do"
-    for found in known:
-        if not _runs_its_own(found, by_rank[found.number]):
-            return f"backwards of rank {found.number} run the nodes of other forwards than in that order"
+    for recognised in with_inferred_ops:
+        if not _backwards_match_forwards(recognised, by_rank[recognised.number]):
+            return f"backwards of rank {recognised.number} run the nodes of other forwards than in that order"
     return ""
 
 
-def _planned(ops: pd.DataFrame, last: int) -> dict[str, int]:
-    """How many messages the ops of a rank send and receive, each of one tensor."""
+def _num_planned_messages(ops: pd.DataFrame, last: int) -> dict[str, int]:
+    """Number of messages that the ops of a rank send and receive, each of one tensor."""
     forward, stage = (ops["kind"] == "F").to_numpy(), ops["stage"].to_numpy()
-    ahead = np.count_nonzero(forward & (stage < last)), np.count_nonzero(~forward & (stage < last))
-    behind = np.count_nonzero(forward & (stage > 0)), np.count_nonzero(~forward & (stage > 0))
-    return {"send": int(ahead[0] + behind[1]), "recv": int(ahead[1] + behind[0])}
+    to_and_from_next = np.count_nonzero(forward & (stage < last)), np.count_nonzero(~forward & (stage < last))
+    to_and_from_previous = np.count_nonzero(forward & (stage > 0)), np.count_nonzero(~forward & (stage > 0))
+    return {
+        "send": int(to_and_from_next[0] + to_and_from_previous[1]),
+        "recv": int(to_and_from_next[1] + to_and_from_previous[0]),
+    }
 
 
-def _runs_its_own(found: RecognisedRank, ops: pd.DataFrame) -> bool:
+def _backwards_match_forwards(recognised: RecognisedRank, ops: pd.DataFrame) -> bool:
     """Whether each backward runs the nodes of the forward of its stage and microbatch, as far as nodes are numbered."""
-    evidence = evidence_of(found.number, found.host, found.calls, [-1] * len(found.calls))
+    evidence = evidence_of(recognised.number, recognised.host, recognised.calls, [-1] * len(recognised.calls))
     forwards, backwards = ops[ops["kind"] == "F"], ops[ops["kind"] == "B"]
-    places = []
-    for own, rows in ((forwards, evidence.operators), (backwards, evidence.engine)):
-        start, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-        places.append(Ops(np.searchsorted(rows.start_ns, start), np.searchsorted(rows.start_ns, end), start, end))
+    forwards_and_backwards = []
+    for ops_of_kind, rows in ((forwards, evidence.operators), (backwards, evidence.engine)):
+        start, end = ops_of_kind["start_ns"].to_numpy(), ops_of_kind["end_ns"].to_numpy()
+        forwards_and_backwards.append(
+            Ops(np.searchsorted(rows.start_ns, start), np.searchsorted(rows.start_ns, end), start, end)
+        )
     try:
-        behind = forwards_behind(evidence, *places)
+        behind = forwards_behind(evidence, *forwards_and_backwards)
     except MismatchError:
         return False
     columns = ["step", "stage", "microbatch"]

@@ -1,4 +1,4 @@
-"""What the thread of a rank's pipeline did, in order: the evidence that the ranks of a pipeline are matched by.
+"""Ordered host activity of a rank: the evidence by which the ranks of an unlabelled pipeline are matched.
 
 Of a trace with operators and without labels of ops: the outermost operators of the thread that posts the messages, the nodes of
 autograd's engine in any thread, and what bounds a step; the messages themselves are in the rank's calls. Which operators are a
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import HOST_ORDER, Category, Events, What, empty_table
-from pptrace.recognise.ops.labelled_ranges import Range, labelled_ranges, told_ops
+from pptrace.recognise.ops.labelled_ranges import Range, labelled_ops, labelled_ranges
 
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"
@@ -31,7 +31,7 @@ _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
 def shows_operators(host: pd.DataFrame) -> bool:
-    """Whether a table of this schema shows what the thread did between its messages."""
+    """Whether the table includes activity between messages."""
     return bool(host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any())
 
 
@@ -41,7 +41,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
     if thread is None:
         return empty_table(HOST_ORDER)
     ranges = labelled_ranges(events)
-    if told_ops(ranges):
+    if labelled_ops(ranges):
         return empty_table(HOST_ORDER)
     parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
     table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
@@ -84,9 +84,9 @@ def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int
     """Those of the rows, which are in the order of their starts, that do not begin inside an earlier one of their thread."""
     kept = []
     for thread in np.unique(events.thread[rows]).tolist():
-        own = rows[events.thread[rows] == thread]
-        latest = np.maximum.accumulate(events.ends_of(own))
-        kept.append(own[np.append(True, events.start_ns[own[1:]] >= latest[:-1])])
+        thread_rows = rows[events.thread[rows] == thread]
+        latest = np.maximum.accumulate(events.ends_of(thread_rows))
+        kept.append(thread_rows[np.append(True, events.start_ns[thread_rows[1:]] >= latest[:-1])])
     return np.sort(np.concatenate(kept)) if kept else rows
 
 
@@ -100,7 +100,11 @@ def _bounds(events: Events, thread: int) -> pd.DataFrame:
 
 def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
     """The ranges of steps and of optimizers."""
-    spans = [entry for entry in ranges if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.leads]
+    spans = [
+        entry
+        for entry in ranges
+        if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.may_start_before_range
+    ]
     what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
     return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
 

@@ -1,4 +1,4 @@
-"""The ops of a pipeline without labels, matched on all of its ranks at once: messages, peers, autograd's engine and the plan.
+"""Match the ops of an unlabelled pipeline on all of its ranks at once: messages, peers, autograd's engine and the plan.
 
 One rank alone does not tell a forward of few operators from what its program does between ops. All ranks together do: along a
 chain each output sent is an input received, each forward lies before its output and after its input, each backward is what the
@@ -16,7 +16,7 @@ import numpy as np
 
 from pptrace.model.tables import Int64
 from pptrace.recognise.unlabelled.match_checks import checked
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Bools,
     Channels,
@@ -28,24 +28,26 @@ from pptrace.recognise.unlabelled.rank_order import (
     channels_of,
     cut,
     engine_spans,
-    first_of,
+    first_members,
     forwards_of,
     grouped,
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Trained, trained
+from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, trained_outputs
 
 
 def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
-    """The ranks as a pipeline in this order, with one stage on each.
+    """Match the ranks as a pipeline in this order, with one stage on each.
 
     Raises:
         MismatchError: they cannot be one.
     """
-    order = [own.rank for own in evidence]
-    places = list(zip(evidence, [None, *order], [*order[1:], None], strict=False))
-    channels = [channels_of(own, previous, following) for own, previous, following in places]
+    order = [rank_evidence.rank for rank_evidence in evidence]
+    with_neighbours = list(zip(evidence, [None, *order], [*order[1:], None], strict=False))
+    channels = [
+        channels_of(rank_evidence, previous, following) for rank_evidence, previous, following in with_neighbours
+    ]
     for (before, sending), (after, receiving) in pairwise(zip(order, channels, strict=True)):
         _check_counts(before, sending.to_next, after, receiving.from_previous)
         _check_counts(after, receiving.to_previous, before, sending.from_next)
@@ -54,11 +56,11 @@ def match_chain(evidence: Sequence[Evidence]) -> PipelineMatch:
     for by_total in (True, False):
         try:
             outputs = [
-                outputs_of(own, sending.to_next, gradients.backwards[place], by_total)
-                for place, (own, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
+                outputs_of(rank_evidence, sending.to_next, gradients.backwards[pp_rank], by_total)
+                for pp_rank, (rank_evidence, sending) in enumerate(zip(evidence[:-1], channels, strict=False))
             ]
             ranks = _rank_matches(evidence, channels, gradients, outputs)
-            return checked(evidence, ranks, outputs[0].found.sizes, gradients.are_whole)
+            return checked(evidence, ranks, outputs[0].trained.sizes, gradients.is_engine_complete)
         except MismatchError as err:
             problem = problem or err
     assert problem is not None
@@ -83,7 +85,7 @@ class _Gradients:
     backwards: list[Ops]
     group: list[Int64]
     kept: Bools
-    are_whole: bool
+    is_engine_complete: bool
 
 
 def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
@@ -94,24 +96,27 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
         MismatchError: the ranks do not have as many.
     """
     group = []
-    for own, own_channels in zip(evidence[1:], channels[1:], strict=True):
-        others = (own_channels.to_next.post_ns, own_channels.from_next.post_ns, own_channels.from_previous.post_ns)
-        group.append(cut(own_channels.to_previous, own.engine.start_ns, *others))
-    counts = {int(own[-1]) + 1 for own in group}
+    for rank_evidence, rank_channels in zip(evidence[1:], channels[1:], strict=True):
+        unused = (rank_channels.to_next.post_ns, rank_channels.from_next.post_ns, rank_channels.from_previous.post_ns)
+        group.append(cut(rank_channels.to_previous, rank_evidence.engine.start_ns, *unused))
+    counts = {int(rank_evidence[-1]) + 1 for rank_evidence in group}
     if len(counts) > 1:
         raise MismatchError(f"the ranks exchange {min(counts)} to {max(counts)} gradients")
     kept = np.ones(counts.pop(), dtype=bool)
     ran = ~kept
     spans = []
-    for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
-        received = grouped(own_channels.from_next, group[place]) if place < len(group) else None
-        sent = grouped(own_channels.to_previous, group[place - 1]) if place else None
-        spans.append(engine_spans(own, received, sent))
+    for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):
+        received = grouped(rank_channels.from_next, group[pp_rank]) if pp_rank < len(group) else None
+        sent = grouped(rank_channels.to_previous, group[pp_rank - 1]) if pp_rank else None
+        spans.append(engine_spans(rank_evidence, received, sent))
         kept &= spans[-1][1] > spans[-1][0]
         ran |= spans[-1][1] > spans[-1][0]
     if not kept.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
-    backwards = [ops_of(own.engine, low[kept], high[kept]) for own, (low, high) in zip(evidence, spans, strict=True)]
+    backwards = [
+        ops_of(rank_evidence.engine, low[kept], high[kept])
+        for rank_evidence, (low, high) in zip(evidence, spans, strict=True)
+    ]
     return _Gradients(backwards, group, kept, bool((kept == ran).all()))
 
 
@@ -119,16 +124,16 @@ def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _G
 class Outputs:
     """The messages of outputs between two ranks that backwards followed, ``num_tensors`` for each forward."""
 
-    found: Trained
+    trained: TrainedOutputs
     num_tensors: int
 
     def of(self, messages: Messages) -> Grouped:
-        group = np.arange(len(self.found.messages), dtype=np.int64) // self.num_tensors
-        return grouped(messages.where(self.found.messages), group)
+        group = np.arange(len(self.trained.messages), dtype=np.int64) // self.num_tensors
+        return grouped(messages.where(self.trained.messages), group)
 
-    def is_other(self, messages: Messages) -> Bools:
+    def is_unused(self, messages: Messages) -> Bools:
         """Which of the messages between the ranks are of none."""
-        other: Bools = ~np.isin(np.arange(len(messages)), self.found.messages)
+        other: Bools = ~np.isin(np.arange(len(messages)), self.trained.messages)
         return other
 
 
@@ -146,13 +151,13 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
         MismatchError
     """
     if by_total:
-        num_tensors, rest = divmod(len(sent), len(backwards))
-        if rest or not num_tensors:
+        num_tensors, remainder = divmod(len(sent), len(backwards))
+        if remainder or not num_tensors:
             raise MismatchError(f"rank {evidence.rank} sends {len(sent)} outputs and runs {len(backwards)} backwards")
     else:
         group = cut(sent, evidence.operators.start_ns, evidence.engine.start_ns)
         num_tensors = int(np.bincount(np.bincount(group)).argmax())
-    outputs = Outputs(trained(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
+    outputs = Outputs(trained_outputs(sent.post_ns, backwards.start_ns, num_tensors), num_tensors)
     _check_close(evidence, outputs.of(sent))
     return outputs
 
@@ -168,7 +173,7 @@ def _check_close(evidence: Evidence, sent: Grouped) -> None:
         MismatchError
     """
     rows = evidence.operators
-    last = sent.messages.post_ns[np.append(first_of(sent.group)[1:], len(sent.group)) - 1]
+    last = sent.messages.post_ns[np.append(first_members(sent.group)[1:], len(sent.group)) - 1]
     lasting = np.append(0, np.cumsum(rows.end_ns - rows.start_ns))
     low, high = np.searchsorted(rows.start_ns, sent.post_ns), np.searchsorted(rows.start_ns, last)
     between, before = lasting[high] - lasting[low], lasting[low] - lasting[np.append(0, high[:-1])]
@@ -186,39 +191,39 @@ def _rank_matches(
     Raises:
         MismatchError: they do not fit each other.
     """
-    if len({own.found.sizes for own in outputs}) > 1:
+    if len({rank_evidence.trained.sizes for rank_evidence in outputs}) > 1:
         raise MismatchError("the ranks do not send outputs and gradients of the same steps")
-    found = []
-    for place, (own, own_channels) in enumerate(zip(evidence, channels, strict=True)):
-        groups: dict[Way, Grouped] = {}
-        others: dict[Way, Messages] = {}
-        for edge, ways in ((place, _TO_NEXT), (place - 1, _TO_PREVIOUS)):
+    matches = []
+    for pp_rank, (rank_evidence, rank_channels) in enumerate(zip(evidence, channels, strict=True)):
+        groups: dict[MessageKind, Grouped] = {}
+        unused: dict[MessageKind, Messages] = {}
+        for edge, message_kinds in ((pp_rank, _TO_NEXT), (pp_rank - 1, _TO_PREVIOUS)):
             if not 0 <= edge < len(outputs):
                 continue
-            forward, backward = (getattr(own_channels, name) for name in ways.values())
-            output, gradient = ways
+            forward, backward = (getattr(rank_channels, name) for name in message_kinds.values())
+            output, gradient = message_kinds
             groups[output] = outputs[edge].of(forward)
-            others[output] = forward.where(outputs[edge].is_other(forward))
+            unused[output] = forward.where(outputs[edge].is_unused(forward))
             kept = gradients.kept[gradients.group[edge]]
             groups[gradient] = grouped(backward.where(kept), _renumbered(gradients.group[edge][kept]))
-            others[gradient] = backward.where(~kept)
-        forwards = forwards_between(own, own_channels, groups)
-        found.append(RankMatch(own.rank, forwards, gradients.backwards[place], groups, others))
-    return found
+            unused[gradient] = backward.where(~kept)
+        forwards = forwards_between(rank_evidence, rank_channels, groups)
+        matches.append(RankMatch(rank_evidence.rank, forwards, gradients.backwards[pp_rank], groups, unused))
+    return matches
 
 
-_TO_NEXT: Mapping[Way, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
+_TO_NEXT: Mapping[MessageKind, str] = {("F", "send"): "to_next", ("B", "recv"): "from_next"}
 
 
-_TO_PREVIOUS: Mapping[Way, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
+_TO_PREVIOUS: Mapping[MessageKind, str] = {("F", "recv"): "from_previous", ("B", "send"): "to_previous"}
 
 
 def _renumbered(group: Int64) -> Int64:
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
-def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[Way, Grouped]) -> Ops:
-    """The forwards of a rank, without what only some of them have."""
+def forwards_between(evidence: Evidence, channels: Channels, groups: Mapping[MessageKind, Grouped]) -> Ops:
+    """The forwards of a rank, without operators that only some of them have."""
     received, sent = groups.get(("F", "recv")), groups.get(("F", "send"))
     posts = channels.to_next.post_ns
     if sent is not None:

@@ -1,4 +1,4 @@
-"""What a match of ranks has to agree with: units on all ranks, autograd's numbers, a plan that can run, and clocks."""
+"""Checks of a match of ranks: equal units on all ranks, autograd's numbers, an executable plan, and clocks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.model.tables import Int64
-from pptrace.recognise.schedule.exact_match import identify
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, RankMatch, Way
+from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Evidence,
     Grouped,
@@ -26,7 +26,7 @@ from pptrace.schedule.text import from_rows
 
 
 def checked(
-    evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], are_whole: bool
+    evidence: Sequence[Evidence], ranks: Sequence[RankMatch], sizes: Sequence[int], is_engine_complete: bool
 ) -> PipelineMatch:
     """The match, if all ranks ran the same units, in an order that can run to its end.
 
@@ -38,20 +38,20 @@ def checked(
     """
     behind, is_known, by_nodes = _forwards_behind(evidence, ranks)
     rows = [in_order(match, behind) for match in ranks]
-    units = units_of(sizes, rows, [own.optimizers for own in evidence])
-    by_peers = all((own.peer >= 0).all() for rank in evidence for own in (rank.sends, rank.recvs))
+    units = units_of(sizes, rows, [rank_evidence.optimizers for rank_evidence in evidence])
+    by_peers = all((rank_evidence.peer >= 0).all() for rank in evidence for rank_evidence in (rank.sends, rank.recvs))
     for row, match in zip(rows, ranks, strict=True):
         check_between_units(row, match, units)
     if not by_nodes:
-        if not are_whole:
+        if not is_engine_complete:
             raise MismatchError("autograd's engine ran on some ranks alone beside messages that may be gradients")
         check_only_forwards(evidence[-1], ranks[-1].forwards, ranks[-1].backwards, ranks[-1].groups["F", "recv"])
         if all(unit.count == 1 for unit in units):
-            for own, match in zip(evidence, ranks, strict=True):
-                _check_at_once(own, match)
+            for rank_evidence, match in zip(evidence, ranks, strict=True):
+                _check_backward_follows_gradient(rank_evidence, match)
     plans = {}
     for unit in units:
-        cells = tuple(tuple(unit.cells(row, place)) for place, row in enumerate(rows))
+        cells = tuple(tuple(unit.cells(row, index)) for index, row in enumerate(rows))
         plans[unit.count] = _plan_of(cells, by_peers or by_nodes)
     _check_times(ranks)
     return PipelineMatch(tuple(ranks), units, plans[max(plans)], by_peers, behind, is_known)
@@ -61,9 +61,9 @@ def check_between_units(
     row: Sequence[Op],
     match: RankMatch,
     units: Sequence[Unit],
-    ways: Sequence[Way] = (("B", "send"), ("B", "recv")),
+    message_kinds: Sequence[MessageKind] = (("B", "send"), ("B", "recv")),
 ) -> None:
-    """What is sent back and is no gradient comes between units: no microbatch is under way while ranks agree on shapes.
+    """Check that unused messages come between units: ranks agree on shapes while no microbatch is in flight.
 
     ``ways`` are those of the messages that have to.
 
@@ -71,14 +71,14 @@ def check_between_units(
         MismatchError: it comes within one, whose own gradient may be lost.
     """
     starts = [unit.starts(row) for unit in units]
-    first, last = (np.array([own[end] for own in starts], dtype=np.int64) for end in (0, -1))
-    for way, messages in match.others.items():
-        at = messages.ready_ns if way[1] == "recv" else messages.post_ns
-        if way in ways and (np.searchsorted(first, at) > np.searchsorted(last, at)).any():
+    first, last = (np.array([rank_evidence[end] for rank_evidence in starts], dtype=np.int64) for end in (0, -1))
+    for message_kind, messages in match.others.items():
+        time_ns = messages.ready_ns if message_kind[1] == "recv" else messages.post_ns
+        if message_kind in message_kinds and (np.searchsorted(first, time_ns) > np.searchsorted(last, time_ns)).any():
             raise MismatchError(f"autograd's engine runs nothing beside a message of rank {match.rank} within a step")
 
 
-def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> None:
     """A backward begins with the gradient that came. With one microbatch at a time little else tells a pipeline from two ranks
     that compute in turn.
 
@@ -95,9 +95,9 @@ def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
 
 def in_order(match: RankMatch, behind: Int64) -> list[Op]:
     """The ops of a rank in time order."""
-    forwards = [("F", place, start) for place, start in enumerate(match.forwards.start_ns.tolist())]
+    forwards = [("F", index, start) for index, start in enumerate(match.forwards.start_ns.tolist())]
     backwards = [
-        ("B", place, start) for place, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
+        ("B", index, start) for index, start in zip(behind.tolist(), match.backwards.start_ns.tolist(), strict=True)
     ]
     return sorted([*forwards, *backwards], key=lambda op: op[2])
 
@@ -110,35 +110,35 @@ def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -
     Raises:
         MismatchError: ranks tell different ones.
     """
-    told = [
+    behind_by_rank = [
         behind
-        for own, match in zip(evidence, ranks, strict=True)
-        if (behind := forwards_behind(own, match.forwards, match.backwards)) is not None
+        for rank_evidence, match in zip(evidence, ranks, strict=True)
+        if (behind := forwards_behind(rank_evidence, match.forwards, match.backwards)) is not None
     ]
-    if any(not np.array_equal(told[0], other) for other in told[1:]):
+    if any(not np.array_equal(behind_by_rank[0], other) for other in behind_by_rank[1:]):
         raise MismatchError("the ranks do not run the backwards of the same microbatches in the same order")
-    if told:
-        if len(np.unique(told[0])) < len(told[0]):
+    if behind_by_rank:
+        if len(np.unique(behind_by_rank[0])) < len(behind_by_rank[0]):
             raise MismatchError("two backwards run what one forward made")
-        return told[0], True, True
-    alone = any((match.forwards.start_ns[1:] > match.backwards.start_ns[:-1]).all() for match in ranks)
-    return np.arange(len(ranks[0].backwards), dtype=np.int64), alone, False
+        return behind_by_rank[0], True, True
+    is_one_at_a_time = any((match.forwards.start_ns[1:] > match.backwards.start_ns[:-1]).all() for match in ranks)
+    return np.arange(len(ranks[0].backwards), dtype=np.int64), is_one_at_a_time, False
 
 
-def _plan_of(cells: Sequence[Sequence[str]], may_be_new: bool) -> Plan:
+def _plan_of(cells: Sequence[Sequence[str]], may_be_unknown: bool) -> Plan:
     """The plan of a unit's ops.
 
     Raises:
         MismatchError: it cannot run; or it is that of no schedule, although only orders can tell the ops.
     """
     try:
-        plan = identify(from_rows(cells, "custom"))
+        plan = match_registry(from_rows(cells, "custom"))
     except ScheduleError as err:
         raise MismatchError(f"the order of the ranks makes no plan: {err}") from None
     if replay(plan).blocked:
-        raise MismatchError("in the order of the ranks one would wait for ever")
-    if plan.name not in registry.SCHEDULES and not may_be_new:
-        raise MismatchError("the order of the ranks is that of no known schedule, and their messages name no peers")
+        raise MismatchError("in this order of ops a rank would deadlock")
+    if plan.name not in registry.SCHEDULES and not may_be_unknown:
+        raise MismatchError("the order of ops matches no known schedule, and the messages name no peers")
     return plan
 
 
@@ -155,18 +155,18 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
         MismatchError: none does.
     """
     for before, after in pairwise(ranks):
-        there = _latest_lead(before.groups["F", "send"], after.groups["F", "recv"])
-        back = _latest_lead(after.groups["B", "send"], before.groups["B", "recv"])
-        if there is None or back is None:
+        forward_lead = _least_lead(before.groups["F", "send"], after.groups["F", "recv"])
+        backward_lead = _least_lead(after.groups["B", "send"], before.groups["B", "recv"])
+        if forward_lead is None or backward_lead is None:
             continue
-        spans = (own.post_ns[-1] - own.post_ns[0] for own in before.groups.values())
-        if there + back > _SLACK_NS + max(map(int, spans)) // _DRIFT:
+        spans = (rank_evidence.post_ns[-1] - rank_evidence.post_ns[0] for rank_evidence in before.groups.values())
+        if forward_lead + backward_lead > _SLACK_NS + max(map(int, spans)) // _DRIFT:
             raise MismatchError(
                 f"messages between ranks {before.rank} and {after.rank} would come before they are sent, whatever their clocks"
             )
 
 
-def _latest_lead(sent: Grouped, came: Grouped) -> int | None:
+def _least_lead(sent: Grouped, came: Grouped) -> int | None:
     """By how much the receiving clock must be ahead at least; None where no completion is known."""
     if not (came.messages.ready_ns > came.messages.post_ns).all():
         return None

@@ -1,4 +1,4 @@
-"""One rank of a pipeline of which the others have no trace, without labels: what its own messages and autograd's numbers prove.
+"""Match one rank of an unlabelled pipeline whose other ranks have no trace, by its messages and autograd's sequence numbers.
 
 Autograd numbers the nodes that a forward makes, and each message bears the number of the next one: so the nodes that a backward
 runs name its forward, whatever else the program runs between its ops. A rank is taken for the first of its pipeline, the last or
@@ -15,7 +15,7 @@ import numpy as np
 from pptrace.model.tables import Int64
 from pptrace.recognise.unlabelled.match_chain import Outputs, forwards_between, outputs_of
 from pptrace.recognise.unlabelled.match_checks import check_between_units, in_order
-from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch
 from pptrace.recognise.unlabelled.rank_order import (
     Channels,
     Evidence,
@@ -31,7 +31,7 @@ from pptrace.recognise.unlabelled.rank_order import (
     ops_of,
     trimmed,
 )
-from pptrace.recognise.unlabelled.schedule_runs import Trained, Unit, units_of
+from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, Unit, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ class LoneMatch:
     rank: RankMatch
     units: tuple[Unit, ...]
     behind: Int64
-    peers: Mapping[Way, int]
+    peers: Mapping[MessageKind, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Whom a rank exchanges messages with: None where there is no such rank, -1 where nothing names it."""
+    """Peers of a rank: None where there is no such neighbour, -1 where it is unknown."""
 
     previous: int | None
     following: int | None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.previous is None:
             return "the first rank of a pipeline"
         if self.following is None:
@@ -67,12 +67,12 @@ def has_numbers(evidence: Evidence) -> bool:
     return bool((evidence.engine.number >= 0).any())
 
 
-class OpenStepsError(MismatchError):
-    """Why nothing on a rank tells where its steps end, although it is one of a pipeline."""
+class UnknownStepEndsError(MismatchError):
+    """The rank belongs to a pipeline, but the ends of its steps are unknown."""
 
 
 def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
-    """The rank as one of a pipeline with one stage on each.
+    """Match the rank as part of a pipeline with one stage per rank.
 
     Args:
         evidence: of the rank; ``optimizers`` are the times of everything that ends a step.
@@ -84,21 +84,21 @@ def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
     if not len(evidence.engine.start_ns):
         raise MismatchError(f"autograd's engine runs nothing on rank {evidence.rank}: no backward")
     matches: list[tuple[_Neighbours, LoneMatch]] = []
-    open_steps: list[OpenStepsError] = []
+    open_steps: list[UnknownStepEndsError] = []
     problems: dict[str, None] = {}
     for around in _neighbours(evidence):
         try:
             matches.append((around, _match_between(evidence, around, sizes)))
-        except OpenStepsError as err:
+        except UnknownStepEndsError as err:
             open_steps.append(err)
         except MismatchError as err:
-            problems.setdefault(f"not as {around.words} ({err})")
+            problems.setdefault(f"not as {around.description} ({err})")
     if len(matches) == 1 and not open_steps:
         return matches[0][1]
     if len(open_steps) == 1 and not matches:
         raise open_steps[0]
     if matches or open_steps:
-        raise MismatchError(f"rank {evidence.rank} may be at several places of a pipeline")
+        raise MismatchError(f"rank {evidence.rank} may have several positions in a pipeline")
     raise MismatchError("; ".join(problems))
 
 
@@ -132,17 +132,17 @@ def _match_between(evidence: Evidence, around: _Neighbours, sizes: tuple[int, ..
     """
     channels = channels_of(evidence, around.previous, around.following)
     for name, neighbour in (("next", around.following), ("previous", around.previous)):
-        to, back = (getattr(channels, f"{way}_{name}") for way in ("to", "from"))
+        to, back = (getattr(channels, f"{message_kind}_{name}") for message_kind in ("to", "from"))
         if (neighbour is not None) and not (len(to) and len(back)):
             raise MismatchError(f"messages with the {name} rank go one way only")
     gradients = _gradients(evidence, channels)
     if around.following is None:
-        return _checked(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around, sizes)
+        return _check_match(evidence, gradients, _forwards_of_last(evidence, channels, gradients.ops), around, sizes)
     problem: MismatchError | None = None
     for by_total in (True, False):
         try:
             forwards = _forwards_with_outputs(evidence, channels, gradients.ops, by_total)
-            return _checked(evidence, gradients, forwards, around, sizes)
+            return _check_match(evidence, gradients, forwards, around, sizes)
         except MismatchError as err:
             problem = problem or err
     assert problem is not None
@@ -154,8 +154,8 @@ class _Side:
     """Forwards or backwards with their messages; ``others`` are messages of none of them."""
 
     ops: Ops
-    groups: Mapping[Way, Grouped]
-    others: Mapping[Way, Messages]
+    groups: Mapping[MessageKind, Grouped]
+    others: Mapping[MessageKind, Messages]
 
 
 def _gradients(evidence: Evidence, channels: Channels) -> _Side:
@@ -175,34 +175,34 @@ def _gradients(evidence: Evidence, channels: Channels) -> _Side:
         count = len(np.unique(np.searchsorted(posts, evidence.engine.start_ns)))
     came = None
     if len(received):
-        came = grouped(received, _evenly(evidence, received, count, "gradients", "backwards"))
+        came = grouped(received, _evenly_split(evidence, received, count, "gradients", "backwards"))
     low, high = engine_spans(evidence, came, None if group is None else grouped(sent, group))
     kept = high > low
     if not kept.any():
         raise MismatchError("autograd's engine runs nothing between the messages: no backward")
-    groups: dict[Way, Grouped] = {}
-    left: dict[Way, Messages] = {}
-    for way, messages, of_op in (
+    groups: dict[MessageKind, Grouped] = {}
+    left: dict[MessageKind, Messages] = {}
+    for message_kind, messages, of_op in (
         (("B", "recv"), received, None if came is None else came.group),
         (("B", "send"), sent, group),
     ):
         if of_op is not None:
             is_kept = kept[of_op]
-            groups[way] = grouped(
+            groups[message_kind] = grouped(
                 messages.where(is_kept), np.unique(of_op[is_kept], return_inverse=True)[1].astype(np.int64)
             )
-            left[way] = messages.where(~is_kept)
+            left[message_kind] = messages.where(~is_kept)
     return _Side(ops_of(evidence.engine, low[kept], high[kept]), groups, left)
 
 
-def _evenly(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
+def _evenly_split(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
     """For each message its op, where each of ``count`` ops has equally many, one after the other.
 
     Raises:
         MismatchError
     """
-    each, rest = divmod(len(messages), count)
-    if rest or not each:
+    each, remainder = divmod(len(messages), count)
+    if remainder or not each:
         raise MismatchError(f"rank {evidence.rank} has {len(messages)} messages with {what} and {count} {of}")
     return np.arange(len(messages), dtype=np.int64) // each
 
@@ -215,17 +215,17 @@ def _forwards_with_outputs(evidence: Evidence, channels: Channels, backwards: Op
     """
     sent = channels.to_next
     outputs = outputs_of(evidence, sent, backwards, by_total)
-    groups: dict[Way, Grouped] = {("F", "send"): outputs.of(sent)}
-    left: dict[Way, Messages] = {("F", "send"): sent.where(outputs.is_other(sent))}
+    groups: dict[MessageKind, Grouped] = {("F", "send"): outputs.of(sent)}
+    left: dict[MessageKind, Messages] = {("F", "send"): sent.where(outputs.is_unused(sent))}
     came = channels.from_previous
     if len(came):
         total = len(sent) // outputs.num_tensors
-        op_of = _evenly(evidence, came, total, "inputs", "outputs")
-        ops = np.unique(outputs.found.messages // outputs.num_tensors)
+        op_of = _evenly_split(evidence, came, total, "inputs", "outputs")
+        ops = np.unique(outputs.trained.messages // outputs.num_tensors)
         rows = np.flatnonzero(np.isin(op_of, ops))
         each = len(came) // total
-        inputs = Outputs(Trained(outputs.found.sizes, rows.astype(np.int64)), each)
-        groups["F", "recv"], left["F", "recv"] = inputs.of(came), came.where(inputs.is_other(came))
+        inputs = Outputs(TrainedOutputs(outputs.trained.sizes, rows.astype(np.int64)), each)
+        groups["F", "recv"], left["F", "recv"] = inputs.of(came), came.where(inputs.is_unused(came))
     return _Side(forwards_between(evidence, channels, groups), groups, left)
 
 
@@ -236,18 +236,20 @@ def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) ->
         MismatchError
     """
     came = channels.from_previous
-    num_tensors, rest = divmod(len(came), len(backwards))
-    num_tensors = 1 if rest or not num_tensors else num_tensors
+    num_tensors, remainder = divmod(len(came), len(backwards))
+    num_tensors = 1 if remainder or not num_tensors else num_tensors
     groups = {("F", "recv"): grouped(came, np.arange(len(came), dtype=np.int64) // num_tensors)}
     forwards = forwards_between(evidence, channels, groups)
     behind = _behind(evidence, forwards, backwards)
     kept = np.sort(behind)
     rows = np.flatnonzero(np.isin(np.arange(len(came)) // num_tensors, kept))
-    inputs = Outputs(Trained((), rows.astype(np.int64)), num_tensors)
+    inputs = Outputs(TrainedOutputs((), rows.astype(np.int64)), num_tensors)
     trained = ops_of(evidence.operators, forwards.low[kept], forwards.high[kept])
-    ways: Way = ("F", "recv")
+    message_kind_of_inputs: MessageKind = ("F", "recv")
     ops = trimmed(evidence.operators, trained, at_end=False)
-    return _Side(ops, {ways: inputs.of(came)}, {ways: came.where(inputs.is_other(came))})
+    return _Side(
+        ops, {message_kind_of_inputs: inputs.of(came)}, {message_kind_of_inputs: came.where(inputs.is_unused(came))}
+    )
 
 
 def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
@@ -258,14 +260,14 @@ def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
     """
     behind = forwards_behind(evidence, forwards, backwards)
     if behind is None:
-        raise MismatchError("autograd's sequence numbers do not tell which forward each backward belongs to")
+        raise MismatchError("autograd's sequence numbers do not show which forward each backward belongs to")
     if len(np.unique(behind)) < len(behind):
         raise MismatchError("two backwards run what one forward made")
     return behind
 
 
-def _checked(
-    evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours, told: tuple[int, ...]
+def _check_match(
+    evidence: Evidence, gradients: _Side, forwards: _Side, around: _Neighbours, declared_sizes: tuple[int, ...]
 ) -> LoneMatch:
     """The match, if the rank ran whole steps one after the other and nothing comes between an op and its messages.
 
@@ -283,18 +285,18 @@ def _checked(
     row = in_order(match, behind)
     sizes = tuple(_sizes([kind for kind, _, _ in row]))
     is_open = around.previous is not None and set(sizes) == {1} and not len(evidence.optimizers)
-    if is_open and sum(told) == len(sizes):
-        sizes = told
+    if is_open and sum(declared_sizes) == len(sizes):
+        sizes = declared_sizes
     elif is_open:
-        raise OpenStepsError(
-            f"nothing tells where the steps of rank {evidence.rank} end: no range of an optimizer or of a step"
+        raise UnknownStepEndsError(
+            f"the ends of the steps of rank {evidence.rank} are unknown: no range of an optimizer or of a step"
         )
     units = units_of(sizes, [row], [evidence.optimizers])
-    check_between_units(row, match, units, ways=tuple(others))
-    for way, group in groups.items():
-        _check_no_bound(evidence, match.forwards if way[0] == "F" else match.backwards, way, group)
-    _check_at_once(evidence, match)
-    peers = {way: _peer(way, around) for way in groups}
+    check_between_units(row, match, units, message_kinds=tuple(others))
+    for message_kind, group in groups.items():
+        _check_no_bound(evidence, match.forwards if message_kind[0] == "F" else match.backwards, message_kind, group)
+    _check_backward_follows_gradient(evidence, match)
+    peers = {message_kind: _peer(message_kind, around) for message_kind in groups}
     return LoneMatch(match, units, behind, peers)
 
 
@@ -304,30 +306,30 @@ def _sizes(kinds: list[str]) -> Iterator[int]:
     Raises:
         MismatchError: a backward comes before its forward.
     """
-    under_way = count = 0
+    in_flight = count = 0
     for kind in kinds:
-        under_way += 1 if kind == "F" else -1
+        in_flight += 1 if kind == "F" else -1
         count += kind == "F"
-        if under_way < 0:
+        if in_flight < 0:
             raise MismatchError("more backwards than forwards: the trace begins within a step")
-        if not under_way:
+        if not in_flight:
             yield count
             count = 0
 
 
-def _check_no_bound(evidence: Evidence, ops: Ops, way: Way, group: Grouped) -> None:
+def _check_no_bound(evidence: Evidence, ops: Ops, message_kind: MessageKind, group: Grouped) -> None:
     """No step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no gradient.
 
     Raises:
         MismatchError
     """
     bounds = np.sort(evidence.bounds)
-    first, last = (ops.start_ns, group.post_ns) if way[1] == "send" else (group.post_ns, ops.start_ns)
+    first, last = (ops.start_ns, group.post_ns) if message_kind[1] == "send" else (group.post_ns, ops.start_ns)
     if (np.searchsorted(bounds, first) < np.searchsorted(bounds, last)).any():
         raise MismatchError(f"a step ends between an op of rank {evidence.rank} and its message")
 
 
-def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
+def _check_backward_follows_gradient(evidence: Evidence, match: RankMatch) -> None:
     """A backward runs nothing that was made between its gradient and itself, as where ranks exchange messages within a forward.
 
     Raises:
@@ -346,6 +348,6 @@ def _check_at_once(evidence: Evidence, match: RankMatch) -> None:
         )
 
 
-def _peer(way: Way, around: _Neighbours) -> int:
-    peer = around.following if way in (("F", "send"), ("B", "recv")) else around.previous
+def _peer(message_kind: MessageKind, around: _Neighbours) -> int:
+    peer = around.following if message_kind in (("F", "send"), ("B", "recv")) else around.previous
     return -1 if peer is None else peer

@@ -1,4 +1,4 @@
-"""Ranks without labels → the ops and messages that the match of all of them gives, or the reason why there is none."""
+"""Match unlabelled ranks to pipelines, or give the reason why they do not match."""
 
 from __future__ import annotations
 
@@ -12,58 +12,68 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
-from pptrace.recognise.unlabelled.lone_ranks import Joint, counted, match_some, num_left
+from pptrace.recognise.unlabelled.lone_ranks import JointMatch, counted, match_each_alone, num_operators_outside_ops
 from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
-from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch, Way
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
-from pptrace.recognise.unlabelled.whole_steps import matched_within
+from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
 
 
-def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> Joint:
+def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int | None = None) -> JointMatch:
     """Match the ranks whose host threads show messages between operators that no label names.
 
     ``num_ranks`` are those of the run, where known.
     """
-    evidence = {own.number: _evidence(own, groups) for own in ranks if len(own.host)}
-    if not evidence or any(len(own.ops) and not len(own.host) for own in ranks):
-        return Joint(tuple(ranks))
-    world = num_ranks or groups.world_size or max(len(ranks), *(own.number + 1 for own in ranks))
+    evidence = {recognised.number: _evidence(recognised, groups) for recognised in ranks if len(recognised.host)}
+    if not evidence or any(len(recognised.ops) and not len(recognised.host) for recognised in ranks):
+        return JointMatch(tuple(ranks))
+    world = num_ranks or groups.world_size or max(len(ranks), *(recognised.number + 1 for recognised in ranks))
     if len(evidence) == len(ranks) == 1:
-        return match_some(ranks, evidence)
+        return match_each_alone(ranks, evidence)
     try:
-        matches, cut = _whole_steps(evidence, groups, world)
+        matches, cut = _pipelines_of_whole_steps(evidence, groups, world)
     except MismatchError as err:
         problem = f"not one stage of a pipeline on each rank: {err}"
-        some = match_some(ranks, evidence) if world > len(ranks) or not groups.world_size else Joint(())
-        return some if some.notes and not some.refused else Joint(tuple(ranks), (), (problem,), frozenset(evidence))
-    by_rank = {own.number: own for own in ranks}
+        matched_alone = (
+            match_each_alone(ranks, evidence) if world > len(ranks) or not groups.world_size else JointMatch(())
+        )
+        return (
+            matched_alone
+            if matched_alone.notes and not matched_alone.refused
+            else JointMatch(tuple(ranks), (), (problem,), frozenset(evidence))
+        )
+    by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
-        steps = steps_of_units(match.units, [(by_rank[own.rank], own) for own in match.ranks])
-        for stage, own in enumerate(match.ranks):
-            course = ReplayGraph(match.units, steps, match.behind, stage, _peers(match.chain, stage))
-            by_rank[own.rank] = with_match(by_rank[own.rank], own, course)
-    known = tuple(by_rank.values())
-    return Joint(known, tuple(match.chain for match in matches), (*_notes(matches, known), *cut))
+        steps = steps_of_units(match.units, [(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks])
+        for stage, rank_match in enumerate(match.ranks):
+            graph = ReplayGraph(match.units, steps, match.behind, stage, _peers(match.chain, stage))
+            by_rank[rank_match.rank] = with_match(by_rank[rank_match.rank], rank_match, graph)
+    matched_ranks = tuple(by_rank.values())
+    return JointMatch(matched_ranks, tuple(match.chain for match in matches), (*_notes(matches, matched_ranks), *cut))
 
 
-def _peers(chain: Sequence[int], stage: int) -> Mapping[Way, int]:
+def _peers(chain: Sequence[int], stage: int) -> Mapping[MessageKind, int]:
     """The ranks at the other ends of a stage's messages."""
-    following = {way: chain[stage + 1] for way in _WITH_NEXT if stage + 1 < len(chain)}
-    return {**following, **{way: chain[stage - 1] for way in _WITH_PREVIOUS if stage}}
+    following = {message_kind: chain[stage + 1] for message_kind in _WITH_NEXT if stage + 1 < len(chain)}
+    return {**following, **{message_kind: chain[stage - 1] for message_kind in _WITH_PREVIOUS if stage}}
 
 
-_WITH_NEXT: tuple[Way, ...] = (("F", "send"), ("B", "recv"))
-_WITH_PREVIOUS: tuple[Way, ...] = (("F", "recv"), ("B", "send"))
+_WITH_NEXT: tuple[MessageKind, ...] = (("F", "send"), ("B", "recv"))
+_WITH_PREVIOUS: tuple[MessageKind, ...] = (("F", "recv"), ("B", "send"))
 
 
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
-    """A line where one rank's messages between operators were not matched with any other's, and told no op by themselves."""
-    shown = [own for own in ranks if len(own.host) and own.calls["kind"].isin(("send", "recv")).any()]
-    if len(shown) != 1 or any(own.ops["kind"].isin(COMPUTE_KINDS).any() for own in ranks):
+    """A warning where one rank's messages between operators could not be matched."""
+    with_messages = [
+        recognised
+        for recognised in ranks
+        if len(recognised.host) and recognised.calls["kind"].isin(("send", "recv")).any()
+    ]
+    if len(with_messages) != 1 or any(recognised.ops["kind"].isin(COMPUTE_KINDS).any() for recognised in ranks):
         return ()
     return (
-        f"rank {shown[0].number} sends and receives between operators, and its order alone does not tell the ops of a pipeline "
-        "from the rest: give the traces of the other ranks as well, which are matched together",
+        f"rank {with_messages[0].number} sends and receives between operators, and the ops of a pipeline cannot be recognised in "
+        "its order alone: ops are null; give the traces of the other ranks as well",
     )
 
 
@@ -71,33 +81,38 @@ def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
     """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
     pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
     """
-    if sum(bool(len(own.host)) for own in ranks) != 1:
+    if sum(bool(len(recognised.host)) for recognised in ranks) != 1:
         return False
-    own = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
-    kinds = own["kind"].value_counts()
-    return len(own) > 0 and bool((own["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
+    inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
+    kinds = inferred["kind"].value_counts()
+    return len(inferred) > 0 and bool((inferred["stage"] < 0).all()) and kinds.get("F", 0) != kinds.get("B", 0)
 
 
-def without_inferred(found: RecognisedRank) -> RecognisedRank:
-    """The rank without the ops and messages that its own order alone told."""
-    is_inferred = (found.ops["source"] == "inferred") & found.ops["kind"].isin(COMPUTE_KINDS)
+def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
+    """Drop the ops and messages inferred from the rank's own order."""
+    is_inferred = (recognised.ops["source"] == "inferred") & recognised.ops["kind"].isin(COMPUTE_KINDS)
     if not is_inferred.any():
-        return found
-    return replace(found, ops=found.ops[~is_inferred], comms=found.comms[found.comms["axis"] != "pp"], warnings=())
+        return recognised
+    return replace(
+        recognised,
+        ops=recognised.ops[~is_inferred],
+        comms=recognised.comms[recognised.comms["axis"] != "pp"],
+        warnings=(),
+    )
 
 
-def _evidence(found: RecognisedRank, groups: Groups) -> Evidence:
-    calls, rank = found.calls, found.number
+def _evidence(recognised: RecognisedRank, groups: Groups) -> Evidence:
+    calls, rank = recognised.calls, recognised.number
     keys = zip(*(calls[name] for name in GROUP_COLUMNS), strict=True)
     of_call = [groups.of_call[key_of(rank, key)] for key in keys]
     peers = [
-        global_peer(peer, place, group if group.id or group.ranks else groups.unnamed[rank])
-        for peer, place, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
+        global_peer(peer, index, group if group.id or group.ranks else groups.unnamed[rank])
+        for peer, index, group in zip(calls["peer"], calls["local_peer"], of_call, strict=True)
     ]
-    return evidence_of(rank, found.host, calls, peers)
+    return evidence_of(rank, recognised.host, calls, peers)
 
 
-def _whole_steps(
+def _pipelines_of_whole_steps(
     evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int
 ) -> tuple[list[PipelineMatch], tuple[str, ...]]:
     """The pipelines, where they need it of a part of the traces, and a line that says so.
@@ -105,7 +120,7 @@ def _whole_steps(
     Raises:
         MismatchError: there are none either way.
     """
-    return matched_within(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
+    return match_whole_steps(evidence, lambda parts: _pipelines(parts, groups, num_ranks))
 
 
 def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int) -> list[PipelineMatch]:
@@ -129,10 +144,10 @@ def _pipelines(evidence: Mapping[int, Evidence], groups: Groups, num_ranks: int)
         return [match_pipeline(evidence, ranks)]
     except MismatchError as err:
         problem = err
-    readings = list(_replicas(evidence, ranks))
-    if len(readings) != 1:
+    replicas = list(_replicas(evidence, ranks))
+    if len(replicas) != 1:
         raise problem
-    return readings[0]
+    return replicas[0]
 
 
 def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterator[list[PipelineMatch]]:
@@ -141,8 +156,8 @@ def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterato
     for length in (length for length in range(2, size // 2 + 1) if size % length == 0):
         count = size // length
         for chains in (
-            [ranks[place * length : (place + 1) * length] for place in range(count)],
-            [ranks[place::count] for place in range(count)],
+            [ranks[index * length : (index + 1) * length] for index in range(count)],
+            [ranks[index::count] for index in range(count)],
         ):
             try:
                 yield [match_pipeline(evidence, chain) for chain in chains]
@@ -151,27 +166,27 @@ def _replicas(evidence: Mapping[int, Evidence], ranks: Sequence[int]) -> Iterato
 
 
 def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) -> Iterator[str]:
-    by_rank = {own.number: own for own in ranks}
+    by_rank = {recognised.number: recognised for recognised in ranks}
     for match in matches:
         counts = sorted({unit.count for unit in match.units})
         microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        rest = sum(num_left(by_rank[own.rank], own) for own in match.ranks)
+        num_outside = sum(num_operators_outside_ops(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks)
         yield (
-            f"ranks {_shown(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            f"ranks {_listed(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
             "microbatches explain all messages between them and all that autograd's engine ran; "
-            f"{counted(rest, 'operator')} of their threads are of no op"
+            f"{counted(num_outside, 'operator')} of their threads belong to no op"
         )
     if not all(match.is_behind_known for match in matches):
-        yield "nothing tells of which microbatches the backwards are: they are numbered in the order of the forwards"
+        yield "the microbatches of the backwards are unknown: backwards are assumed to run in the order of the forwards"
     if matches[0].by_peers:
-        yield "no label tells the stages: the chain of ranks that exchange messages does"
+        yield "no label names the stages: they are those of the chain of ranks that exchange messages"
     elif any(list(match.chain) != sorted(match.chain) for match in matches):
-        yield "no label tells the stages: the only order of the ranks that their messages allow is taken for them"
+        yield "no label names the stages: assigned in the only order of the ranks that their messages allow"
     else:
-        yield "no label tells the stages: the ranks in their order are taken for them"
+        yield "no label names the stages: ascending order of ranks is assumed"
 
 
-def _shown(ranks: Sequence[int]) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     return (
         f"{ranks[0]} to {ranks[-1]}"
         if list(ranks) == list(range(ranks[0], ranks[-1] + 1))

@@ -1,4 +1,4 @@
-"""A rank's matched ops and messages → its tables, with steps and microbatches."""
+"""Tables of a rank from its matched ops and messages, with steps and microbatches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.recognise.unlabelled.pipeline_match import RankMatch, Way, numbers_of
+from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch, numbers_of
 from pptrace.recognise.unlabelled.rank_order import Messages
 from pptrace.recognise.unlabelled.schedule_runs import Unit
 
@@ -26,82 +26,84 @@ class Steps:
 
 
 def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RecognisedRank, RankMatch]]) -> Steps:
-    """Those of the numbered ranges, where on every rank each such range holds one unit; else counted from 0."""
-    numbers = [_numbers_of_ranges(found.host, own, units) for found, own in ranks]
+    """Numbers of the step ranges, if each holds one unit on every rank; else counted from 0."""
+    numbers = [_numbers_of_ranges(recognised.host, match, units) for recognised, match in ranks]
     first = numbers[0]
-    if first is None or any(other is None or not np.array_equal(first, other) for other in numbers):
+    if first is None or any(
+        numbers_of_rank is None or not np.array_equal(first, numbers_of_rank) for numbers_of_rank in numbers
+    ):
         return Steps(np.arange(len(units), dtype=np.int64), by_ranges=False)
     return Steps(first, by_ranges=True)
 
 
-def _numbers_of_ranges(host: pd.DataFrame, own: RankMatch, units: Sequence[Unit]) -> Int64 | None:
+def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Unit]) -> Int64 | None:
     """For each unit the number of the range that it begins in; None where ranges do not tell the units."""
     steps = host[(host["what"] == What.STEP.value) & (host["number"] >= 0)]
     if steps.empty:
         return None
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
-    first = own.forwards.start_ns[[unit.first for unit in units]]
+    first = match.forwards.start_ns[[unit.first for unit in units]]
     at = np.searchsorted(starts, first, side="right") - 1
     if not ((at >= 0) & (first < ends[at])).all() or len(set(at.tolist())) < len(at):
         return None
-    found: Int64 = steps["number"].to_numpy()[at]
-    return found
+    step_numbers: Int64 = steps["number"].to_numpy()[at]
+    return step_numbers
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayGraph:
-    """What a rank ran: its units with their steps, for each backward its forward, its stage (-1 if unknown), and by way the ranks
-    at the other ends of its messages.
+    """Units of a rank with their steps, for each backward its forward, its stage (-1 if unknown), and the peers of its
+    messages.
     """
 
     units: tuple[Unit, ...]
     steps: Steps
     behind: Int64
     stage: int
-    peers: Mapping[Way, int]
+    peers: Mapping[MessageKind, int]
 
     @property
     def chunk(self) -> int:
         return 0 if self.stage >= 0 else -1
 
 
-def with_match(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> RecognisedRank:
+def with_match(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> RecognisedRank:
     """The rank with the ops and messages of a match."""
     return replace(
-        found,
-        framework=found.framework or "unlabelled",
-        ops=_ops(found, own, course),
-        comms=_comms(found, own, course),
+        recognised,
+        framework=recognised.framework or "unlabelled",
+        ops=_ops(recognised, match, graph),
+        comms=_comms(recognised, match, graph),
         warnings=(),
-        is_paired=course.stage < 0,
+        is_paired=graph.stage < 0,
     )
 
 
-def _ops(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> pd.DataFrame:
-    owner = LaunchIndex(found.work)
-    unit, microbatch = numbers_of(course.units)
-    where = {"stage": course.stage, "chunk": course.chunk, "source": "inferred"}
+def _ops(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> pd.DataFrame:
+    launches = LaunchIndex(recognised.work)
+    unit, microbatch = numbers_of(graph.units)
+    common = {"stage": graph.stage, "chunk": graph.chunk, "source": "inferred"}
     rows: list[dict[str, Any]] = []
-    for kind, ops, of_op in (("F", own.forwards, slice(None)), ("B", own.backwards, course.behind)):
-        columns = (ops.start_ns, ops.end_ns, course.steps.of_unit[unit][of_op], microbatch[of_op])
+    for kind, ops, of_op in (("F", match.forwards, slice(None)), ("B", match.backwards, graph.behind)):
+        columns = (ops.start_ns, ops.end_ns, graph.steps.of_unit[unit][of_op], microbatch[of_op])
         for start, end, step, number in zip(*(column.tolist() for column in columns), strict=True):
-            span = owner.span(start, end, communication=False)
+            span = launches.span(start, end, communication=False)
             clock = "host" if span is None else "device"
             start, end = (start, end) if span is None else span[:2]
-            rows.append(_row(kind, step, start, end, microbatch=number, clock=clock, **where))
-    rows += _spans(found, own, course)
+            rows.append(_row(kind, step, start, end, microbatch=number, clock=clock, **common))
+    rows += _spans(recognised, match, graph)
     rows.sort(key=lambda row: row["start_ns"])
     return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
 
 
-def _spans(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> Iterator[dict[str, Any]]:
+def _spans(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> Iterator[dict[str, Any]]:
     """The optimizer's runs, each of the last step that began before it, and the numbered ranges of steps."""
-    numbers = course.steps.of_unit
-    begun = own.backwards.start_ns[[unit.first for unit in course.units]]
-    for what, number, start, end in found.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
+    numbers = graph.steps.of_unit
+    begun = match.backwards.start_ns[[unit.first for unit in graph.units]]
+    for what, number, start, end in recognised.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
         if what == What.OPTIMIZER and (at := int(np.searchsorted(begun, start)) - 1) >= 0:
             yield _row("OPTIMIZER", int(numbers[at]), start, end)
-        elif what == What.STEP and course.steps.by_ranges and number >= 0 and number in numbers:
+        elif what == What.STEP and graph.steps.by_ranges and number >= 0 and number in numbers:
             yield _row("STEP", number, start, end)
 
 
@@ -111,28 +113,28 @@ def _row(kind: str, step: int, start_ns: int, end_ns: int, **more: Any) -> dict[
     return row | more
 
 
-def _comms(found: RecognisedRank, own: RankMatch, course: ReplayGraph) -> pd.DataFrame:
+def _comms(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> pd.DataFrame:
     """The messages of the ops, and those that are of none."""
-    unit, microbatch = numbers_of(course.units)
+    unit, microbatch = numbers_of(graph.units)
     parts = []
-    for (direction, kind), group in own.groups.items():
-        row = {"kind": kind, "direction": direction, "peer": course.peers[direction, kind]}
-        of_op = group.group if direction == "F" else course.behind[group.group]
-        named = {"step": course.steps.of_unit[unit[of_op]], "stage": course.stage, "microbatch": microbatch[of_op]}
-        parts.append(_messages(found, group.messages, row | named))
-        parts.append(_messages(found, own.others[direction, kind], row | dict.fromkeys(named, -1)))
+    for (direction, kind), group in match.groups.items():
+        row = {"kind": kind, "direction": direction, "peer": graph.peers[direction, kind]}
+        of_op = group.group if direction == "F" else graph.behind[group.group]
+        named = {"step": graph.steps.of_unit[unit[of_op]], "stage": graph.stage, "microbatch": microbatch[of_op]}
+        parts.append(_messages(recognised, group.messages, row | named))
+        parts.append(_messages(recognised, match.others[direction, kind], row | dict.fromkeys(named, -1)))
     return pd.concat([part for part in parts if len(part)], ignore_index=True)
 
 
-def _messages(found: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
+def _messages(recognised: RecognisedRank, messages: Messages, row: Mapping[str, Any]) -> pd.DataFrame:
     """Rows of COMMS. A send on the host's clock lies in a buffer when its posting is over."""
-    calls = found.calls.iloc[messages.row]
+    calls = recognised.calls.iloc[messages.row]
     posted = calls["posted_ns"].to_numpy()
     buffered = (calls["clock"] == "host").to_numpy() & (row["kind"] == "send")
-    asked, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
-    start, rest = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
-    times = {"start_ns": start, "posted_ns": posted, "asked_ns": asked, "end_ns": end}
+    wait_start, end = (np.where(buffered, posted, calls[name].to_numpy()) for name in ("asked_ns", "end_ns"))
+    start, copied = calls["start_ns"].to_numpy(), {name: calls[name].tolist() for name in ("bytes", "stream", "clock")}
+    times = {"start_ns": start, "posted_ns": posted, "asked_ns": wait_start, "end_ns": end}
     times |= {"transfer_start_ns": start, "transfer_end_ns": end}
-    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **rest, **times}
+    columns: dict[str, Any] = {"rank": -1, "axis": "pp", "group_size": 2, "match": -1, **row, **copied, **times}
     size = len(messages)
     return make_table(COMMS, {name: value if np.ndim(value) else [value] * size for name, value in columns.items()})

@@ -1,4 +1,4 @@
-"""What the match of all ranks of a pipeline gives: the ops and messages of each, and the runs of the schedule."""
+"""Result of matching all ranks of a pipeline: ops and messages of each, and the runs of the schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pptrace.recognise.unlabelled.rank_order import Grouped, Messages, Ops
 from pptrace.recognise.unlabelled.schedule_runs import Unit
 from pptrace.schedule.plan import Plan
 
-Way = tuple[str, str]
+MessageKind = tuple[str, str]
 """F or B, send or recv."""
 
 
@@ -25,8 +25,8 @@ class RankMatch:
     rank: int
     forwards: Ops
     backwards: Ops
-    groups: Mapping[Way, Grouped]
-    others: Mapping[Way, Messages]
+    groups: Mapping[MessageKind, Grouped]
+    others: Mapping[MessageKind, Messages]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ class Messages:
     def __len__(self) -> int:
         return len(self.row)
 
-    def where(self, chosen: Bools | Int64) -> Messages:
-        return Messages(self.row[chosen], self.peer[chosen], self.post_ns[chosen], self.ready_ns[chosen])
+    def where(self, is_inside: Bools | Int64) -> Messages:
+        return Messages(self.row[is_inside], self.peer[is_inside], self.post_ns[is_inside], self.ready_ns[is_inside])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Rows:
     name: Int64
     number: Int64
 
-    def where(self, chosen: Bools) -> Rows:
-        return Rows(self.start_ns[chosen], self.end_ns[chosen], self.name[chosen], self.number[chosen])
+    def where(self, is_inside: Bools) -> Rows:
+        return Rows(self.start_ns[is_inside], self.end_ns[is_inside], self.name[is_inside], self.number[is_inside])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,19 @@ class Evidence:
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
         """What began in a stretch of time."""
 
-        def chosen(at: Int64) -> Bools:
+        def is_inside(at: Int64) -> Bools:
             inside: Bools = (at >= begin_ns) & (at < end_ns)
             return inside
 
         return Evidence(
             self.rank,
-            self.sends.where(chosen(self.sends.post_ns)),
-            self.recvs.where(chosen(self.recvs.post_ns)),
-            self.operators.where(chosen(self.operators.start_ns)),
-            self.engine.where(chosen(self.engine.start_ns)),
-            self.postings.where(chosen(self.postings.start_ns)),
-            self.bounds[chosen(self.bounds)],
-            self.optimizers[chosen(self.optimizers)],
+            self.sends.where(is_inside(self.sends.post_ns)),
+            self.recvs.where(is_inside(self.recvs.post_ns)),
+            self.operators.where(is_inside(self.operators.start_ns)),
+            self.engine.where(is_inside(self.engine.start_ns)),
+            self.postings.where(is_inside(self.postings.start_ns)),
+            self.bounds[is_inside(self.bounds)],
+            self.optimizers[is_inside(self.optimizers)],
         )
 
 
@@ -98,8 +98,8 @@ def evidence_of(rank: int, host: pd.DataFrame, calls: pd.DataFrame, peers: Seque
     what = host["what"].to_numpy()
 
     def rows(kind: What) -> Rows:
-        own = host[what == kind.value]
-        return Rows(*(own[name].to_numpy() for name in ("start_ns", "end_ns", "name", "number")))
+        rows_of_kind = host[what == kind.value]
+        return Rows(*(rows_of_kind[name].to_numpy() for name in ("start_ns", "end_ns", "name", "number")))
 
     bounds = np.isin(what, [What.BOUND.value, What.OPTIMIZER.value, What.STEP.value])
     return Evidence(
@@ -147,10 +147,10 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
     neighbours = [rank for rank in (previous, following) if rank is not None]
     peers = np.concatenate((sends.peer, recvs.peer))
     if len(peers) and (peers >= 0).all():
-        other = sorted(set(peers.tolist()) - set(neighbours))
-        if other:
+        strangers = sorted(set(peers.tolist()) - set(neighbours))
+        if strangers:
             raise MismatchError(
-                f"rank {evidence.rank} exchanges messages with rank {other[0]}, which is no neighbour of it"
+                f"rank {evidence.rank} exchanges messages with rank {strangers[0]}, which is no neighbour of it"
             )
         to_next, from_next = sends.peer == following, recvs.peer == following
     elif following is None or previous is None:
@@ -187,7 +187,7 @@ def cut(messages: Messages, *at: Int64) -> Int64:
     return np.append(0, np.cumsum(np.diff(before) > 0))[: len(messages)].astype(np.int64)
 
 
-def first_of(group: Int64) -> Int64:
+def first_members(group: Int64) -> Int64:
     """The places of the first members of groups that are numbered from 0."""
     return np.searchsorted(group, np.arange(group[-1] + 1 if len(group) else 0)).astype(np.int64)
 
@@ -207,7 +207,7 @@ class Grouped:
 
 def grouped(messages: Messages, group: Int64) -> Grouped:
     """The messages by op; the group of each is the op's place."""
-    first = first_of(group)
+    first = first_members(group)
     ready = np.maximum.reduceat(messages.ready_ns, first) if len(first) else messages.ready_ns
     return Grouped(messages, group, messages.post_ns[first], ready)
 
@@ -299,17 +299,23 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
     times, numbers = evidence.postings.start_ns[known], evidence.postings.number[known]
     after, before = np.searchsorted(times, forwards.end_ns), np.searchsorted(times, forwards.start_ns) - 1
     nodes = [evidence.engine.number[low:high] for low, high in zip(backwards.low, backwards.high, strict=True)]
-    ahead = np.append(numbers, -1)[np.searchsorted(times, backwards.start_ns) - 1].tolist()
-    nodes = [_made_before(own[own >= 0], latest) for own, latest in zip(nodes, ahead, strict=True)]
+    next_numbers = np.append(numbers, -1)[np.searchsorted(times, backwards.start_ns) - 1].tolist()
+    nodes = [
+        _made_before(numbers_of_backward[numbers_of_backward >= 0], latest)
+        for numbers_of_backward, latest in zip(nodes, next_numbers, strict=True)
+    ]
     if (after >= len(times)).any() or not all(map(len, nodes)):
         return None
     made, since = np.maximum.accumulate(numbers[after]), np.append(numbers, -1)[before]
-    lowest = np.searchsorted(made, [own.min() for own in nodes], side="right")
-    highest = np.searchsorted(made, [own.max() for own in nodes], side="right")
+    lowest = np.searchsorted(made, [numbers_of_backward.min() for numbers_of_backward in nodes], side="right")
+    highest = np.searchsorted(made, [numbers_of_backward.max() for numbers_of_backward in nodes], side="right")
     if (
         (lowest != highest).any()
         or (highest >= len(made)).any()
-        or any(own.min() < since[place] for own, place in zip(nodes, lowest.tolist(), strict=True))
+        or any(
+            numbers_of_backward.min() < since[index]
+            for numbers_of_backward, index in zip(nodes, lowest.tolist(), strict=True)
+        )
     ):
         raise MismatchError(f"a backward of rank {evidence.rank} runs what several forwards made, or none")
     return highest.astype(np.int64)
@@ -331,9 +337,9 @@ def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, recei
     parts = np.sort(np.concatenate((evidence.engine.start_ns, evidence.bounds, received.ready_ns)))
     piece = np.searchsorted(parts, rows, side="right")
     latest = len(rows)
-    for place in range(len(forwards) - 1, -1, -1):
-        latest = min(latest, int(np.searchsorted(rows, backwards.start_ns[place])))
-        if latest <= first or piece[latest - 1] != piece[forwards.low[place]]:
+    for index in range(len(forwards) - 1, -1, -1):
+        latest = min(latest, int(np.searchsorted(rows, backwards.start_ns[index])))
+        if latest <= first or piece[latest - 1] != piece[forwards.low[index]]:
             raise MismatchError(
                 f"rank {evidence.rank} may have run its forwards later than right after their inputs came"
             )
@@ -354,11 +360,11 @@ def trimmed(rows: Rows, ops: Ops, at_end: bool) -> Ops:
     usual = min(counts, key=lambda text: (-counts[text], len(text)), default=b"")
     low, high = ops.low.copy(), ops.high.copy()
     size = rows.name.itemsize
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         at = _find(text, usual, size, at_end) if text != usual else -1
         if at >= 0:
-            low[place] += at
-            high[place] = low[place] + len(usual) // size
+            low[index] += at
+            high[index] = low[index] + len(usual) // size
     return ops_of(rows, low, high)
 
 

@@ -1,4 +1,4 @@
-"""Runs of a schedule in the order of a pipeline's ops: from a first forward until no microbatch is under way."""
+"""Runs of a schedule in the order of a pipeline's ops: from a first forward until no microbatch is in flight."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Unit:
 
     def cells(self, row: Sequence[Op], stage: int) -> Iterator[str]:
         """The unit's ops of a rank, with their microbatches, in the order of time."""
-        return (f"{stage}{kind}{place - self.first}" for kind, place, _ in row if self._has(place))
+        return (f"{stage}{kind}{index - self.first}" for kind, index, _ in row if self._has(index))
 
     def starts(self, row: Sequence[Op]) -> list[int]:
-        return [start for _, place, start in row if self._has(place)]
+        return [start for _, index, start in row if self._has(index)]
 
-    def _has(self, place: int) -> bool:
-        return self.first <= place < self.first + self.count
+    def _has(self, index: int) -> bool:
+        return self.first <= index < self.first + self.count
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """The messages of outputs that backwards followed: ``sizes`` of the units in order, and which messages, by place."""
+class TrainedOutputs:
+    """Messages of outputs that backwards followed: the sizes of units in order, and the indices of messages."""
 
     sizes: tuple[int, ...]
     messages: Int64
 
 
-def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
+def trained_outputs(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> TrainedOutputs:
     """The units of a rank that sends outputs on: found from the end, since a backward always has its forward before it, and what
     no backward follows (evaluation, the agreeing on shapes) is none.
 
@@ -56,18 +56,18 @@ def trained(sent_ns: Int64, backward_ns: Int64, num_tensors: int) -> Trained:
     sizes: list[int] = []
     kept: list[int] = []
     num_sent = num_backwards = 0
-    for at, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
+    for index_of_event, ran in zip(order.tolist(), is_backward[order].tolist(), strict=True):
         if ran:
             num_backwards += 1
         elif num_backwards:
-            kept.append(at)
+            kept.append(index_of_event)
             num_sent += 1
         if num_backwards and num_sent == num_backwards * num_tensors:
             sizes.append(num_backwards)
             num_sent = num_backwards = 0
     if num_backwards:
         raise MismatchError("more backwards than forwards: the trace begins within a step")
-    return Trained(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
+    return TrainedOutputs(tuple(sizes[::-1]), np.array(kept[::-1], dtype=np.int64))
 
 
 def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Sequence[Int64]) -> tuple[Unit, ...]:
@@ -93,13 +93,13 @@ def units_of(sizes: Sequence[int], rows: Sequence[Sequence[Op]], optimizers: Seq
 
 
 def _joined(units: Sequence[Unit], row: Sequence[Op], optimizers: Int64) -> list[Unit]:
-    found: list[Unit] = []
+    joined: list[Unit] = []
     before: tuple[bool, int] | None = None
     for unit in units:
-        own = (unit.count == 1, int(np.searchsorted(optimizers, unit.starts(row)[0])))
-        if unit.count == 1 and own == before:
-            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        is_single_and_optimizer = (unit.count == 1, int(np.searchsorted(optimizers, unit.starts(row)[0])))
+        if unit.count == 1 and is_single_and_optimizer == before:
+            joined[-1] = replace(joined[-1], count=joined[-1].count + 1)
         else:
-            found.append(unit)
-        before = own
-    return found
+            joined.append(unit)
+        before = is_single_and_optimizer
+    return joined

@@ -1,4 +1,4 @@
-"""Matches of whole steps, where traces of ranks begin or end within one."""
+"""Match whole steps, where traces of ranks begin or end within one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
 Match = TypeVar("Match")
 
 
-def matched_within(
+def match_whole_steps(
     evidence: Mapping[int, Evidence], match: Callable[[Mapping[int, Evidence]], Match]
 ) -> tuple[Match, tuple[str, ...]]:
-    """What ``match`` gives; where it needs that, without the part of the traces before the first optimizer that all ranks show,
-    or behind the last one, and a line that says so: ranks may be cut off within a step.
+    """The result of ``match``; if needed, without the part of the traces before the first optimizer step that all ranks have,
+    or after the last one, with a warning: traces may be cut off within a step.
 
     Raises:
         MismatchError: there is no match either way.
@@ -25,13 +25,13 @@ def matched_within(
         return match(evidence), ()
     except MismatchError as err:
         problem = err
-    count = min(len(own.optimizers) for own in evidence.values())
+    count = min(len(rank_evidence.optimizers) for rank_evidence in evidence.values())
     for first, last in ((None, count), (-count, None), (-count, -1)):
         if count < (1 if first is None else 2):
             continue
-        parts = {rank: _cut(own, first, last) for rank, own in evidence.items()}
+        parts = {rank: _cut(rank_evidence, first, last) for rank, rank_evidence in evidence.items()}
         try:
-            found = match(parts)
+            matched = match(parts)
         except MismatchError:
             continue
         where = (
@@ -41,7 +41,7 @@ def matched_within(
             if last is None
             else "before the first or behind the last"
         )
-        return found, (f"left out what is {where} optimizer that all ranks show: {problem}",)
+        return matched, (f"left out what is {where} optimizer step that all ranks have: {problem}",)
     raise problem
 
 
