@@ -229,6 +229,10 @@ class DistributedCalls:
             self._tell("posted", call)
         return call
 
+    def look(self) -> None:
+        """Report what C++ has posted: the script is over."""
+        self._unseen.look()
+
     def fail(self) -> None:
         """The script ends with an error, perhaps that of a call which no hook sees."""
         self._unseen.fail()

@@ -2,7 +2,8 @@
 rank, also while it holds the interpreter lock, is stopped, or after it was killed.
 
     file    = header, calls, streams, texts
-    header  = magic, version, calls kept, pid, time of the last event (ns, monotonic), bytes of texts, number of streams
+    header  = magic, version, calls kept, pid, time of the last event (ns, monotonic), bytes of texts, number of streams, time at
+              which the script was seen to go from function to function
     calls   = ring of fixed size; the call of number n at n modulo the size: see ``CALL``
     streams = how many calls were made in each: a group's collectives, or its messages in one direction with one peer
     texts   = one line of JSON for each group: name, ranks, backend, description, whether a device runs its calls
@@ -25,11 +26,11 @@ from pathlib import Path
 from instrument.adapters.calls import SETUP, UNSEEN, Call, CallGroup
 
 MAGIC = b"PPTCALLS"
-VERSION = 1
+VERSION = 2
 NUM_CALLS = 1024
 NUM_STREAMS = 2048
 TEXT_BYTES = 1 << 18
-HEADER = struct.Struct("=8sIIqqqq")
+HEADER = struct.Struct("=8sIIqqqqq")
 CALL = struct.Struct("=qqqqiiqHBBi4x")
 """number + 1, bytes, sequence, posted ns, peer, tag, changed ns, group, kind, state, batch."""
 STREAM = struct.Struct("=HBxiiq")
@@ -59,7 +60,7 @@ POSTED, RETURNED, WAITING, COMPLETED, FAILED = range(1, 6)
 
 _KIND_OF = {kind: number for number, kind in enumerate(KINDS)}
 _NO_GROUP = 0xFFFF
-_LAST_EVENT_AT, _TEXTS_END_AT, _NUM_STREAMS_AT = 24, 32, 40
+_LAST_EVENT_AT, _TEXTS_END_AT, _NUM_STREAMS_AT, _MOVED_AT = 24, 32, 40, 48
 _STATE_AT = struct.calcsize("=qqqqiiqHB")
 _CHANGED_AT = struct.calcsize("=qqqqii")
 _TIME = struct.Struct("=q")
@@ -86,8 +87,17 @@ class CallLog:
         self._streams: dict[tuple[int, int, int, int], _Count] = {}
         self._texts_end = 0
         self._lock = threading.Lock()
-        HEADER.pack_into(self._map, 0, MAGIC, VERSION, NUM_CALLS, os.getpid(), time.monotonic_ns(), 0, 0)
+        HEADER.pack_into(self._map, 0, MAGIC, VERSION, NUM_CALLS, os.getpid(), time.monotonic_ns(), 0, 0, 0)
         os.register_at_fork(after_in_child=self._leave_child)
+
+    def quiet_s(self) -> float:
+        """For how long no call has gone on."""
+        last_event_ns: int = _TIME.unpack_from(self._map, _LAST_EVENT_AT)[0]
+        return (time.monotonic_ns() - last_event_ns) / 1e9
+
+    def note_motion(self) -> None:
+        """The script goes from function to function."""
+        _TIME.pack_into(self._map, _MOVED_AT, time.monotonic_ns())
 
     def posted(self, call: Call) -> None:
         group = self._groups.get(id(call.group))

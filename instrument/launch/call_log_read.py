@@ -53,10 +53,20 @@ def read_last_event(path: Path) -> int:
     """When the rank's calls last went on, monotonic ns; 0 before the first."""
     try:
         with path.open("rb") as file:
-            magic, version, _, _, last_event_ns, _, num_streams = HEADER.unpack(file.read(HEADER.size))
+            magic, version, _, _, last_event_ns, _, num_streams, _ = HEADER.unpack(file.read(HEADER.size))
     except (OSError, struct.error):
         return 0
     return last_event_ns if magic == MAGIC and version == VERSION and num_streams else 0
+
+
+def read_motion(path: Path) -> int:
+    """When the rank's script was last seen to go from function to function, monotonic ns; 0 where it was not."""
+    try:
+        with path.open("rb") as file:
+            magic, version, _, _, _, _, _, moved_ns = HEADER.unpack(file.read(HEADER.size))
+    except (OSError, struct.error):
+        return 0
+    return int(moved_ns) if magic == MAGIC and version == VERSION else 0
 
 
 def read_call_log(path: Path, rank: int) -> LoggedCalls | None:
@@ -67,7 +77,7 @@ def read_call_log(path: Path, rank: int) -> LoggedCalls | None:
         return None
     if len(content) != FILE_BYTES or not content.startswith(MAGIC):
         return None
-    _, version, _, _, last_event_ns, texts_end, num_streams = HEADER.unpack_from(content)
+    _, version, _, _, last_event_ns, texts_end, num_streams, _ = HEADER.unpack_from(content)
     if version != VERSION:
         return None
     groups = _read_groups(content[TEXTS_AT : TEXTS_AT + texts_end])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from instrument.adapters.calls import SETUP, UNSEEN
 from instrument.launch.call_log import call_log_path
-from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event
+from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
 from instrument.launch.record import counter_path, read_counter
 from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, Verdict, diagnose
 
@@ -55,13 +55,19 @@ class HangWatch:
         self._moved_at = max([self._moved_at, *events])
         return (time.monotonic_ns() - self._moved_at) / 1e9
 
+    def has_moved(self, locals_: Collection[int], within_s: float) -> bool:
+        """Whether the script of one of these local ranks has gone from function to function lately."""
+        moved = (read_motion(call_log_path(self._control_dir, local)) for local in locals_)
+        return time.monotonic_ns() - max(moved, default=0) < within_s * 1e9
+
     def note_progress(self) -> None:
         """A rank moves in a way that no call shows."""
         self._moved_at = time.monotonic_ns()
 
-    def any_waits(self) -> bool:
-        """Whether a rank waits in a call, or may wait for one on its device."""
-        return any(call.state in _WAITING for log in self._read().values() for call in log.calls)
+    def any_waits(self, ended: Collection[int] = ()) -> bool:
+        """Whether a rank waits in a call, or may wait for one on its device; not those that have ``ended``, by local rank."""
+        logs = (log for local, log in self._read().items() if local not in ended)
+        return any(call.state in _WAITING for log in logs for call in log.calls)
 
     @property
     def has_logs(self) -> bool:

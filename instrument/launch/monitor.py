@@ -199,7 +199,7 @@ class Monitor:
             return
         before = self._usage or self._read_usage()
         time.sleep(_BETWEEN_LOOKS_S)
-        diagnosis = self._hangs.diagnose(self._ends(self._dead))
+        diagnosis = self._hangs.diagnose(self._ends(self._ended()))
         self._end_hung(diagnosis, before, f"still running after --timeout {limit:g} s; where each rank is:")
 
     def _check_hang(self) -> None:
@@ -207,22 +207,27 @@ class Monitor:
         limit = self._options.hang_timeout_s
         if limit is None or self.timed_out or self._doomed_at is not None or self._ended_first:
             return
+        ended = self._ended()
         stalled_s = self._hangs.stalled_s()
-        if stalled_s < limit / 2 or not self._hangs.any_waits():
+        if stalled_s < limit / 2 or not self._hangs.any_waits(ended):
             self._usage = {}
             return
         self._usage = self._usage or self._read_usage()
         if stalled_s < limit:
             return
-        diagnosis = self._hangs.diagnose(self._ends(self._dead), usual=False)
-        if self._may_go_on(diagnosis) or self._hangs.stalled_s() < limit:
+        diagnosis = self._hangs.diagnose(self._ends(ended), usual=False)
+        if self._may_go_on(diagnosis, limit / 2) or self._hangs.stalled_s() < limit:
             self._hangs.note_progress()
             self._usage = {}
             return
         told = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
         self._end_hung(diagnosis, self._usage, told)
 
-    def _may_go_on(self, diagnosis: Diagnosis) -> bool:
+    def _ended(self) -> set[int]:
+        """The local ranks whose script is over, also where their processes still take time to end."""
+        return self._dead | {local for local, record in self._records.items() if record.state is State.OK}
+
+    def _may_go_on(self, diagnosis: Diagnosis, within_s: float) -> bool:
         """Whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
         hang = diagnosis.hang
         if hang is not None and hang.verdict is not Verdict.LATE:
@@ -233,7 +238,7 @@ class Monitor:
             if hang is None or self._pipes.ranks[local] in hang.ranks
         }
         busy = {local: pid for local, pid in watched.items() if self._is_busy(local, pid)}
-        return bool(busy) and self._stacks.change(busy)
+        return bool(busy) and (self._hangs.has_moved(busy, within_s) or self._stacks.change(busy))
 
     def _is_busy(self, local: int, pid: int) -> bool:
         return local in self._usage and read_usage(pid).is_busy(self._usage[local])
@@ -248,11 +253,12 @@ class Monitor:
         }
         setting_up = [self._pipes.ranks[local] for local, stack in stacks.items() if is_setting_up(stack)]
         if diagnosis.hang is None and setting_up:
-            diagnosis = self._hangs.diagnose_setup(self._ends(self._dead), setting_up)
+            diagnosis = self._hangs.diagnose_setup(self._ends(self._ended()), setting_up)
         self._show_verdict(with_places(diagnosis, where))
         self._terminal.err(f"pptrace: {reason}")
         self._show_stacks(stacks)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not self._stopped.is_set():  # else torch's launcher has returned
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _read_usage(self) -> dict[int, Usage]:
         return {local: read_usage(pid) for local, pid in self._live_pids().items()}

@@ -243,6 +243,8 @@ class TracedSession(Session):
     def close(self, *, clean: bool) -> None:
         """The script has ended, cleanly or not. What was recorded is kept, unless it holds no step of a clean run."""
         profiler = self._profiler
+        if self._adapters is not None and self._adapters.calls is not None:
+            self._adapters.calls.look()
         if clean and (profiler is None or profiler.recording):
             self.look()
         is_whole = clean and self._hooks is not None and bool(self._passes or self._hooks.is_step_open)

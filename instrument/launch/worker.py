@@ -183,6 +183,7 @@ class Rank:
     def _make_session(self) -> TracedSession:
         from instrument import session
         from instrument.launch.call_log import CallLog, call_log_path
+        from instrument.launch.python_motion import PythonMotion
         from instrument.launch.traced import Place, TracedSession
 
         record = self._writer.record
@@ -205,6 +206,8 @@ class Rank:
         )
         session.install(traced)
         traced.open()
+        if config.hooks:
+            PythonMotion(calls).start()
         return traced
 
 

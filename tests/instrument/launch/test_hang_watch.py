@@ -12,6 +12,7 @@ from instrument.launch import hang_watch
 from instrument.launch.call_log import CallLog, call_log_path
 from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
 from instrument.launch.motion import Usage, describe_rank
+from instrument.launch.python_motion import PythonMotion
 from instrument.launch.stacks import Frame, is_setting_up
 from pptrace.hang_diagnosis.words import sentence
 
@@ -119,6 +120,8 @@ def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_pat
     hang = job.watch.diagnose({2: RankEnd(-9, "killed by SIGKILL")}).hang
     assert hang is not None
     assert (hang.verdict, hang.ranks) == ("missing", (2,))
+    assert not job.watch.any_waits(ended={0, 1})
+    assert job.watch.any_waits(ended={0})
     job.post(2, UNSEEN, 9)
     assert not job.watch.any_waits()
 
@@ -132,6 +135,22 @@ def test_a_rank_that_lost_a_connection_in_a_collective_of_cpp_waited_in_it(tmp_p
     hang = explain_end(seen, {2: RankEnd(0, "ended normally")}).hang
     assert hang is not None
     assert (hang.verdict, hang.ranks, set(hang.hops)) == ("missing", (2,), {0, 1})
+
+
+def test_a_script_that_goes_from_function_to_function_moves_and_a_loop_in_one_does_not(tmp_path: Path) -> None:
+    job, motion = Job(tmp_path), PythonMotion(CallLog(call_log_path(tmp_path, 0)))
+
+    def elsewhere() -> None:
+        motion.look()
+
+    motion.look()
+    time.sleep(0.1)
+    for _ in range(3):
+        motion.look()
+    assert not job.watch.has_moved([0], 0.1)
+    elsewhere()
+    assert job.watch.has_moved([0, 1], 0.1)
+    assert not job.watch.has_moved([1], 0.1)
 
 
 def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:
