@@ -48,7 +48,7 @@ _exit_record: Any = torch.autograd._record_function_with_args_exit  # type: igno
 
 
 class Carried(Protocol):
-    """An object with a :class:`Transfer`, which is computed only while a profiler records."""
+    """An object with a :class:`pptrace.marks.Transfer`, which is computed only while a profiler records."""
 
     def transfer(self) -> Transfer: ...
 

@@ -8,7 +8,9 @@ frame  = '  File "' path '", line ' number " in " function
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 _HEADER = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):", re.IGNORECASE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -43,6 +45,13 @@ def main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     return ()
 
 
+def _from_here(path: str) -> str:
+    """A path as a user in the working directory would type it, where it lies below."""
+    with suppress(ValueError, OSError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
 def describe_wait(frames: tuple[Frame, ...]) -> str:
     """Where a thread waits, in one line: the call, and the line of the user's own code that it comes from."""
     if not frames:
@@ -50,8 +59,10 @@ def describe_wait(frames: tuple[Frame, ...]) -> str:
     own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
     inner = frames[0]
     if own is None or own is inner:
-        return f"in {inner.function} ({inner.path}:{inner.line})"
-    return f"in {_outermost_library(frames, own).function}, called from {own.function} ({own.path}:{own.line})"
+        return f"in {inner.function} ({_from_here(inner.path)}:{inner.line})"
+    return (
+        f"in {_outermost_library(frames, own).function}, called from {own.function} ({_from_here(own.path)}:{own.line})"
+    )
 
 
 def is_setting_up(frames: tuple[Frame, ...]) -> bool:

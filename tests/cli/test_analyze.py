@@ -252,7 +252,7 @@ class TestBadInput:
         (device,) = report["device"]
         assert (device["compute_ns"], device["communication_ns"], device["idle_ns"]) == (20_000, 5_000, 15_000)
         assert device["overlap_ratio"] == 0.5
-        assert any("no marks" in line for line in report["warnings"])
+        assert any("neither marks" in line for line in report["warnings"])
 
     def test_output_that_cannot_be_written(self, tmp_path: Path) -> None:
         ended: Ended = pptrace_here("analyze", P4, "--json", tmp_path / "missing" / "report.json")

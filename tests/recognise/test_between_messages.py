@@ -57,7 +57,7 @@ def test_ops_between_megatron_s_messages_are_those_that_ran(
         len(messages) == 3 * 2 * 2 * (pp - 1) * microbatches
     )  # those that stages call with nobody to talk to moved nothing
     assert (messages["match"] >= 0).all()
-    assert any("by the host's clock" in line for line in report.report.warnings)
+    assert any("on the host's clock" in line for line in report.report.warnings)
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
@@ -70,7 +70,7 @@ def test_labelled_forward_and_backward_steps_are_the_ops_to_the_nanosecond(optim
         2,
     )
     check_ops(report, ranks, slack=0)
-    told = "no label ends a step: 2 steps are told by where all ranks have run the backwards of all their forwards"
+    told = "no label ends a step: 2 steps, each assumed to end where all ranks have run as many backwards as forwards"
     assert (told in report.report.warnings) is not optimizer
 
 
@@ -105,7 +105,7 @@ def test_a_rank_whose_messages_tell_other_ops_than_the_rest_leaves_all_of_them_n
     assert not report.data.ops["kind"].isin(("F", "B")).any()
     assert report.report.framework == "megatron-lm"
     assert any(
-        "not all ranks show the same number of ops between their labelled messages" in w for w in report.report.warnings
+        "the ranks do not have equally many ops between their labelled messages" in w for w in report.report.warnings
     )
 
 

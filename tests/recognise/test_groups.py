@@ -213,7 +213,7 @@ def test_one_all_to_all_does_not_tell_the_axis_of_its_group() -> None:
 def test_descriptions_of_megatron_tell_the_framework_where_no_label_does() -> None:
     named, meshed = recognise([megatron(0, described=True).trace()]), recognise([ringed(0, 4, True).trace()])
     assert (named.framework, meshed.framework) == ("megatron-lm", "unlabelled")
-    assert any("names of process groups (DATA_PARALLEL_GROUP)" in line for line in named.warnings)
+    assert any("names of its process groups (DATA_PARALLEL_GROUP)" in line for line in named.warnings)
 
 
 def deepspeed(rank: int) -> Rank:

@@ -235,7 +235,7 @@ def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
     assert found.comms["match"].min() >= 0
     assert found.warnings[0] == (
         "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was rolled back; "
-        "the last runs are counted"
+        "only the last runs count"
     )
 
 

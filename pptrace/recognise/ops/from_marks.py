@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,13 @@ from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
 from pptrace.schedule.actions import Action
 
+_NAMED_LIKE = "ranges named like"
+
+
+def warnings_of_marks(warnings: Iterable[str]) -> tuple[str, ...]:
+    """Those of a rank's warnings that are about marks which could not be read, however its ops were recognised."""
+    return tuple(line for line in warnings if f" {_NAMED_LIKE} " in line)
+
 
 def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     """Ops and comms fully described by marks; ``call`` marks are left to :mod:`pptrace.recognise.calls.marked_calls`.
@@ -30,7 +37,7 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
     The framework is "" where the marks name no op: then they say how the script goes on, and labels or order tell the ops.
     """
     warnings = tuple(
-        f"{len(names)} ranges named like {names[0][:60]!r} are left out: {reason}"
+        f"{len(names)} {_NAMED_LIKE} {names[0][:60]!r} are left out: {reason}"
         for reason, names in marks.unreadable.items()
     )
     ranges, rolled_back = _without_rolled_back(marks.ranges)

@@ -10,6 +10,7 @@ import pandas as pd
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
+from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
 from pptrace.recognise.unlabelled.lone_ranks import JointMatch, counted, match_each_alone, num_operators_outside_ops
@@ -97,7 +98,7 @@ def without_inferred(recognised: RecognisedRank) -> RecognisedRank:
         recognised,
         ops=recognised.ops[~is_inferred],
         comms=recognised.comms[recognised.comms["axis"] != "pp"],
-        warnings=(),
+        warnings=warnings_of_marks(recognised.warnings),
     )
 
 

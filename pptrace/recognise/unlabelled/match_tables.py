@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import COMMS, OPS, Int64, What, make_table
+from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.pipeline_match import MessageKind, RankMatch, numbers_of
@@ -74,7 +75,7 @@ def with_match(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph)
         framework=recognised.framework or "unlabelled",
         ops=_ops(recognised, match, graph),
         comms=_comms(recognised, match, graph),
-        warnings=(),
+        warnings=warnings_of_marks(recognised.warnings),
         is_paired=graph.stage < 0,
     )
 
