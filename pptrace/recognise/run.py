@@ -90,28 +90,7 @@ def recognise_ranks(
     ranks, cut = (ranks, ()) if spanned else with_balanced_steps(without_disagreeing_ops(ranks))
     ranks, left_out = with_recorded_steps(ranks)
     ranks, renumbered = with_common_steps(ranks)
-    joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
-    located = _locate(joint.ranks, joint, num_ranks, spanned)
-    chunked = (
-        [recognised for recognised in ranks if recognised.number in joint.refused]
-        if (located.placed.mesh.vpp or 1) > 1
-        else []
-    )
-    against = contradiction_of_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
-    is_single = (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops)
-    if joint.refused and (is_single or against):
-        ranks = [
-            without_inferred(recognised) if recognised.number in joint.refused else recognised for recognised in ranks
-        ]
-        seen = [
-            recognised.number
-            for recognised in ranks
-            if recognised.number in joint.refused and shows_operators(recognised.host)
-        ]
-        located = _locate(ranks, joint, num_ranks, spanned, seen)
-    elif not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, located.placed.ops):
-        ranks = [without_inferred(recognised) for recognised in ranks]
-        located = _locate(ranks, joint, num_ranks, spanned)
+    located, joint, against = _locate_matched(ranks, num_ranks, spanned)
     ranks, placed, groups = located.ranks, located.placed, located.groups
     metadata = list(located.facts.values())
     order = _stage_order(metadata, located.mesh, groups)
@@ -175,6 +154,39 @@ class _Located:
     placed: StageAssignment
     partial: Partial | None
     warnings: tuple[str, ...]
+
+
+def _locate_matched(
+    ranks: Sequence[RecognisedRank], num_ranks: int | None, spanned: Sequence[int]
+) -> tuple[_Located, JointMatch, str]:
+    """Locate the ops after matching unlabelled ranks jointly; drop what order alone inferred where the match refuses it.
+
+    Returns:
+        The located ops, the joint match, and what speaks against several stages per rank ("" where nothing does).
+    """
+    joint = match_ranks(ranks, _groups(ranks)[1], num_ranks)
+    located = _locate(joint.ranks, joint, num_ranks, spanned)
+    chunked = (
+        [recognised for recognised in ranks if recognised.number in joint.refused]
+        if (located.placed.mesh.vpp or 1) > 1
+        else []
+    )
+    against = contradiction_of_chunks(chunked, located.placed.ops, located.placed.mesh) if chunked else ""
+    is_single = (located.placed.mesh.vpp or 1) == 1 and not _is_split(located.placed.ops)
+    if joint.refused and (is_single or against):
+        kept = [
+            without_inferred(recognised) if recognised.number in joint.refused else recognised for recognised in ranks
+        ]
+        seen = [
+            recognised.number
+            for recognised in kept
+            if recognised.number in joint.refused and shows_operators(recognised.host)
+        ]
+        located = _locate(kept, joint, num_ranks, spanned, seen)
+    elif not any(recognised.is_paired for recognised in joint.ranks) and is_unsure_alone(ranks, located.placed.ops):
+        kept = [without_inferred(recognised) for recognised in ranks]
+        located = _locate(kept, joint, num_ranks, spanned)
+    return located, joint, against
 
 
 def _locate(

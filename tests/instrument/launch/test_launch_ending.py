@@ -39,10 +39,15 @@ def test_a_signal_during_the_writing_of_a_trace_interrupts_after_it() -> None:
 
 def test_once_the_script_has_ended_signals_interrupt_nothing() -> None:
     ending = make_ending()
+    reached = []
     ending.settle()
     ending._handle(signal.SIGTERM, None)
+    reached.append("after SIGTERM")
     with ending.hold():
         ending._handle(signal.SIGINT, None)
+        reached.append("held")
+    reached.append("after SIGINT")
+    assert reached == ["after SIGTERM", "held", "after SIGINT"]
 
 
 def test_an_error_inside_a_held_part_is_not_replaced_by_a_signal() -> None:
