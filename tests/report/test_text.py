@@ -22,7 +22,7 @@ WHOLE = analyse(TRACES).report
 LACKING = "parts of the run are missing or damaged: see the warnings at the end"
 
 
-def told(report: Report, amount: Amount = Amount.BRIEF) -> str:
+def printed(report: Report, amount: Amount = Amount.BRIEF) -> str:
     out = StringIO()
     print_report(report, Console(file=out, width=200), amount)
     return out.getvalue()
@@ -44,16 +44,16 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
 @pytest.mark.parametrize(("num_steps", "num_ranks", "num_stages"), [(43, 64, 8), (1000, 1000, 16), (20, 1024, 1024)])
 def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
     report = many(num_steps, num_ranks, num_stages)
-    text = told(report)
+    text = printed(report)
     assert len(text.splitlines()) <= 70
-    whole = told(report, Amount.WHOLE)
+    whole = printed(report, Amount.WHOLE)
     assert len(whole.splitlines()) > num_steps + 2 * num_ranks
     assert "--all" in text
     assert "--all" not in whole
 
 
 def test_many_steps_are_a_distribution_with_the_outlier_named() -> None:
-    lines = told(many(43, 4, 2)).splitlines()
+    lines = printed(many(43, 4, 2)).splitlines()
     (outlier,) = [line for line in lines if "slowest, outlier" in line]
     assert outlier.split()[0] == "42"
     assert any("typical, shown below" in line for line in lines)
@@ -61,7 +61,7 @@ def test_many_steps_are_a_distribution_with_the_outlier_named() -> None:
 
 
 def test_many_ranks_are_grouped_by_stage_with_the_slowest_named() -> None:
-    lines = told(many(1, 64, 4)).splitlines()
+    lines = printed(many(1, 64, 4)).splitlines()
     (stage,) = [line for line in lines if "rank 5:" in line]
     assert stage.split()[:2] == ["1", "16"]
     rows = [line.split()[:2] for line in lines if line.split()[1:2] == ["16"]]
@@ -69,7 +69,7 @@ def test_many_ranks_are_grouped_by_stage_with_the_slowest_named() -> None:
 
 
 def test_the_verdict_comes_first_and_the_findings_before_the_tables() -> None:
-    text = told(WHOLE)
+    text = printed(WHOLE)
     assert text.startswith(WHOLE.verdict[:60])
     assert text.index("Findings") < text.index("Steps") < text.index("Ranks")
 
@@ -96,18 +96,18 @@ def test_the_verdict_of_a_trace_without_steps_says_so() -> None:
 
 def test_a_whole_run_lacks_nothing_whatever_was_taken_for_its_ranks() -> None:
     report = replace(WHOLE, warnings=("x.json: its rank is not in it; read as rank 0",))
-    assert "see the warnings" not in told(report)
+    assert "see the warnings" not in printed(report)
 
 
 def test_missing_ranks_and_damaged_files_are_said_first() -> None:
-    assert LACKING in told(analyse(without(TRACES, 1)).report)
-    assert LACKING in told(replace(WHOLE, inputs=(replace(WHOLE.inputs[0], warnings=("trace ends early",)),)))
+    assert LACKING in printed(analyse(without(TRACES, 1)).report)
+    assert LACKING in printed(replace(WHOLE, inputs=(replace(WHOLE.inputs[0], warnings=("trace ends early",)),)))
 
 
 def test_bubbles_that_are_not_known_are_no_damage() -> None:
     (step,) = WHOLE.steps
     unknown = replace(step, span_ns=None, bubble=replace(step.bubble, ratio=None, waterfall_ns=None))
-    text = told(replace(WHOLE, steps=(unknown,)))
+    text = printed(replace(WHOLE, steps=(unknown,)))
     assert "bubbles are not known: see the warnings at the end" in text
     assert LACKING not in text
 
@@ -115,7 +115,7 @@ def test_bubbles_that_are_not_known_are_no_damage() -> None:
 def test_a_rank_of_unknown_compute_has_an_empty_bar() -> None:
     (step,) = WHOLE.steps
     ranks = tuple(replace(rank, compute_ns=None, exposed_comm_ns=None, bubble_ns=None) for rank in step.ranks)
-    lines = [line.split() for line in told(replace(WHOLE, steps=(replace(step, ranks=ranks),))).splitlines()]
+    lines = [line.split() for line in printed(replace(WHOLE, steps=(replace(step, ranks=ranks),))).splitlines()]
     assert all([str(rank), str(rank), *"––––"] in lines for rank in range(2))
 
 
@@ -125,4 +125,4 @@ def test_a_rank_of_unknown_compute_has_an_empty_bar() -> None:
 )
 def test_the_source_of_the_schedule_is_told_in_words(source: str, words: str) -> None:
     schedule = replace(WHOLE.schedule, source=source, num_microbatches=1, num_stages=1)
-    assert f"1f1b, 1 microbatch, 1 stage ({words})" in told(replace(WHOLE, schedule=schedule))
+    assert f"1f1b, 1 microbatch, 1 stage ({words})" in printed(replace(WHOLE, schedule=schedule))
