@@ -276,6 +276,37 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     return pd.DataFrame(frame)
 
 
+TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair")
+"""Columns of :data:`OPS` and :data:`COMMS` with few texts on many rows: of a whole run they are categories, codes of one byte."""
+
+_USUAL_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "direction": ("", "B", "F"),
+    "phase": ("", "cooldown", "steady", "warmup"),
+    "clock": ("", "device", "host", "none"),
+}
+
+
+def with_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its texts as categories, in alphabetical order."""
+    names = [name for name in TEXTS if name in table and not isinstance(table[name].dtype, pd.CategoricalDtype)]
+    return table.assign(**{name: as_category(table[name], _USUAL_TEXTS.get(name, ("",))) for name in names})
+
+
+def without_categories(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its categories as texts."""
+    names = [name for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)]
+    return table.assign(**{str(name): table[name].astype(object) for name in names})
+
+
+def as_category(texts: pd.Series[Any], others: Sequence[str] = ()) -> pd.Categorical[Any]:
+    """A column of texts as categories, those of ``others`` among them."""
+    codes, present = pd.factorize(texts.to_numpy(dtype=object))
+    categories = sorted({*present.tolist(), *others})
+    code_of = np.array([categories.index(text) for text in present.tolist()], dtype=np.int64)
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
+
+
 def no_events() -> Events:
     """Empty events, for a trace that lists ops instead."""
     none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)

@@ -12,7 +12,17 @@ import pandas as pd
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
+from pptrace.model.tables import (
+    COMMS,
+    COMPUTE_KINDS,
+    MEMORY,
+    OPS,
+    InputFormat,
+    Schema,
+    Trace,
+    empty_table,
+    with_categories,
+)
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.communicators import Members, with_members
 from pptrace.recognise.groups.descriptions import framework_of_descriptions
@@ -354,7 +364,7 @@ def _inferences(
 def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
     """Concatenate the tables of all ranks, each row with its rank."""
     filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
-    return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
+    return with_categories(pd.concat(filled, ignore_index=True) if filled else empty_table(schema))
 
 
 def _mesh(

@@ -90,7 +90,7 @@ def check_messages(run: PaperRun, steps: int, found: RecognisedRun) -> None:
     for rank in range(run.plan.pp):
         wanted = sorted(str(done.action) for done in run.transfers(rank)) * steps
         mine = p2p[p2p["rank"] == rank]
-        kind = mine["kind"].str.upper() + "_" + mine["direction"]
+        kind = mine["kind"].str.upper() + "_" + mine["direction"].astype(str)
         have = mine["stage"].astype(str) + kind + mine["microbatch"].astype(str)
         assert sorted(have) == sorted(wanted)
     assert (p2p["match"] >= 0).all()
