@@ -124,3 +124,23 @@ def _plain(column: pd.Series[Any]) -> Any:
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.array
     return column.to_numpy() if column.dtype.kind in "biuf" else column.to_numpy(dtype=object)
+
+
+def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
+    """One number for each combination of values, row by row: equal numbers for equal rows."""
+    codes, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            values = column.cat.codes.to_numpy(dtype=np.int64)
+        else:
+            values = column.to_numpy() if column.dtype.kind in "biu" else pd.factorize(column)[0]
+        least = int(values.min()) if len(values) else 0
+        extent = int(values.max()) - least + 1 if len(values) else 1
+        if size * extent > _LARGEST_CODE:
+            _, codes = np.unique(codes, return_inverse=True)
+            size = int(codes.max()) + 1
+        codes, size = codes * extent + (values - least), size * extent
+    return codes
+
+
+_LARGEST_CODE = 2**62

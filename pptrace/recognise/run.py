@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
@@ -363,8 +364,12 @@ def _inferences(
 
 def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
     """Concatenate the tables of all ranks, each row with its rank."""
-    filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
-    return with_categories(pd.concat(filled, ignore_index=True) if filled else empty_table(schema))
+    filled = [(rank, table) for rank, table in tables if len(table)]
+    if not filled:
+        return with_categories(empty_table(schema))
+    joined = pd.concat([table for _, table in filled], ignore_index=True)
+    ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
+    return with_categories(joined.assign(rank=ranks.astype(np.int64)))
 
 
 def _mesh(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import pandas as pd
 from pptrace.axes import WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
-from pptrace.slices import Slice, slice_of, slices
+from pptrace.slices import Slice, group_codes, slice_of, slices
 
 
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
@@ -85,26 +84,6 @@ def _match_p2p(p2p: pd.DataFrame) -> Int64:
 
 def _by_start(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values("start_ns", kind="stable")
-
-
-def group_codes(columns: Sequence[pd.Series[Any]]) -> Int64:
-    """One number for each combination of values, row by row: equal numbers for equal rows."""
-    codes, size = np.zeros(len(columns[0]), dtype=np.int64), 1
-    for column in columns:
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            values = column.cat.codes.to_numpy(dtype=np.int64)
-        else:
-            values = column.to_numpy() if column.dtype.kind in "biu" else pd.factorize(column)[0]
-        least = int(values.min()) if len(values) else 0
-        extent = int(values.max()) - least + 1 if len(values) else 1
-        if size * extent > _LARGEST_CODE:
-            _, codes = np.unique(codes, return_inverse=True)
-            size = int(codes.max()) + 1
-        codes, size = codes * extent + (values - least), size * extent
-    return codes
-
-
-_LARGEST_CODE = 2**62
 
 
 def _number_by_name(p2p: pd.DataFrame, numbers: _MatchNumbers) -> None:
