@@ -96,6 +96,11 @@ def _ascends(values: Array) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
+def rows_where(table: pd.DataFrame, mask: Any) -> pd.DataFrame:
+    """The rows that a mask chooses; the table itself, and no copy, where these are all."""
+    return table if bool(np.asarray(mask).all()) else table[mask]
+
+
 def slice_of(table: pd.DataFrame) -> Slice:
     """A whole table."""
     return Slice({str(name): _plain(table[name]) for name in table.columns})

@@ -13,7 +13,7 @@ from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.slices import Slice, slice_of, slices, slices_by_int
+from pptrace.slices import Slice, rows_where, slice_of, slices, slices_by_int
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
@@ -26,6 +26,11 @@ class RankRows:
     spans: Slice
     comms: Slice
 
+    def num_ops(self, step: int) -> int:
+        """How many compute ops a step has."""
+        first, last = np.searchsorted(self.ops["step"], (step, step + 1))
+        return int(last - first)
+
     def of_step(self, step: int) -> RankRows:
         return RankRows(*(_of_step(rows, step) for rows in (self.ops, self.spans, self.comms)))
 
@@ -35,7 +40,11 @@ class RowsByRank:
 
     def __init__(self, ops: pd.DataFrame, comms: pd.DataFrame) -> None:
         is_compute = ops["kind"].isin(COMPUTE_KINDS)
-        tables = ((ops[is_compute], ("step", "start_ns")), (ops[~is_compute], ("step",)), (comms, ("step",)))
+        tables = (
+            (rows_where(ops, is_compute), ("step", "start_ns")),
+            (ops[~is_compute], ("step",)),
+            (comms, ("step",)),
+        )
         self._parts = [(slices_by_int(table, "rank", by), slice_of(table.iloc[:0])) for table, by in tables]
 
     def of_rank(self, rank: int) -> RankRows:

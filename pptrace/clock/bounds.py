@@ -18,16 +18,25 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
     """Shape (n, n): offset[j] − offset[i] ≥ low[i, j], from single messages and collectives; its upper bound is −low[j, i]."""
     rank_array = np.asarray(ranks)
     low = np.full((len(ranks), len(ranks)), -UNBOUNDED, dtype=np.int64)
-    sends, recvs = matched[matched["kind"] == "send"], matched[matched["kind"] == "recv"]
-    one_way = sends.merge(recvs, on="match", suffixes=("_from", "_to"))
-    slack = (one_way["start_ns_from"] - one_way["end_ns_to"]).to_numpy()
-    source, target = (np.searchsorted(rank_array, one_way[name].to_numpy()) for name in ("rank_from", "rank_to"))
-    np.maximum.at(low, (source, target), slack)
+    sends, receives = _ends_of_messages(matched)
+    rank, start, end = (matched[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    source, target = (np.searchsorted(rank_array, rank[rows]) for rows in (sends, receives))
+    np.maximum.at(low, (source, target), start[sends] - end[receives])
     collectives = matched[matched["kind"].isin(ALL_TO_ALL)]
     if len(collectives):
         low = np.maximum(low, _of_collectives(collectives, rank_array))
     np.fill_diagonal(low, 0)
     return low
+
+
+def _ends_of_messages(matched: pd.DataFrame) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The rows of the two ends of each message, the sends' and the receives'."""
+    sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in ("send", "recv"))
+    match = matched["match"].to_numpy()
+    receive_of = np.full(int(match.max(initial=-1)) + 1, -1, dtype=np.intp)
+    receive_of[match[receives]] = receives
+    other = receive_of[match[sends]]
+    return sends[other >= 0], other[other >= 0]
 
 
 def _of_collectives(rows: pd.DataFrame, rank_array: Matrix) -> Matrix:

@@ -29,6 +29,7 @@ from pptrace.clock.op_order import from_op_order
 from pptrace.clock.result import READING_NS, Clock, ClockMethod, microseconds
 from pptrace.clock.same_host import Pairs, drop_contradicted, pairs_of_same_host_name, same_host_spread
 from pptrace.model.tables import HOST, OPS, SESSION, empty_table
+from pptrace.slices import rows_where
 
 
 def estimate_clock(
@@ -51,7 +52,7 @@ def estimate_clock(
     ordered = sorted(ranks)
     if len(ordered) < 2:
         return Clock(ClockMethod.SINGLE_RANK, dict.fromkeys(ordered, 0), 0)
-    matched = comms[(comms["match"] >= 0) & comms["rank"].isin(ordered)]
+    matched = rows_where(comms, (comms["match"] >= 0) & comms["rank"].isin(ordered))
     matched = _without_mixed_clocks(matched)
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
     low = lower_bounds(matched, ordered)

@@ -258,7 +258,58 @@ MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", 
 def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
     """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
     present = [table for table in tables if table is not None]
+    if sum(map(bool, map(len, present))) == 1:
+        return next(table for table in present if len(table)).reset_index(drop=True)
     return pd.concat([table for table in present if len(table)] or present[:1], ignore_index=True)
+
+
+def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate tables of one schema; where they are parts of one table, one behind the other, without a copy."""
+    if len(tables) == 1:
+        return tables[0].reset_index(drop=True)
+    columns: dict[Any, Any] = {}
+    for name in tables[0]:
+        parts = [table[name].array for table in tables]
+        categories = parts[0].dtype
+        if isinstance(categories, pd.CategoricalDtype) and all(part.dtype is categories for part in parts):
+            codes = _joined_view([part.codes for part in parts])
+            columns[name] = (
+                None if codes is None else pd.Categorical.from_codes(codes, dtype=categories, validate=False)
+            )
+        else:
+            columns[name] = _joined_view([part.to_numpy() for part in parts])
+        if columns[name] is None:
+            return pd.concat(tables, ignore_index=True)
+    return pd.DataFrame(columns, copy=False)
+
+
+def _joined_view(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    """The array of which these arrays are the parts, one behind the other; None where they are not."""
+    first = parts[0]
+    if not all(part.flags.c_contiguous and part.dtype == first.dtype and part.dtype != object for part in parts):
+        return None
+    begins = np.array([part.__array_interface__["data"][0] for part in parts])
+    sizes = np.array([part.nbytes for part in parts])
+    base = _owner(first)
+    if (
+        base is None
+        or (begins[:-1] + sizes[:-1] != begins[1:]).any()
+        or any(_owner(part) is not base for part in parts)
+    ):
+        return None
+    offset = int(begins[0] - base.__array_interface__["data"][0])
+    count = int(sizes.sum()) // first.itemsize
+    view: npt.NDArray[Any] = (
+        base.reshape(-1).view(np.uint8)[offset : offset + int(sizes.sum())].view(first.dtype)[:count]
+    )
+    return view
+
+
+def _owner(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """The contiguous array that owns the memory of a view; None where no array does."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if array.base is None and array.flags.c_contiguous else None
 
 
 def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> pd.DataFrame:
@@ -272,14 +323,14 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     if unexpected:
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
     frame = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
-    return pd.DataFrame(frame)
+    return pd.DataFrame(frame, copy=False)
 
 
 def _series(values: Any, dtype: str) -> pd.Series[Any]:
     """A column; texts that are categories stay so."""
     if isinstance(values, pd.Categorical):
-        return pd.Series(values)
-    return pd.Series(values, dtype="object" if dtype == "str" else dtype)
+        return pd.Series(values, copy=False)
+    return pd.Series(values, dtype="object" if dtype == "str" else dtype, copy=False)
 
 
 TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair")

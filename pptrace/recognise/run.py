@@ -22,6 +22,7 @@ from pptrace.model.tables import (
     Schema,
     Trace,
     empty_table,
+    join_adjacent,
     with_categories,
 )
 from pptrace.recognise.groups.axes import Groups, find_groups
@@ -367,9 +368,10 @@ def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.Da
     filled = [(rank, table) for rank, table in tables if len(table)]
     if not filled:
         return with_categories(empty_table(schema))
-    joined = pd.concat([table for _, table in filled], ignore_index=True)
+    joined = join_adjacent([table.drop(columns="rank", errors="ignore") for _, table in filled])
     ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
-    return with_categories(joined.assign(rank=ranks.astype(np.int64)))
+    joined.insert(0, "rank", ranks.astype(np.int64))
+    return with_categories(joined)
 
 
 def _mesh(

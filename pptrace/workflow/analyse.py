@@ -39,7 +39,7 @@ from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.course import ReplayGraph, compile_plan
-from pptrace.slices import slice_of, slices_by_int
+from pptrace.slices import rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -84,7 +84,7 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     run = recognise_ranks(ranks, schedule, num_ranks)
-    timed = replace(run, comms=run.comms[run.comms["clock"] != "none"])
+    timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
     clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines)
     data, by_end_times = _align(timed, clock)
@@ -122,7 +122,7 @@ def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tu
     """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
     counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
     return (
-        warn_without_group_or_peer(data.comms[data.comms["rank"].isin(counted)])
+        warn_without_group_or_peer(rows_where(data.comms, data.comms["rank"].isin(counted)))
         if steps
         else warn_without_group_or_peer(data.comms)
     )
@@ -132,8 +132,9 @@ def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
     launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
-    ops = run.ops[(run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching)]
-    return run.comms[~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)], ops
+    ops = rows_where(run.ops, (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching))
+    has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
+    return rows_where(run.comms, has_times), ops
 
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
@@ -209,7 +210,7 @@ class _Shape:
 
         Not checked where several ranks, but not all, have a trace.
         """
-        counts = tuple(len(data.part(rank, window.step).ops) for rank in window.ranks)
+        counts = tuple(data.rows.of_rank(rank).num_ops(window.step) for rank in window.ranks)
         if len(counts) == 1 and (pp_rank := mesh.pp_rank(window.ranks[0])) is not None:
             return pp_rank >= len(self.num_ops) or counts[0] == self.num_ops[pp_rank]
         return len(counts) != len(self.num_ops) or counts == self.num_ops

@@ -8,7 +8,6 @@ JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
 from pptrace.ingest.ops.stages import assign_stages
 from pptrace.ingest.ops.steps import COMPUTE
-from pptrace.model.tables import MEMORY, OP_TABLE, Int64, Trace, empty_table, make_table
+from pptrace.model.tables import MEMORY, OP_TABLE, Int64, Trace, concat_tables, empty_table, make_table
 from pptrace.slices import group_codes
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
@@ -55,14 +54,14 @@ def read_table(path: Path) -> tuple[Trace, ...]:
         TraceError: the file is damaged, lacks a column, or a row of it cannot be true.
     """
     frame = read_frame(path)
-    table = frame.rows
-    if "optype" in table and "kind" not in table:
-        if missing := sorted(BYTEDANCE_COLUMNS - set(table.columns)):
+    if "optype" in frame.rows and "kind" not in frame.rows:
+        if missing := sorted(BYTEDANCE_COLUMNS - set(frame.rows.columns)):
             raise TraceError(
                 f"{path}: no column {missing[0]!r}; expected it beside 'optype' in a straggler trace; add it"
             )
-        return traces_of(path, bytedance_tables(path, table), _cut_lines(path, frame))
+        return traces_of(path, bytedance_tables(path, frame.rows), _cut_lines(path, frame))
     files = [(path, frame)]
+    del frame
     if (comms := partner(path, "comms")) is not None:
         files.append((comms, read_frame(comms)))
     return traces_of(path, _own(path, files, OP_TABLE))
@@ -97,15 +96,17 @@ def _checked(path: Path, frame: Frame, rank: int | None) -> Checked:
     )
 
 
-def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tables:
-    """Tables with the columns that we document."""
+def _own(path: Path, files: list[tuple[Path, Frame]], framework: str) -> Tables:
+    """Tables with the columns that we document; ``files`` is emptied, since a table takes much memory."""
     rank = rank_of_file_name(path.name)
-    checked = [_checked(file, frame, rank) for file, frame in files]
     lines = [*(line for file, frame in files for line in _cut_lines(file, frame))]
+    checked = []
+    while files:
+        checked.append(_checked(*files.pop(0), rank))
     lines += [line for part in checked for line in part.damage]
     ops, comms = tables_of(checked)
     compute = ops["kind"].isin(COMPUTE).to_numpy()
-    given = pd.concat([part.ops for part in checked if len(part.ops)] or [checked[0].ops], ignore_index=True)
+    given = concat_tables([part.ops for part in checked])
     if "stage" not in given and (ops["chunk"] > 0).any():
         if ops["rank"].nunique() < 2:
             raise TraceError(

@@ -40,9 +40,9 @@ from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import COMPUTE, assign_steps
-from pptrace.model.tables import COMMS, OPS, Int64
+from pptrace.model.tables import COMMS, OPS, Int64, concat_tables
 from pptrace.schedule.actions import parse_action
-from pptrace.slices import group_codes
+from pptrace.slices import group_codes, rows_where
 
 _SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS")
 _COLLECTIVES = (
@@ -110,14 +110,14 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
         reader.require("clock", columns["clock"], ("", "host", "device"))
     if "direction" not in columns and (directions != "").any():
         columns["direction"] = directions
-    rows = pd.DataFrame(columns)
+    rows = pd.DataFrame(columns, copy=False)
     is_comm = rows["kind"].isin(_COMMS).to_numpy()
     is_gap = pd.Series(reader.texts("step") == "" if "step" in has else np.ones(len(rows), dtype=np.bool_))
-    ops, notes = assign_steps(rows[~is_comm], is_gap, "microbatch" in has)
+    ops, notes = assign_steps(rows_where(rows, ~is_comm), is_gap, "microbatch" in has)
     ops = with_microbatches(ops, "microbatch" in has)
     _refuse_doubles(path, ops)
     _check_pairs(path, ops)
-    return Checked(ops, _comm_steps(rows[is_comm], is_gap[is_comm], ops), has, notes=notes)
+    return Checked(ops, _comm_steps(rows_where(rows, is_comm), is_gap[is_comm], ops), has, notes=notes)
 
 
 _OTHER_TIMES = {
@@ -303,7 +303,7 @@ def tables_of(checked: Sequence[Checked]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """OPS and COMMS of all files together. Each is completed by itself: columns of numbers that meet none become floats."""
     ops = [_table(part.ops, OPS, ops_table) for part in checked]
     comms = [_table(_with_defaults(part.comms), COMMS, comms_table) for part in checked]
-    return pd.concat(ops, ignore_index=True), pd.concat(comms, ignore_index=True)
+    return concat_tables(ops), concat_tables(comms)
 
 
 def _table(rows: pd.DataFrame, schema: Mapping[str, str], make: Any) -> pd.DataFrame:

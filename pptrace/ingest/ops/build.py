@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import (
@@ -120,7 +121,8 @@ def _by_rank(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The rows of each rank."""
     ranks = table["rank"].to_numpy()
     if (ranks[1:] < ranks[:-1]).any():
-        table = table.iloc[np.argsort(ranks, kind="stable")]
+        order = np.argsort(ranks, kind="stable")
+        table = _taken(table, order)
         ranks = table["rank"].to_numpy()
     firsts = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1]))) if len(ranks) else np.zeros(0, np.intp)
     edges = pairwise([*firsts.tolist(), len(ranks)])
@@ -128,3 +130,22 @@ def _by_rank(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
         rank: table.iloc[first:last].reset_index(drop=True)
         for rank, (first, last) in zip(ranks[firsts].tolist(), edges, strict=True)
     }
+
+
+def _taken(table: pd.DataFrame, order: npt.NDArray[np.intp]) -> pd.DataFrame:
+    """The rows in another order; ``table`` loses its columns one after the other, so that they are not there twice.
+
+    Columns that are one array, such as times that stand for others, stay so.
+    """
+    columns: dict[str, Any] = {}
+    by_address: dict[int, Any] = {}
+    for name in map(str, list(table)):
+        values = table.pop(name).array
+        if isinstance(values, pd.Categorical):
+            columns[name] = values.take(order)
+            continue
+        address = values.to_numpy().__array_interface__["data"][0]
+        if address not in by_address:
+            by_address[address] = values.to_numpy().take(order)
+        columns[name] = by_address[address]
+    return pd.DataFrame(columns, copy=False)

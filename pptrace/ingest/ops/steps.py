@@ -12,6 +12,8 @@ from collections.abc import Hashable
 import numpy as np
 import pandas as pd
 
+from pptrace.slices import rows_where
+
 COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 _FORWARD = ("F", "OVERLAP_F_B")
 _BACKWARD = ("B", "I", "OVERLAP_F_B")
@@ -27,7 +29,7 @@ def assign_steps(ops: pd.DataFrame, is_gap: pd.Series[bool], has_microbatches: b
     """
     if "step" in ops and (ops["step"] >= 0).any():
         filled, notes = _fill_gaps(ops, is_gap)
-        return filled[(filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE)], notes
+        return rows_where(filled, (filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE)), notes
     return (number_by_repetition(ops, has_steps=False), ()) if has_microbatches else _split_where_drained(ops)
 
 

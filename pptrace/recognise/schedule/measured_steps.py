@@ -15,7 +15,7 @@ from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, slice_of
+from pptrace.slices import Slice, rows_where, slice_of
 
 _COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
 
@@ -29,7 +29,7 @@ class OrderedOps:
 
     @classmethod
     def of(cls, ops: pd.DataFrame) -> OrderedOps:
-        compute = ops.loc[ops["kind"].isin(COMPUTE_KINDS), list(_COLUMNS)]
+        compute = rows_where(ops[list(_COLUMNS)], ops["kind"].isin(COMPUTE_KINDS))
         rows = slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns"))
         return cls(rows, rows["label"])
 
@@ -151,7 +151,7 @@ def _bounds(rows: Slice) -> dict[int, dict[int, tuple[int, int]]]:
 
 def measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
     """Every step of every pipeline, without ops whose stage is unknown."""
-    return steps_of(ops[(ops["stage"] >= 0) & (ops["microbatch"] >= 0)], mesh)
+    return steps_of(rows_where(ops, (ops["stage"] >= 0) & (ops["microbatch"] >= 0)), mesh)
 
 
 def most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:

@@ -61,7 +61,8 @@ def recognise_schedule(
 
 
 def only_forwards(step: MeasuredStep) -> bool:
-    return all(kind == Kind.F for kinds in step.kinds.values() for kind in set(kinds))
+    kinds = step.ops.rows["kind"]
+    return all(bool((kinds[slice(*bounds)] == Kind.F).all()) for bounds in step.bounds)
 
 
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
