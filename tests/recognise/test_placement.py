@@ -12,10 +12,10 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.ops.labelled_ranges import Range, with_steps_and_microbatches
-from pptrace.recognise.placement.assign_stages import loop, zigzag
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.roundtrip.files import events_of

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.model.tables import Category, Events
+from pptrace.recognise.labels import LabelledAction
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 _ENGINE = "autograd::engine::evaluate_function"
@@ -37,9 +38,9 @@ ops.
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """A stretch of the host's time that is an op or the posting of a message; stage −1: its rank's only one."""
+    """A stretch of the host's time that is an op or the posting of a message, of its rank's only stage."""
 
-    action: Action
+    action: LabelledAction
     start_ns: int
     end_ns: int
     thread: int
@@ -110,7 +111,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
 
 def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
     """Kinds of the messages that are the first of their kind next to an op."""
-    last: dict[Kind, Action] = {}
+    last: dict[Kind, LabelledAction] = {}
     for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
         if last.get(action.kind) != action:
             yield action.kind
@@ -146,7 +147,8 @@ def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred
             thread = int(events.thread[row])
             op_around = around[thread].outermost(start, end) if thread in around else None
             if op_around is not None and op_around.action.kind in forward:
-                action = Action(forward[op_around.action.kind][index], -1, op_around.action.microbatch)
+                kind = forward[op_around.action.kind][index]
+                action = LabelledAction(kind, microbatch=op_around.action.microbatch)
                 inferred.append(Inferred(action, start, end, thread))
     return inferred
 
@@ -293,10 +295,10 @@ def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[In
                 forwards = backwards = 0
             continue
         if segment.kind is SegmentKind.FORWARD:
-            action = Action(Kind.F, -1, forwards)
+            action = LabelledAction(Kind.F, microbatch=forwards)
             forwards += 1
         elif segment.kind is SegmentKind.BACKWARD:
-            action = Action(Kind.B, -1, backwards)
+            action = LabelledAction(Kind.B, microbatch=backwards)
             backwards += 1
         elif segment.kind is SegmentKind.MESSAGE:
             continue
@@ -318,10 +320,12 @@ def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
             last = segment.kind
 
 
-def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> Action | None:
+def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> LabelledAction | None:
     """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
     if op is SegmentKind.OPTIMIZER:
         return None
     if op is SegmentKind.FORWARD:
-        return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
-    return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)
+        kind, number = (Kind.SEND_F, forwards - 1) if sends else (Kind.RECV_F, forwards)
+    else:
+        kind, number = (Kind.SEND_B, backwards - 1) if sends else (Kind.RECV_B, backwards)
+    return LabelledAction(kind, microbatch=number)

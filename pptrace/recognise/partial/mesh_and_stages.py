@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.open_stages import chunk_of_open_stage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
@@ -334,7 +335,7 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
-        ops.loc[lacking, "chunk"] = -1 - ops.loc[lacking, "stage"]
+        ops.loc[lacking, "chunk"] = chunk_of_open_stage(ops.loc[lacking, "stage"])
     else:
         ops.loc[lacking, "microbatch"] = -1
     ops.loc[lacking, "stage"], ops.loc[lacking, "pair"] = -1, ""

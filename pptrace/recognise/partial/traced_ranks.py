@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
+from pptrace.model.open_stages import open_stage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.schedule.actions import Action, Kind
@@ -140,7 +141,7 @@ def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
 
 
 def _by_chunk(action: Action) -> Action:
-    return replace(action, stage=-1 - action.chunk, parts=tuple(map(_by_chunk, action.parts)))
+    return replace(action, stage=open_stage(action.chunk), parts=tuple(map(_by_chunk, action.parts)))
 
 
 def find_traced_ranks(

@@ -105,7 +105,8 @@ def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
         for entry in ranges
         if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.may_start_before_range
     ]
-    what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
+    what = [entry.label.span for entry in spans]
+    number = [-1 if entry.label.step is None else entry.label.step for entry in spans]
     return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
 
 
