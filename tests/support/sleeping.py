@@ -19,12 +19,12 @@ from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage
 from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
 from instrument.models.sleeping import SleepingStage
+from instrument.pipeline.outstanding import outstanding
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.analysis.attribution import measured_costs
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -150,7 +150,7 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
         median(simulated),
         median(measured),
         tuple(errors),
-        max(forwards_in_flight(plan, rank) for rank in range(plan.pp)),
+        max(outstanding(plan, rank).in_flight for rank in range(plan.pp)),
         max(peaks),
     )
 
@@ -159,13 +159,3 @@ def forward_for(plan: Plan, bubble_s: float) -> float:
     """How long an F, an I and a W each sleep where the mean ideal bubble of the ranks is to last ``bubble_s``."""
     paper = simulate(plan, uniform(forward_ns=1, backward_ns=2))
     return bubble_s * len(paper.ranks) / sum(rank.bubble_ns for rank in paper.ranks)
-
-
-def forwards_in_flight(plan: Plan, rank: int) -> int:
-    """Most forwards whose B or I has not run, as :class:`instrument.pipeline.runtime.StepResult` counts them."""
-    count = peak = 0
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            count += (half.kind is Kind.F) - (half.kind in (Kind.B, Kind.I))
-            peak = max(peak, count)
-    return peak
