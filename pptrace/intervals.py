@@ -76,6 +76,30 @@ def _beside(a: Int64, b: Int64) -> Int64:
     return a[first:last]
 
 
+def union_by_group(groups: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
+    """(group of each row, rows) of the sets that the intervals of each group cover; rows in the order of the groups.
+
+    Args:
+        groups: the group of each interval, in ascending order.
+        start, end: as in :func:`union`.
+    """
+    starts, ends = np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64)
+    keep = ends > starts
+    of_row, starts, ends = np.asarray(groups, dtype=np.int64)[keep], starts[keep], ends[keep]
+    if not len(starts):
+        return np.zeros(0, dtype=np.int64), EMPTY
+    firsts = np.flatnonzero(np.concatenate(([True], of_row[1:] != of_row[:-1])))
+    low, high = np.minimum.reduceat(starts, firsts), np.maximum.reduceat(ends, firsts)
+    # Each group is moved behind the one before it, so that one union serves all of them.
+    begins = np.concatenate(([0], np.cumsum(high - low + 1)))[:-1]
+    moves = begins - low
+    move_of_row = np.repeat(moves, np.diff(np.append(firsts, len(starts))))
+    packed = union(starts + move_of_row, ends + move_of_row)
+    index = np.searchsorted(begins, packed[:, 0], side="right") - 1
+    rows: Int64 = packed - moves[index, None]
+    return of_row[firsts][index], rows
+
+
 def length(a: Int64) -> int:
     """Total time of a set, ns."""
     return int((a[:, 1] - a[:, 0]).sum())

@@ -34,6 +34,16 @@ class Slice:
         """The rows by a column, equal ones as they are."""
         return self.where(np.argsort(self.columns[name], kind="stable"))
 
+    def sorted_by(self, names: Sequence[str]) -> Slice:
+        """The rows by some columns, the first of them first, equal ones as they are; these rows themselves if they are."""
+        later: npt.NDArray[np.bool_] = np.zeros(max(len(self) - 1, 0), dtype=np.bool_)
+        equal = ~later
+        for name in names:
+            values = self.columns[name]
+            later |= equal & (values[1:] < values[:-1])
+            equal &= values[1:] == values[:-1]
+        return self.where(np.lexsort([self.columns[name] for name in reversed(names)])) if later.any() else self
+
     def among(self, name: str, values: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Which rows have one of the values."""
         chosen = np.zeros(len(self), dtype=np.bool_)
@@ -48,6 +58,31 @@ class Slice:
     def first(self, name: str) -> Any:
         """The first value of a column."""
         return self.columns[name][:1].tolist()[0]
+
+    def codes(self, name: str) -> tuple[npt.NDArray[np.int64], tuple[Any, ...]]:
+        """(index into the values, the values in ascending order) of a column."""
+        codes, values = pd.factorize(self.columns[name])
+        ascending = sorted(range(len(values)), key=values.tolist().__getitem__)
+        index = np.empty(len(values), dtype=np.int64)
+        index[ascending] = np.arange(len(values))
+        return index[codes], tuple(values[ascending].tolist())
+
+
+def slices_by_int(table: pd.DataFrame, name: str, then: Sequence[str]) -> dict[int, Slice]:
+    """The rows of each value of a column of integers, each part in the order of the columns ``then``, equal ones as they are.
+
+    The parts are views where the table is in that order already.
+    """
+    whole = slice_of(table)
+    if not len(whole):
+        return {}
+    if (values := whole[name]).size and not _ascends(values):
+        whole = whole.in_order_of(name)
+    return {part.first(name): part.sorted_by(then) for part in _ordered_parts(whole, whole[name])}
+
+
+def _ascends(values: Array) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
 
 
 def slice_of(table: pd.DataFrame) -> Slice:
@@ -64,7 +99,11 @@ def slices(table: pd.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], Slic
 def _parted(rows: Slice, values: Array) -> Iterator[Slice]:
     """The rows of each value, in the order of the values."""
     order = np.argsort(values, kind="stable")
-    ordered, values = rows.where(order), values[order]
+    return _ordered_parts(rows.where(order), values[order])
+
+
+def _ordered_parts(ordered: Slice, values: Array) -> Iterator[Slice]:
+    """The rows of each value, which stand together."""
     cuts = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
     for start, end in pairwise((0, *cuts, len(values)) if len(values) else ()):
         yield ordered.where(slice(start, end))

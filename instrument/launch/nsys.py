@@ -18,9 +18,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +36,9 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.marks import METADATA_TABLE
 from pptrace.nsys import exported_report
 
+_PAUSES_S = (0.5, 2.0)
+"""How long to wait before nsys is tried again, s: several that start at once on one machine race for its shared memory and
+sockets, and one of them ends before it has started anything."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -76,35 +80,65 @@ def launch_under_nsys(options: RunOptions) -> RunResult:
     if nsys is None:
         raise PptraceError("--profiler nsys: there is no 'nsys' on PATH")
     options.run_dir.mkdir(parents=True, exist_ok=True)
+    for pause_s in (*_PAUSES_S, None):
+        attempt = _attempt(nsys, options)
+        if attempt.started_launcher or attempt.signalled or pause_s is None:
+            break
+        print(
+            f"pptrace: 'nsys profile' ended with code {attempt.code} before it started the script; trying again",
+            file=sys.stderr,
+            flush=True,
+        )
+        time.sleep(pause_s)
+    if attempt.outcome is None:
+        reached = "before the ranks did" if attempt.started_launcher else "before it started the script"
+        raise PptraceError(f"'nsys profile' ended with code {attempt.code} {reached}; its own lines say why")
+    if isinstance(attempt.outcome, PptraceError):
+        raise attempt.outcome
+    return _with_report(attempt.outcome, options, nsys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One call of nsys: its exit code, and what the launcher inside it left."""
+
+    code: int
+    started_launcher: bool
+    signalled: bool
+    """The user or the job's manager asked it to end."""
+    outcome: RunResult | PptraceError | None
+
+
+def _attempt(nsys: str, options: RunOptions) -> _Attempt:
     with tempfile.TemporaryDirectory(prefix="pptrace-") as folder:
         control_dir = Path(folder)
         (control_dir / "options").write_bytes(pickle.dumps(options))
         command = profile_command(nsys, options, control_dir, has_cuda=torch.cuda.is_available())
-        code = _run_and_forward(command, control_dir / "pid")
-        try:
+        code, signalled = _run_and_forward(command, control_dir / "pid")
+        outcome = None
+        with suppress(OSError, pickle.UnpicklingError, EOFError):
             outcome = pickle.loads((control_dir / "result").read_bytes())
-        except (OSError, pickle.UnpicklingError, EOFError) as err:
-            raise PptraceError(
-                f"'nsys profile' ended with code {code} before the ranks did; its own lines say why"
-            ) from err
-    if isinstance(outcome, PptraceError):
-        raise outcome
-    assert isinstance(outcome, RunResult)
-    return _with_report(outcome, options, nsys)
+        return _Attempt(code, (control_dir / "pid").exists(), signalled, outcome)
 
 
-def _run_and_forward(command: Sequence[str], pid_file: Path) -> int:
-    """Run nsys in a process group of its own: signals go to the launcher inside, so that nsys outlives it and writes."""
+def _run_and_forward(command: Sequence[str], pid_file: Path) -> tuple[int, bool]:
+    """Run nsys in a process group of its own: signals go to the launcher inside, so that nsys outlives it and writes.
+
+    Returns:
+        its exit code, and whether a signal came.
+    """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    signals: list[int] = []
 
     def forward(signum: int, _frame: FrameType | None) -> None:
+        signals.append(signum)
         try:
             os.kill(int(pid_file.read_text()), signum)
         except (OSError, ValueError):
             process.send_signal(signum)
 
     with _handled(forward):
-        return process.wait()
+        return process.wait(), bool(signals)
 
 
 @contextmanager

@@ -13,18 +13,26 @@ from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.slices import Slice, slice_of, slices
+from pptrace.slices import Slice, slice_of, slices, slices_by_int
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.windows import StepWindow
 
 
 @dataclass(frozen=True, slots=True)
-class RankStepRows:
-    """Rows of one rank in one step: its F/B/I/W ops, its other ranges, its communication."""
+class RankRows:
+    """Rows of one rank in order of step: its F/B/I/W ops, by start within the step, its other ranges, its communication."""
 
     ops: Slice
     spans: Slice
     comms: Slice
+
+    def of_step(self, step: int) -> RankRows:
+        return RankRows(*(_of_step(rows, step) for rows in (self.ops, self.spans, self.comms)))
+
+
+def _of_step(rows: Slice, step: int) -> Slice:
+    first, last = np.searchsorted(rows["step"], (step, step + 1))
+    return rows.where(slice(first, last))
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,24 @@ class AlignedRun:
         """Whether the clocks may be off by more than half the window."""
         return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
-    def part(self, rank: int, step: int) -> RankStepRows:
+    def part(self, rank: int, step: int) -> RankRows:
         """What a rank did in a step."""
-        key = (rank, step)
-        return RankStepRows(*(parts.get(key, none) for parts, none in self._parts))
+        return self.rows_of(rank).of_step(step)
+
+    def rows_of(self, rank: int) -> RankRows:
+        """What a rank did, in order of step and start."""
+        return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
 
     @cached_property
-    def _parts(self) -> tuple[tuple[Mapping[tuple[int, int], Slice], Slice], ...]:
-        """The fields of :class:`Part` by rank and step, and what they are without rows."""
+    def _parts(self) -> tuple[tuple[Mapping[int, Slice], Slice], ...]:
+        """The fields of :class:`RankRows` by rank, and what they are without rows."""
         is_compute = self.ops["kind"].isin(COMPUTE_KINDS)
-        tables = (self.ops[is_compute], self.ops[~is_compute], self.comms)
-        return tuple((slices(table, ("rank", "step")), slice_of(table.iloc[:0])) for table in tables)
+        tables = (
+            (self.ops[is_compute], ("step", "start_ns")),
+            (self.ops[~is_compute], ("step",)),
+            (self.comms, ("step",)),
+        )
+        return tuple((slices_by_int(table, "rank", by), slice_of(table.iloc[:0])) for table, by in tables)
 
     def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:
         """Peak allocated memory of a rank in a time range, bytes, both ends included; None without memory events in it."""
@@ -77,6 +92,9 @@ class AlignedRun:
         first, last = np.searchsorted(events["t_ns"], start_ns), np.searchsorted(events["t_ns"], end_ns, side="right")
         allocated = events["allocated_bytes"][first:last]
         return int(allocated.max()) if len(allocated) else None
+
+    def has_memory(self, rank: int) -> bool:
+        return (rank,) in self._memory
 
     @cached_property
     def _memory(self) -> Mapping[tuple[int], Slice]:

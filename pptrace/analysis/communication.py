@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import pandas as pd
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.analysis.volume.transformer import Calls, Volume
-from pptrace.intervals import Int64, intersect, length, union
+from pptrace.intervals import Int64, intersect, length, lengths_within, union, union_by_group
 from pptrace.slices import Slice
 
 BUS_FACTORS = {
@@ -19,48 +22,90 @@ BUS_FACTORS = {
 
 
 def summarise_comms(comms: Slice, compute: Int64, predicted: Volume | None = None) -> tuple[CommSummary, ...]:
-    """One summary per (axis, kind) of one rank's communication in one step.
+    """One summary per (axis, kind) of one rank's communication in one step; see :func:`summarise_steps`."""
+    step = np.zeros(len(comms), dtype=np.int64)
+    return summarise_steps(comms, step, 1, compute, None if predicted is None else [predicted])[0]
+
+
+def summarise_steps(
+    comms: Slice, step: Int64, num_steps: int, compute: Int64, predicted: Sequence[Volume] | None = None
+) -> list[tuple[CommSummary, ...]]:
+    """For each step one summary per (axis, kind) of one rank's communication.
 
     Args:
         comms: the rank's rows (schema COMMS) with transfer starts filled.
+        step: the index of each row's step, 0 … ``num_steps`` − 1, ascending.
+        num_steps: how many there are.
         compute: when the rank computes.
-        predicted: what the rank should communicate, where that is known; what is not in ``comms`` has a count of 0.
+        predicted: what the rank should communicate in each step, where that is known; what is not in ``comms`` has a count of 0.
     """
-    groups: dict[tuple[str, str], Slice] = {
-        (axis, kind): rows
-        for axis, axis_rows in comms.by("axis").items()
-        for kind, rows in axis_rows.by("kind").items()
-    }
-    none = comms.where(slice(0))
-    return tuple(
-        _summarise(*key, groups.get(key, none), compute, None if predicted is None else predicted.get(key, Calls(0, 0)))
-        for key in sorted(groups.keys() | (predicted or {}).keys())
-    )
+    summaries: list[dict[tuple[str, str], CommSummary]] = [{} for _ in range(num_steps)]
+    for index, summary in _summaries(comms, step, compute, predicted):
+        summaries[index][summary.axis, summary.kind] = summary
+    if predicted is not None:
+        for present, volume in zip(summaries, predicted, strict=True):
+            for axis, kind in volume.keys() - present.keys():
+                present[axis, kind] = CommSummary(
+                    axis, kind, 0, 0, 0, 0, 0, 0, None, None, None, volume[axis, kind].bytes
+                )
+    return [tuple(of_step[key] for key in sorted(of_step)) for of_step in summaries]
 
 
-def _summarise(axis: str, kind: str, rows: Slice, compute: Int64, predicted: Calls | None) -> CommSummary:
-    transfer = union(rows["transfer_start_ns"], rows["transfer_end_ns"])
-    transfer_ns = int((rows["transfer_end_ns"] - rows["transfer_start_ns"]).sum())
-    total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
-    num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
-    hidden, transfer_length = length(intersect(transfer, compute)), length(transfer)
-    matched = bool(((rows["match"] >= 0) | (rows["group_size"] == 1)).all())
-    algorithm = num_bytes / transfer_ns if transfer_ns and matched and num_bytes is not None else None
-    factor = BUS_FACTORS[kind](int(rows["group_size"].max())) if kind in BUS_FACTORS and len(rows) else 1.0
-    return CommSummary(
-        axis=axis,
-        kind=kind,
-        count=len(rows),
-        bytes=num_bytes,
-        total_ns=total_ns,
-        wait_ns=total_ns - transfer_ns if matched else None,
-        hidden_ns=hidden if matched else None,
-        exposed_ns=transfer_length - hidden if matched else None,
-        overlap_ratio=hidden / transfer_length if transfer_length and matched else None,
-        algbw_gbps=algorithm,
-        busbw_gbps=None if algorithm is None else algorithm * factor,
-        predicted_bytes=None if predicted is None else predicted.bytes,
+def _summaries(
+    comms: Slice, step: Int64, compute: Int64, predicted: Sequence[Volume] | None
+) -> Iterator[tuple[int, CommSummary]]:
+    """(index of the step, summary) of each step's communication of one axis and kind."""
+    if not len(comms):
+        return
+    (axis, axes), (kind, kinds) = comms.codes("axis"), comms.codes("kind")
+    key = (step * len(axes) + axis) * len(kinds) + kind
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        comms, key = comms.where(order), key[order]
+    firsts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+    group = np.repeat(np.arange(len(firsts)), counts := np.diff(np.append(firsts, len(key))))
+    of_row, transfers = union_by_group(group, comms["transfer_start_ns"], comms["transfer_end_ns"])
+    busy, hidden = np.zeros(len(firsts), dtype=np.int64), np.zeros(len(firsts), dtype=np.int64)
+    np.add.at(busy, of_row, transfers[:, 1] - transfers[:, 0])
+    np.add.at(hidden, of_row, lengths_within(compute, transfers[:, 0], transfers[:, 1]))
+    columns = (
+        key[firsts],
+        counts,
+        np.add.reduceat(comms["bytes"], firsts),
+        np.minimum.reduceat(comms["bytes"], firsts) >= 0,
+        np.add.reduceat(comms["end_ns"] - comms["start_ns"], firsts),
+        np.add.reduceat(comms["transfer_end_ns"] - comms["transfer_start_ns"], firsts),
+        busy,
+        hidden,
+        np.logical_and.reduceat((comms["match"] >= 0) | (comms["group_size"] == 1), firsts),
+        np.maximum.reduceat(comms["group_size"], firsts),
     )
+    for number, count, num_bytes, has_bytes, total_ns, transfer_ns, busy_ns, hidden_ns, matched, size in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        rest, kind_index = divmod(number, len(kinds))
+        step_index, axis_index = divmod(rest, len(axes))
+        name = axes[axis_index], kinds[kind_index]
+        algorithm = num_bytes / transfer_ns if transfer_ns and matched and has_bytes else None
+        factor = BUS_FACTORS[name[1]](size) if name[1] in BUS_FACTORS else 1.0
+        volume = None if predicted is None else predicted[step_index].get(name, Calls(0, 0))
+        yield (
+            step_index,
+            CommSummary(
+                axis=name[0],
+                kind=name[1],
+                count=count,
+                bytes=num_bytes if has_bytes else None,
+                total_ns=total_ns,
+                wait_ns=total_ns - transfer_ns if matched else None,
+                hidden_ns=hidden_ns if matched else None,
+                exposed_ns=busy_ns - hidden_ns if matched else None,
+                overlap_ratio=hidden_ns / busy_ns if busy_ns and matched else None,
+                algbw_gbps=algorithm,
+                busbw_gbps=None if algorithm is None else algorithm * factor,
+                predicted_bytes=None if volume is None else volume.bytes,
+            ),
+        )
 
 
 def total_comms(comms: pd.DataFrame, compute: Int64 | None) -> tuple[CommTotal, ...]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.rank_steps import (
+    RankWindows,
+    TimesInWindows,
+    comms_of_steps,
+    device_of_steps,
+    durations_of_steps,
+    masked,
+    peak_memory_of_steps,
+)
 from pptrace.analysis.result import Bubble, RankStep, StepReport
-from pptrace.analysis.steps import comms_of_step, durations, peak_memory
-from pptrace.intervals import length
-from pptrace.recognise.device.work import breakdown
 from pptrace.timeline.windows import StepWindow
 
 NO_PIPELINE = Bubble(None, None, None, None, None)
@@ -33,40 +43,70 @@ def report_marked_steps(windows: tuple[StepWindow, ...], data: AlignedRun) -> tu
         data: everything measured.
     """
     by_step: dict[int, list[StepWindow]] = {}
+    of_rank: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
-    return tuple(_report(step, step_windows, data) for step, step_windows in sorted(by_step.items()))
+        of_rank.setdefault(window.ranks[0], []).append(window)
+    comparable = {step: _are_comparable(step_windows, data) for step, step_windows in by_step.items()}
+    ranks = {
+        (rank.rank, window.step): rank
+        for number, rank_windows in of_rank.items()
+        for window, rank in zip(
+            rank_windows, _rank_steps(_columns(number, rank_windows, comparable), data), strict=True
+        )
+    }
+    return tuple(_report(step_windows, ranks) for _, step_windows in sorted(by_step.items()))
 
 
-def _report(step: int, windows: list[StepWindow], data: AlignedRun) -> StepReport:
-    start, end = min(window.start_ns for window in windows), max(window.end_ns for window in windows)
+def _are_comparable(windows: Sequence[StepWindow], data: AlignedRun) -> bool:
     ranks = tuple(window.ranks[0] for window in windows)
-    comparable = data.is_comparable(StepWindow(step, ranks, start, end))
+    return data.is_comparable(StepWindow(windows[0].step, ranks, *_bounds(windows)))
+
+
+def _bounds(windows: Sequence[StepWindow]) -> tuple[int, int]:
+    return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
+
+
+def _columns(rank: int, windows: Sequence[StepWindow], comparable: Mapping[int, bool]) -> RankWindows:
+    return RankWindows(
+        rank,
+        steps=np.array([window.step for window in windows], dtype=np.int64),
+        start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
+        end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
+        comparable=np.array([comparable[window.step] for window in windows], dtype=np.bool_),
+        is_alone=np.zeros(len(windows), dtype=np.bool_),
+    )
+
+
+def _report(windows: Sequence[StepWindow], ranks: Mapping[tuple[int, int], RankStep]) -> StepReport:
+    start, end = _bounds(windows)
     return StepReport(
-        step=step,
+        step=windows[0].step,
         start_ns=start,
         end_ns=end,
         span_ns=max(window.span_ns for window in windows),
         bubble=NO_PIPELINE,
-        ranks=tuple(_report_rank(window, data, comparable) for window in windows),
+        ranks=tuple(ranks[window.ranks[0], window.step] for window in windows),
     )
 
 
-def _report_rank(window: StepWindow, data: AlignedRun, comparable: bool) -> RankStep:
-    (rank,) = window.ranks
-    part, work = data.part(rank, window.step), data.work[rank]
-    lane = data.lanes[rank].clipped(window.start_ns, window.end_ns)
-    return RankStep(
-        rank=rank,
-        stage=None,
-        window_ns=window.span_ns,
-        compute_ns=None if work.missing_device_events else length(lane.compute),
-        exposed_comm_ns=lane.exposed_ns(window.start_ns, window.end_ns) if comparable else None,
-        bubble_ns=lane.bubble_ns(window.start_ns, window.end_ns) if comparable else None,
-        phases={},
-        comms=comms_of_step(part.comms, rank, window.step, data, matched=comparable),
-        spans=durations(part.spans.where(part.spans["kind"] != "STEP")),
-        device=breakdown(work, *(data.clock.to_rank_clock(rank, time) for time in (window.start_ns, window.end_ns))),
-        peak_memory_bytes=peak_memory(data, rank, part.spans),
-        ops=(),
-    )
+def _rank_steps(windows: RankWindows, data: AlignedRun) -> list[RankStep]:
+    rank, rows = windows.rank, data.rows_of(windows.rank)
+    times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
+    comms, comm_window = windows.index_of(rows.comms)
+    known = windows.comparable & times.is_known
+    has_times = np.full(len(known), not data.work[rank].missing_device_events)
+    columns: dict[str, Sequence[Any]] = {
+        "window_ns": (windows.end_ns - windows.start_ns).tolist(),
+        "compute_ns": masked(times.compute_ns, has_times),
+        "exposed_comm_ns": masked(times.exposed_ns, known),
+        "bubble_ns": masked(times.bubble_ns, known),
+        "comms": comms_of_steps(comms, comm_window, windows, data),
+        "spans": durations_of_steps(rows.spans.where(rows.spans["kind"] != "STEP"), windows),
+        "device": device_of_steps(windows, data),
+        "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
+    }
+    return [
+        RankStep(rank=rank, stage=None, phases={}, ops=(), **dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -180,7 +180,7 @@ class RankStep:
     spans: Mapping[str, int]  # time of the step's other ranges: OPTIMIZER, GRAD_SYNC, …
     device: DeviceBreakdown
     peak_memory_bytes: int | None
-    ops: tuple[OpSummary, ...]
+    ops: Sequence[OpSummary]
     pp_rank: int | None = None
     not_compute_ns: int | None = None
     bubble_low_ns: int | None = None

@@ -29,6 +29,8 @@ _INSTALL_TORCH = "torch is not installed: pip install 'pptrace[train]'"
 _NSYS_S = 20
 _TRIAL_S = 30.0
 """Time limit of trying nsys, s."""
+_TRIALS = 3
+"""How often nsys is started at most: several that start at once on one machine race, and one ends with an error."""
 _TRIAL_RANGE = format_mark(SpanMark(SpanKind.STEP, 0))
 _TRIAL = f"""
 from instrument.nvtx_ranges import open_domain
@@ -172,8 +174,11 @@ def _try_nsys() -> NsysTrial | None:
         stem = Path(folder) / "trial"
         options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", f"--output={stem}"]
         try:
-            code, output = run_program([nsys, "profile", *options, sys.executable, "-c", _TRIAL], remaining_s())
-            export = exported_report(nsys, stem, remaining_s)
+            for _ in range(_TRIALS):
+                code, output = run_program([nsys, "profile", *options, sys.executable, "-c", _TRIAL], remaining_s())
+                export = exported_report(nsys, stem, remaining_s)
+                if export is not None or code == 0:
+                    break
             traces = read_nsight(export) if export is not None else ()
         except PptraceError as err:
             return NsysTrial(False, str(err).replace(f"{folder}{os.sep}", ""))

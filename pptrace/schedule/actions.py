@@ -19,7 +19,10 @@ from pptrace.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """The kind of an action. The values are torch's."""
+    """The kind of an action. The values are torch's; ``code`` stands for a kind in columns: its index among all kinds."""
+
+    code: int
+    __hash__ = str.__hash__  # an enum's own is a function in Python, called for each look-up of a key
 
     F = "F"
     B = "B"  # full backward: I and W in one
@@ -56,12 +59,23 @@ _P2P = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 
+for _code, _kind in enumerate(Kind):
+    _kind.code = _code
+
+
 class Phase(StrEnum):
-    """The phase of an action (Megatron's terms)."""
+    """The phase of an action (Megatron's terms); ``code`` stands for it in columns: its index among the phases."""
+
+    code: int
+    __hash__ = str.__hash__
 
     WARMUP = "warmup"
     STEADY = "steady"
     COOLDOWN = "cooldown"
+
+
+for _code, _phase in enumerate(Phase):
+    _phase.code = _code
 
 
 Key = tuple[Kind, int, int | None]

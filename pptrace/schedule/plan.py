@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
+
+if TYPE_CHECKING:
+    from pptrace.schedule.plan_table import PlanTable
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Plan:
     def phase_of(self) -> dict[Key, Phase]:
         """(kind, stage, microbatch) → the phase of each action that computes."""
         return {action.key: action.phase for rank in range(self.pp) for action in self.compute_actions(rank)}
+
+    @cached_property
+    def table(self) -> PlanTable:
+        """The compute actions as columns, with their dependencies."""
+        from pptrace.schedule.plan_table import make_table
+
+        return make_table(self)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in chunk order."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.needs import NEEDS, OUTPUT_OF, neighbour
 from pptrace.schedule.plan import Plan
 
 Duration = Callable[[int, Action], int]
@@ -48,32 +49,6 @@ class Replay:
         return max((row[-1].end for row in self.ranks if row), default=0)
 
 
-_BACKWARD = (Kind.B, Kind.I)
-
-
-def needs_of(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
-    """The dependencies of ``action``: for each, the keys of which any one satisfies it.
-
-    F needs the forward of the previous stage. B and I need the forward of the same stage and the backward (B or I) of the
-    next one. W needs its I. An overlapped pair needs what both of its halves need.
-    """
-    return tuple(need for half in action.halves for need in _needs_of_half(plan, half))
-
-
-def _needs_of_half(plan: Plan, action: Action) -> tuple[tuple[Key, ...], ...]:
-    mb = action.microbatch
-    if action.kind is Kind.F:
-        previous = plan.previous_stage(action.stage)
-        return () if previous is None else (((Kind.F, previous, mb),),)
-    if action.kind in _BACKWARD:
-        forward: tuple[Key, ...] = ((Kind.F, action.stage, mb),)
-        following = plan.next_stage(action.stage)
-        return (forward,) if following is None else (forward, ((Kind.B, following, mb), (Kind.I, following, mb)))
-    if action.kind is Kind.W:
-        return (((Kind.I, action.stage, mb),),)
-    return ()
-
-
 def one_tick(_rank: int, _action: Action) -> int:
     """Every action takes 1."""
     return 1
@@ -90,10 +65,6 @@ def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_late
     Runs in time linear in the number of actions.
     """
     return _Engine(plan, duration, latency).run()
-
-
-_FORWARD_SLOT, _BACKWARD_SLOT, _WEIGHT_SLOT = 0, 1, 2
-_SLOT = {Kind.F: _FORWARD_SLOT, Kind.B: _BACKWARD_SLOT, Kind.I: _BACKWARD_SLOT, Kind.W: _WEIGHT_SLOT}
 
 
 class _Engine:
@@ -113,8 +84,7 @@ class _Engine:
         self.ended: list[int] = [-1] * num_slots
         self.producer: list[Action | None] = [None] * num_slots
         self.waiters: dict[int, list[int]] = {}
-        self.before = [plan.previous_stage(stage) for stage in range(plan.num_stages)]
-        self.after = [plan.next_stage(stage) for stage in range(plan.num_stages)]
+        self.neighbour = {hop: [neighbour(plan, stage, hop) for stage in range(plan.num_stages)] for hop in (-1, 0, 1)}
 
     def run(self) -> Replay:
         ready = list(range(self.plan.pp))
@@ -153,7 +123,7 @@ class _Engine:
             free = start + self.duration(rank, action)
             timeline.append(Timed(action, start, free))
             for half in action.halves:
-                slot = (half.stage * m + (half.microbatch or 0)) * 3 + _SLOT[half.kind]
+                slot = (half.stage * m + (half.microbatch or 0)) * 3 + OUTPUT_OF[half.kind]
                 ended[slot] = free
                 self.producer[slot] = half
                 if slot in self.waiters:
@@ -161,18 +131,13 @@ class _Engine:
         return None
 
     def _needs(self, half: Action) -> list[int]:
-        """The slots of :func:`needs_of`."""
-        kind, m = half.kind, self.plan.num_microbatches
-        if kind is Kind.F:
-            stage = self.before[half.stage]
-            return [] if stage is None else [(stage * m + (half.microbatch or 0)) * 3]
-        forward_slot = (half.stage * m + (half.microbatch or 0)) * 3
-        if kind is Kind.W:
-            return [forward_slot + _BACKWARD_SLOT]
-        stage = self.after[half.stage]
-        if stage is None:
-            return [forward_slot]
-        return [forward_slot, (stage * m + (half.microbatch or 0)) * 3 + _BACKWARD_SLOT]
+        """The slots of :func:`~pptrace.schedule.needs.needs_of`."""
+        m, microbatch = self.plan.num_microbatches, half.microbatch or 0
+        return [
+            (stage * m + microbatch) * 3 + need.output
+            for need in NEEDS.get(half.kind, ())
+            if (stage := self.neighbour[need.hop][half.stage]) is not None
+        ]
 
     def _key(self, slot: int) -> Key:
         cell, what = divmod(slot, 3)

@@ -10,8 +10,9 @@ from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.messages import message_of, peer_of
+from pptrace.schedule.needs import needs_of
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import Blocked, needs_of, replay
+from pptrace.schedule.replay import Blocked, replay
 from pptrace.schedule.text import draw
 
 

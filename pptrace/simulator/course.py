@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pptrace.schedule.actions import Action, Key
+from pptrace.schedule.needs import needs_of
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import needs_of
 from pptrace.simulator.costs import IDEAL
 from pptrace.simulator.simulation import simulate
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
@@ -62,27 +62,50 @@ def _by_order(ops: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def phase_spans(ops: Slice, window: StepWindow) -> tuple[PhaseSpan, ...]:
-    """The phases of one rank in a window, from its tagged ops in that window.
+    """The phases of one rank in a window, from its tagged ops in that window; see :func:`phase_spans_of_steps`."""
+    step = np.zeros(len(ops), dtype=np.int64)
+    return phase_spans_of_steps(ops, step, [window.start_ns], [window.end_ns])[0]
 
-    The window is cut at the start of the first steady op and at the end of the last one, so that waiting for the pipeline
+
+def phase_spans_of_steps(
+    ops: Slice, step: Int64, starts_ns: Sequence[int], ends_ns: Sequence[int]
+) -> list[tuple[PhaseSpan, ...]]:
+    """The phases of one rank in each of several windows.
+
+    A window is cut at the start of the first steady op and at the end of the last one, so that waiting for the pipeline
     to fill counts as warmup and waiting for it to drain as cooldown. Without a steady phase it is cut after the last warmup op.
+
+    Args:
+        ops: the rank's tagged ops.
+        step: for each of them the index of its window.
+        starts_ns, ends_ns: the windows.
     """
-    by_phase = {phase: ops.where(ops["phase"] == str(phase)) for phase in Phase}
-    steady = by_phase[Phase.STEADY]
-    if len(steady):
-        cuts = (int(steady["start_ns"].min()), int(steady["end_ns"].max()))
-    else:
-        warmup = by_phase[Phase.WARMUP]
-        cut = int(warmup["end_ns"].max()) if len(warmup) else window.start_ns
-        cuts = (cut, cut)
-    edges = (window.start_ns, *cuts, window.end_ns)
-    return tuple(
-        PhaseSpan(
-            phase,
-            start,
-            end,
-            num_forward=int(by_phase[phase].among("kind", ("F", "OVERLAP_F_B")).sum()),
-            num_backward=int(by_phase[phase].among("kind", ("B", "I", "OVERLAP_F_B")).sum()),
-        )
-        for phase, start, end in zip(Phase, edges[:-1], edges[1:], strict=True)
+    num_steps, phases = len(starts_ns), tuple(Phase)
+    group = step * len(phases) + _index_of_phase(ops, phases)
+    first = np.full(num_steps * len(phases), np.iinfo(np.int64).max)
+    last = np.full(num_steps * len(phases), np.iinfo(np.int64).min)
+    np.minimum.at(first, group, ops["start_ns"])
+    np.maximum.at(last, group, ops["end_ns"])
+    kind, kinds = ops.codes("kind")
+    counts = np.bincount(group, minlength=len(first))
+    forwards, backwards = (
+        np.bincount(group, np.isin(kinds, of_kind)[kind] if len(kinds) else None, minlength=len(first)).astype(np.int64)
+        for of_kind in (("F", "OVERLAP_F_B"), ("B", "I", "OVERLAP_F_B"))
     )
+    begins, ends, num_ops = (column.reshape(num_steps, -1) for column in (first, last, counts))
+    warmup, steady = phases.index(Phase.WARMUP), phases.index(Phase.STEADY)
+    filled = np.where(num_ops[:, warmup] > 0, ends[:, warmup], starts_ns)
+    has_steady = num_ops[:, steady] > 0
+    begin = np.where(has_steady, begins[:, steady], filled).tolist()
+    end = np.where(has_steady, ends[:, steady], filled).tolist()
+    num_forward, num_backward = (column.reshape(num_steps, -1).tolist() for column in (forwards, backwards))
+    return [
+        tuple(map(PhaseSpan, phases, edges[:-1], edges[1:], num_forward[index], num_backward[index]))
+        for index, edges in enumerate(zip(starts_ns, begin, end, ends_ns, strict=True))
+    ]
+
+
+def _index_of_phase(ops: Slice, phases: Sequence[Phase]) -> Int64:
+    codes, names = ops.codes("phase")
+    of_name = np.array([phases.index(Phase(name)) for name in names], dtype=np.int64)
+    return of_name[codes]

@@ -22,7 +22,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
-from pptrace.analysis.steps import Ideal, ideal_of, marked_steps, report_step
+from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
@@ -171,7 +171,7 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
     by_step: dict[int, list[StepWindow]] = {}
     for window in windows:
         by_step.setdefault(window.step, []).append(window)
-    reports = []
+    steps = []
     for number, of_step in sorted(by_step.items()):
         plan = run.schedule.plan_of(number) if is_plan_of_all_ranks else None
         if plan is not None and plan.num_microbatches not in shapes:
@@ -179,8 +179,8 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
         shape = None if plan is None else shapes[plan.num_microbatches]
         is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
-        reports.append(report_step(tuple(of_step), data, shape.course if shape else None, ideal, run.mesh))
-    return tuple(reports)
+        steps.append(PlannedStep(tuple(of_step), shape.course if shape else None, ideal))
+    return report_steps(steps, data, run.mesh)
 
 
 @dataclass(frozen=True, slots=True)

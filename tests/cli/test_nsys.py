@@ -180,8 +180,20 @@ def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path:
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\necho unknown option >&2\nexit 3\n")
     ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)
     assert ended.code == 1
-    assert "'nsys profile' ended with code 3 before the ranks did" in ended.err
+    last = ended.err.splitlines()[-1]
+    assert "'nsys profile' ended with code 3 before it started the script" in last
+    assert ended.err.count("trying again") == 2
     assert "Traceback" not in ended.err
+
+
+def test_an_nsys_that_fails_at_its_start_is_started_again(fake: Path, tmp_path: Path) -> None:
+    program, failed = tmp_path / "bin" / "nsys", tmp_path / "failed"
+    works = program.read_text().partition("\n")[2]
+    program.write_text(f"#!/bin/sh\nif [ ! -e {failed} ]; then : > {failed}; echo sem_open >&2; exit 1; fi\n{works}")
+    ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)
+    assert (ended.code, ended.out.count("did 0")) == (0, 1), ended.err
+    assert "ended with code 1 before it started the script; trying again" in ended.err
+    assert (tmp_path / "run" / "node0.sqlite").is_file()
 
 
 def test_ctrl_c_ends_the_ranks_and_nsys_still_writes(fake: Path, tmp_path: Path) -> None:

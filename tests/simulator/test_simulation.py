@@ -13,9 +13,9 @@ from pptrace.errors import ScheduleError
 from pptrace.model.tables import OPS
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
+from pptrace.schedule.needs import needs_of
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.schedule.replay import needs_of
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import IDEAL, Costs, Simulation, peak_inflight, simulate, uniform
 from tests.schedule.shapes import interleaved_shapes, legal_shapes, one_chunk_shapes, plans

@@ -33,6 +33,8 @@ TEXTS = {
     "note": "a note",
 }
 """Members that hold prose, and what stands for each text of theirs in a record."""
+MOST_RANK_STEPS = 5_000
+"""Ranks × steps of the largest reports that are recorded: larger ones are copies of one step, made to fill a screen."""
 ADDED = ("verdict",)
 """Members that newer versions add at the top: prose, left out."""
 
@@ -69,10 +71,12 @@ class Recorder:
         self._folder = item.config.rootpath
 
     def _write(self, report: Any) -> None:
+        if sum(len(step.ranks) for step in report.steps) > MOST_RANK_STEPS:
+            return
         from pptrace.report.to_json import dump, report_object
 
         text = dump(report_object(report, with_ops=True))
-        text = re.sub(r"[^\"]*/(pytest-[^/\"]*/)+([^/\"]*/)?", "", text).replace(str(self._folder), "")
+        text = re.sub(r"[^\" ]*/pytest-[0-9][^\" ]*/", "", text).replace(str(self._folder), "")
         value = {key: item for key, item in json.loads(text).items() if key not in ADDED}
         line = {"test": self._test, "number": self._number, "report": without_texts(value)}
         with self._path.open("a", encoding="utf-8") as file:

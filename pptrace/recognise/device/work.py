@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import intersect as intersect_sets
-from pptrace.intervals import length, merge, subtract, union
+from pptrace.intervals import lengths_within, merge, subtract
 from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
@@ -125,19 +126,36 @@ def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None 
         return NO_DEVICE
     first = int(work.start_ns.min()) if start_ns is None else start_ns
     last = int(work.end_ns.max()) if end_ns is None else end_ns
-    window = union([first], [last])
-    compute, communication, memory = (
-        intersect_sets(part, window) for part in (work.compute, work.communication, work.memory)
+    return breakdowns(work, [first], [last])[0]
+
+
+def breakdowns(work: DeviceWork, starts_ns: Sequence[int], ends_ns: Sequence[int]) -> list[DeviceBreakdown]:
+    """Split device time by category in each of several windows [start, end)."""
+    if not len(work):
+        return [NO_DEVICE] * len(starts_ns)
+    compute, communication, memory = work.compute, work.communication, work.memory
+    device = merge(compute, communication)
+    sets = (
+        merge(device, memory),
+        compute,
+        communication,
+        subtract(communication, compute),
+        subtract(memory, device),
+        intersect_sets(communication, compute),
     )
-    hidden = length(intersect_sets(communication, compute))
-    busy = length(merge(compute, communication, memory))
-    return DeviceBreakdown(
-        first_ns=first,
-        last_ns=last,
-        busy_ns=busy,
-        compute_ns=length(compute),
-        communication_ns=length(subtract(communication, compute)),
-        memory_ns=length(subtract(memory, merge(compute, communication))),
-        idle_ns=last - first - busy,
-        overlap_ratio=hidden / length(communication) if len(communication) else None,
-    )
+    lengths = [lengths_within(part, starts_ns, ends_ns).tolist() for part in sets]
+    return [
+        DeviceBreakdown(
+            first_ns=first,
+            last_ns=last,
+            busy_ns=busy,
+            compute_ns=compute_ns,
+            communication_ns=only_communication,
+            memory_ns=only_memory,
+            idle_ns=last - first - busy,
+            overlap_ratio=hidden / all_communication if all_communication else None,
+        )
+        for first, last, busy, compute_ns, all_communication, only_communication, only_memory, hidden in zip(
+            starts_ns, ends_ns, *lengths, strict=True
+        )
+    ]

@@ -1,0 +1,277 @@
+"""The steps of one rank: the partition of each window, phases, communication, all steps of a rank at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun, RankRows
+from pptrace.analysis.communication import summarise_steps
+from pptrace.analysis.op_rows import OpRows
+from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
+from pptrace.intervals import lengths_within, merge
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import MESSAGES, Int64
+from pptrace.recognise.device.work import breakdowns
+from pptrace.recognise.groups.topology import UNKNOWN
+from pptrace.slices import Slice
+from pptrace.timeline.lanes import Lane
+from pptrace.timeline.phases import phase_spans_of_steps
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RankWindows:
+    """The windows of one rank, one per step, in order of the steps, ns.
+
+    Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
+    from its first op to its last. ``is_alone``: it is the only one of its pipeline with a trace.
+    """
+
+    rank: int
+    steps: Int64
+    start_ns: Int64
+    end_ns: Int64
+    comparable: Mask
+    is_alone: Mask
+
+    def index_of(self, rows: Slice) -> tuple[Slice, Int64]:
+        """(rows of these steps, the index of each one's window); the rows are in order of step."""
+        index = np.searchsorted(self.steps, rows["step"])
+        inside = index < len(self.steps)
+        inside[inside] = self.steps[index[inside]] == rows["step"][inside]
+        return (rows, index) if inside.all() else (rows.where(inside), index[inside])
+
+
+@dataclass(frozen=True)
+class TimesInWindows:
+    """The time of a rank by what it did, in several windows, ns."""
+
+    lane: Lane
+    start_ns: Int64
+    end_ns: Int64
+
+    @cached_property
+    def compute_ns(self) -> Int64:
+        return lengths_within(self.lane.compute, self.start_ns, self.end_ns)
+
+    @cached_property
+    def exposed_ns(self) -> Int64:
+        return lengths_within(self.lane.exposed, self.start_ns, self.end_ns)
+
+    @cached_property
+    def is_known(self) -> Mask:
+        """Where no part of the communication may be waiting."""
+        known: Mask = lengths_within(self.lane.unknown, self.start_ns, self.end_ns) == 0
+        return known
+
+    @property
+    def rest_ns(self) -> Int64:
+        return self.end_ns - self.start_ns - self.compute_ns
+
+    @property
+    def bubble_ns(self) -> Int64:
+        """What is neither compute nor exposed communication, if that is known."""
+        return self.rest_ns - self.exposed_ns
+
+    @property
+    def least_bubble_ns(self) -> Int64:
+        """As if all communication were transfers."""
+        either = merge(self.lane.not_overlapped, self.lane.exposed)
+        return self.rest_ns - lengths_within(either, self.start_ns, self.end_ns)
+
+
+def report_rank_steps(
+    windows: RankWindows, data: AlignedRun, ideals: Sequence[RankIdeal | None], mesh: MeshInfo
+) -> list[RankStep]:
+    """All steps of one rank of a pipeline.
+
+    Args:
+        windows: its windows; where they are not comparable, replaced by its own.
+        data: everything measured.
+        ideals: for each step the ideal bubble of the rank, where one is known.
+        mesh: which pipeline rank it is.
+    """
+    rank, work = windows.rank, data.work[windows.rank]
+    rows = data.rows_of(rank)
+    ops, op_window = windows.index_of(rows.ops)
+    windows = _own_where_not_comparable(windows, ops, op_window)
+    comms, comm_window = windows.index_of(rows.comms)
+    times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
+    known = windows.comparable & ~windows.is_alone & times.is_known
+    first_op = np.searchsorted(op_window, np.arange(len(windows.steps) + 1))
+    has_times = not work.missing_device_events
+    columns: dict[str, Sequence[Any]] = {
+        "stage": _first_stages(ops, first_op),
+        "window_ns": (windows.end_ns - windows.start_ns).tolist(),
+        "compute_ns": masked(times.compute_ns, has_times & np.ones_like(known)),
+        "exposed_comm_ns": masked(times.exposed_ns, known),
+        "bubble_ns": masked(times.bubble_ns, known),
+        "phases": _phases(ops, op_window, windows, times.lane, known),
+        "comms": comms_of_steps(comms, comm_window, windows, data),
+        "spans": durations_of_steps(rows.spans, windows),
+        "device": device_of_steps(windows, data),
+        "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
+        "ops": [
+            OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
+        ],
+        "ideal": ideals,
+        **_not_compute(times, comms, comm_window, windows, known, data),
+    }
+    pp_rank = mesh.pp_rank(rank)
+    return [
+        RankStep(rank=rank, pp_rank=pp_rank, **dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _own_where_not_comparable(windows: RankWindows, ops: Slice, op_window: Int64) -> RankWindows:
+    if windows.comparable.all():
+        return windows
+    first = np.full(len(windows.steps), np.iinfo(np.int64).max)
+    last = np.full(len(windows.steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, op_window, ops["start_ns"])
+    np.maximum.at(last, op_window, ops["end_ns"])
+    return replace(
+        windows,
+        start_ns=np.where(windows.comparable, windows.start_ns, first),
+        end_ns=np.where(windows.comparable, windows.end_ns, last),
+    )
+
+
+def masked(values: Int64, known: Mask) -> list[int | None]:
+    """The values, None where they are not known."""
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
+
+
+def _first_stages(ops: Slice, first_op: npt.NDArray[np.intp]) -> list[int | None]:
+    """The lowest stage of each step; None where no op has one."""
+    none = np.iinfo(np.int64).max
+    lowest = np.full(len(first_op) - 1, none)
+    stages, filled = ops["stage"], first_op[1:] > first_op[:-1]
+    if filled.any():
+        lowest[filled] = np.minimum.reduceat(np.where(stages >= 0, stages, none), first_op[:-1][filled])
+    return masked(lowest, lowest < none)
+
+
+def _phases(
+    ops: Slice, op_window: Int64, windows: RankWindows, lane: Lane, known: Mask
+) -> list[dict[str, PhaseSummary]]:
+    """The phases of each step; {} where an op has none."""
+    lacks_phase = np.zeros(len(windows.steps), dtype=np.bool_)
+    lacks_phase[op_window[ops["phase"] == ""]] = True
+    tagged = ~lacks_phase[op_window]
+    spans = phase_spans_of_steps(
+        ops.where(tagged), op_window[tagged], windows.start_ns.tolist(), windows.end_ns.tolist()
+    )
+    starts, ends = (
+        np.array([getattr(span, edge) for of_step in spans for span in of_step], dtype=np.int64)
+        for edge in ("start_ns", "end_ns")
+    )
+    times = TimesInWindows(lane, starts, ends)
+    of_phase = len(spans[0]) if spans else 1
+    bubbles = iter(masked(times.bubble_ns, times.is_known & np.repeat(known, of_phase)))
+    return [
+        {
+            str(span.phase): PhaseSummary(span.start_ns, span.end_ns, span.num_forward, span.num_backward, bubble)
+            for span, bubble in zip(of_step, bubbles_of_step, strict=True)
+        }
+        if not lacks
+        else {}
+        for of_step, bubbles_of_step, lacks in zip(
+            spans, zip(*[bubbles] * of_phase, strict=True), lacks_phase.tolist(), strict=True
+        )
+    ]
+
+
+def _not_compute(
+    times: TimesInWindows, comms: Slice, comm_window: Int64, windows: RankWindows, known: Mask, data: AlignedRun
+) -> dict[str, list[int | None]]:
+    """Time of each window without compute, and bounds of the bubble in it, ns; None where the rank's times do not say when it
+    computed.
+
+    Part of the exposed communication may be waiting after all, as far as the clocks of both sides are uncertain. Where a rank
+    is the only one with a trace and its messages were not recorded, any part of the rest may have been a transfer.
+    """
+    num_steps = len(windows.steps)
+    if data.work[windows.rank].missing_device_events:
+        return dict.fromkeys(("not_compute_ns", "bubble_low_ns", "bubble_high_ns"), [None] * num_steps)
+    matched = np.bincount(comm_window[comms["match"] >= 0], minlength=num_steps)
+    slack = 2 * matched * (data.clock.uncertainty_ns or 0)
+    is_message = comms.among("kind", MESSAGES) & comms.among("axis", ("pp", UNKNOWN))
+    has_messages = ~windows.is_alone
+    has_messages[comm_window[is_message]] = True
+    rest, bubble = times.rest_ns, times.bubble_ns
+    high = np.where(windows.comparable, np.minimum(rest, bubble + slack), rest)
+    low = np.where(has_messages, np.where(known, bubble, times.least_bubble_ns), 0)
+    return {
+        "not_compute_ns": rest.tolist(),
+        "bubble_low_ns": low.tolist(),
+        "bubble_high_ns": np.where(known, bubble, high).tolist(),
+    }
+
+
+_TIMES = ("total_ns", "wait_ns", "hidden_ns", "exposed_ns", "overlap_ratio", "algbw_gbps", "busbw_gbps")
+
+
+def comms_of_steps(
+    comms: Slice, window: Int64, windows: RankWindows, data: AlignedRun
+) -> list[tuple[CommSummary, ...]]:
+    """The summaries of a rank's communication in each step, without times where its device was not recorded.
+
+    Where the ranks' times do not compare, nothing tells waiting from transfer.
+    """
+    rank = windows.rank
+    if not windows.comparable.all():
+        comms = Slice({**comms.columns, "match": np.where(windows.comparable[window], comms["match"], -1)})
+    predicted = None if data.volume is None else [data.volume.of_rank(rank, step) for step in windows.steps.tolist()]
+    summaries = summarise_steps(comms, window, len(windows.steps), data.lanes[rank].compute, predicted)
+    if not data.work[rank].missing_device_events:
+        return summaries
+    unknown: dict[str, Any] = dict.fromkeys(_TIMES)
+    return [tuple(replace(comm, **unknown) for comm in of_step) for of_step in summaries]
+
+
+def durations_of_steps(spans: Slice, windows: RankWindows) -> list[dict[str, int]]:
+    """Total duration of a rank's other ranges in each step, by kind, ns."""
+    spans, window = windows.index_of(spans)
+    totals: list[dict[str, int]] = [{} for _ in windows.steps]
+    kind, kinds = spans.codes("kind")
+    sums = np.zeros((len(totals), len(kinds)), dtype=np.int64)
+    np.add.at(sums, (window, kind), spans["end_ns"] - spans["start_ns"])
+    for row, column in _pairs(window, kind):
+        totals[row][kinds[column]] = int(sums[row, column])
+    return totals
+
+
+def _pairs(rows: Int64, columns: Int64) -> Iterator[tuple[int, int]]:
+    """Each pair that occurs, once, in order."""
+    yield from sorted(set(zip(rows.tolist(), columns.tolist(), strict=True)))
+
+
+def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
+    """The device breakdown of each window."""
+    edges = (
+        [data.clock.to_rank_clock(windows.rank, time) for time in times.tolist()]
+        for times in (windows.start_ns, windows.end_ns)
+    )
+    return breakdowns(data.work[windows.rank], *edges)
+
+
+def peak_memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> list[int | None]:
+    """Peak allocated memory during the rank's STEP range of each step, bytes; None without memory events."""
+    peaks: list[int | None] = [None] * len(windows.steps)
+    if not data.has_memory(windows.rank):
+        return peaks
+    spans, window = windows.index_of(rows.spans.where(rows.spans["kind"] == "STEP"))
+    for index in set(window.tolist()):
+        first, last = np.searchsorted(window, (index, index + 1))
+        start, end = int(spans["start_ns"][first:last].min()), int(spans["end_ns"][first:last].max())
+        peaks[index] = data.peak_memory(windows.rank, start, end)
+    return peaks
