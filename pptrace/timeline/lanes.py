@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.clock import Clock
-from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
+from pptrace.intervals import Int64, NestedIntervals, clip, length, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
@@ -126,7 +126,5 @@ def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDA
     else:
         on_host = np.ones(len(comms), dtype=np.bool_)
     ordered = ops.sort_values("start_ns", kind="stable")
-    index = np.searchsorted(ordered["start_ns"].to_numpy(), comms["start_ns"].to_numpy(), side="right") - 1
-    latest_end = np.maximum.accumulate(ordered["end_ns"].to_numpy())
-    inside: npt.NDArray[np.bool_] = (index >= 0) & (comms["end_ns"].to_numpy() <= latest_end[np.maximum(index, 0)])
-    return inside & on_host
+    intervals = NestedIntervals(ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy())
+    return intervals.cover(comms["start_ns"].to_numpy(), comms["end_ns"].to_numpy()) & on_host

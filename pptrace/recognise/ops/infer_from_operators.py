@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import heapq
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.intervals import NestedIntervals
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.labels import LabelledAction
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
@@ -159,13 +158,13 @@ class _OpsAround:
     def __init__(self, ops: Sequence[Inferred]) -> None:
         """``ops`` are in the order of their starts."""
         self._ops = ops
-        self._starts = [op.start_ns for op in ops]
-        self._latest = list(accumulate((op.end_ns for op in ops), max))
+        times = np.array([(op.start_ns, op.end_ns) for op in ops], dtype=np.int64).reshape(-1, 2)
+        self._intervals = NestedIntervals(times[:, 0], times[:, 1])
 
     def outermost(self, start_ns: int, end_ns: int) -> Inferred | None:
         """The first that begins before a stretch and ends after it."""
-        first = bisect_left(self._latest, end_ns)
-        return self._ops[first] if first < bisect_right(self._starts, start_ns) else None
+        index = self._intervals.outermost(start_ns, end_ns)
+        return None if index is None else self._ops[index]
 
 
 def _pipeline_thread(events: Events) -> int | None:
@@ -183,12 +182,9 @@ def _mostly_inside_backwards(events: Events) -> bool:
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
-    for thread in np.unique(events.thread[messages]).tolist():
-        thread_rows = rows[events.thread[rows] == thread]
-        at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.ends_of(thread_rows))
-        index = np.searchsorted(events.start_ns[thread_rows], at, side="right") - 1
-        inside += int(np.count_nonzero((index >= 0) & (at < ends[np.maximum(index, 0)]))) if len(thread_rows) else 0
+    for thread, thread_rows in events.rows_by_thread(rows).items():
+        times = events.start_ns[messages[events.thread[messages] == thread]]
+        inside += int(np.count_nonzero(events.intervals_of(thread_rows).hold(times)))
     return _LEAST_FRACTION * inside > len(messages)
 
 
