@@ -111,9 +111,9 @@ def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     past = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
 
     def before(times: Int64) -> Int64:
-        place = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
-        inside = np.minimum(times, a[place, 1]) - a[place, 0] if len(a) else 0
-        return np.where(place >= 0, past[np.maximum(place, 0)] + inside, 0)
+        index = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
+        inside = np.minimum(times, a[index, 1]) - a[index, 0] if len(a) else 0
+        return np.where(index >= 0, past[np.maximum(index, 0)] + inside, 0)
 
     first, last = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     return np.where(last > first, before(last) - before(first), 0)

@@ -51,11 +51,11 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], by_order: 
 def _by_order(ops: pd.DataFrame) -> npt.NDArray[np.object_]:
     """The phases of compute ops; where they have none, those of their place in the order of their rank's step."""
     phase = ops["phase"].to_numpy(dtype=object, copy=True)
-    for rows in slices(ops.assign(place=np.arange(len(ops))), ("rank", "step")).values():
+    for rows in slices(ops.assign(row=np.arange(len(ops))), ("rank", "step")).values():
         if (rows["phase"] == "").any():
             rows = rows.in_order_of("start_ns")
             by_order = phases_by_order([Kind(kind) for kind in rows["kind"].tolist()])
-            phase[rows["place"]] = np.where(
+            phase[rows["row"]] = np.where(
                 rows["phase"] == "", [str(phase_of_op) for phase_of_op in by_order], rows["phase"]
             )
     return phase

@@ -253,7 +253,7 @@ def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
 
 
 def test_ranks_of_another_node_are_not_blamed() -> None:
-    missing_device_events = [RankCalls(rank, presence=Presence.UNSEEN) for rank in (2, 3)]
+    missing_device_events = [RankCalls(rank, presence=Presence.UNKNOWN) for rank in (2, 3)]
     here = [RankCalls(rank, (blocking("barrier", 0),)) for rank in (0, 1)]
     diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None

@@ -127,16 +127,16 @@ def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
 
 
 def _memory(path: Path) -> pd.DataFrame:
-    found = partner(path, "memory")
-    if found is None:
+    memory_file = partner(path, "memory")
+    if memory_file is None:
         return empty_table(MEMORY)
-    table = read_frame_of_memory(found)
+    table = read_frame_of_memory(memory_file)
     columns = {}
     for name in MEMORY:
         values, good = to_ns(table[name], "ns")
         if not good.all():
             row = int(np.argmin(good))
-            raise TraceError(f"{found}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
+            raise TraceError(f"{memory_file}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
         columns[name] = values
     return make_table(MEMORY, columns)
 

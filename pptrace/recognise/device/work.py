@@ -111,9 +111,9 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
     wanted = events.correlation[rows]
-    found_at = np.searchsorted(known, wanted)
-    np.minimum(found_at, len(known) - 1, out=found_at)
-    return np.where((known[found_at] == wanted) & (wanted >= 0), calls[found_at], np.intp(-1))
+    index = np.searchsorted(known, wanted)
+    np.minimum(index, len(known) - 1, out=index)
+    return np.where((known[index] == wanted) & (wanted >= 0), calls[index], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:

@@ -96,9 +96,9 @@ def _launches(events: Events) -> _Launches:
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     correlations = events.correlation[calls]
     at = np.searchsorted(correlations, events.correlation[kernels])
-    is_found = at < len(correlations)
-    is_found[is_found] = correlations[at[is_found]] == events.correlation[kernels][is_found]
-    kernels, calls = kernels[is_found], calls[at[is_found]]
+    has_call = at < len(correlations)
+    has_call[has_call] = correlations[at[has_call]] == events.correlation[kernels][has_call]
+    kernels, calls = kernels[has_call], calls[at[has_call]]
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 

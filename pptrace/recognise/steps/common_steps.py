@@ -19,8 +19,8 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
     rank that has ranges; where it has more or fewer, nothing tells which they are, and its numbers stay.
     """
     numbers = {recognised.number: _steps_with_ops(recognised) for recognised in ranks}
-    numbered = [recognised for recognised in ranks if numbers[recognised.number] and _has_ranges(recognised)]
-    step_lists = {tuple(numbers[recognised.number]) for recognised in numbered}
+    with_ranges = [recognised for recognised in ranks if numbers[recognised.number] and _has_ranges(recognised)]
+    step_lists = {tuple(numbers[recognised.number]) for recognised in with_ranges}
     if len(step_lists) != 1:
         return list(ranks), ()
     (steps,) = step_lists
