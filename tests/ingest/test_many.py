@@ -61,14 +61,14 @@ def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
 
 
 @pytest.mark.parametrize(("name", "taken"), [("x.json", 0), ("rank2.json", 2), ("rank7.json", 0)])
-@pytest.mark.parametrize(("said", "size"), [(9, 4), (1_000_000_000, 4), (4, 4)])
+@pytest.mark.parametrize(("declared", "size"), [(9, 4), (1_000_000_000, 4), (4, 4)])
 def test_a_rank_that_its_job_does_not_have_is_not_believed(
-    write: Write, op: Op, name: str, taken: int, said: int, size: int
+    write: Write, op: Op, name: str, taken: int, declared: int, size: int
 ) -> None:
-    path = write([op()], name, {"distributedInfo": {"rank": said, "world_size": size}})
+    path = write([op()], name, {"distributedInfo": {"rank": declared, "world_size": size}})
     result = read_traces(open_inputs([path]), 1)
     assert ranks(result) == [(taken, name)]
-    line = f"{path}: says rank {said} of a job of {size} ranks, which cannot be; read as rank {taken}"
+    line = f"{path}: says rank {declared} of a job of {size} ranks, which cannot be; read as rank {taken}"
     assert result.warnings == (line,)
 
 

@@ -136,8 +136,8 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
     simulated, measured, errors = [], [], []
     for step in analysis.report.steps:
         ops = analysis.data.ops
-        mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
-        paper = simulate(plan, Costs(ops=measured_costs(slice_of(mine), slice_of(analysis.data.comms[:0])).ops))
+        step_ops = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
+        paper = simulate(plan, Costs(ops=measured_costs(slice_of(step_ops), slice_of(analysis.data.comms[:0])).ops))
         assert step.bubble.ratio is not None
         simulated.append(paper.bubble_ratio)
         measured.append(step.bubble.ratio)

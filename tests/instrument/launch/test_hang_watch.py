@@ -180,12 +180,12 @@ def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "line"),
     [
         (Usage(11.0, 5.9, "R"), "computing in <module> (train.py:2), outside of any communication call"),
         (Usage(11.0, 5.01, "S"), "asleep in <module> (train.py:2), outside of any communication call"),
         (Usage(11.0, 5.0, "T"), "stopped by a signal (in <module> (train.py:2)), outside of any communication call"),
     ],
 )
-def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, told: str) -> None:
-    assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == told
+def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, line: str) -> None:
+    assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == line

@@ -236,7 +236,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
-        errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
+        errors += [float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(STEPS))
     parameters = len(list(runtime.program.parameters()))
