@@ -244,8 +244,8 @@ def _report_directory(text: bytes, num_ranks: int) -> None:
     events = replicated.count(b'"ph": "X"') * num_ranks
     print(
         f"{num_ranks} ranks of {len(replicated) / 1e6:.0f} MB: {measured['wall_s']:.1f} s, "
-        f"peak {measured['peak_bytes'] / 1e6:.0f} MB, of the largest other process {measured['child_bytes'] / 1e6:.0f} MB; {events:,} events of 45 bytes would be "
-        f"{events * 45 / 1e6:.0f} MB"
+        f"peak {measured['peak_bytes'] / 1e6:.0f} MB, of the largest other process "
+        f"{measured['child_bytes'] / 1e6:.0f} MB; {events:,} events of 45 bytes would be {events * 45 / 1e6:.0f} MB"
     )
 
 
