@@ -38,7 +38,7 @@ from instrument.data.text import Batch, TextData
 from instrument.examples.gpt_arguments import DEFAULT_PREFETCH
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, cross_entropy, make_stages
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.partition import partition
 from instrument.pipeline.transport import Mode
 from instrument.recorder import Recorder
@@ -90,7 +90,8 @@ def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.n
     plan = setting.plan
     cut = partition(setting.layers, plan.num_stages)
     wiring = Wiring(CPU, Mode.BATCHED, prefetch_depth=setting.prefetch)
-    runtime = make_gpt_runtime(mesh, plan, setting.config, cut, setting.microbatch_size, wiring, Recorder())
+    gpt = GptPipeline(plan, setting.config, cut, setting.microbatch_size)
+    runtime = make_gpt_runtime(mesh, gpt, wiring, Recorder())
 
     def step() -> None:
         runtime.run(batch, 0)

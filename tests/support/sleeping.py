@@ -17,7 +17,7 @@ from instrument.launch.facts import TRACE_SCHEMA, host_name, plan_as_json, sampl
 from instrument.launch.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.sleeping import SleepingStage
 from instrument.pipeline.outstanding import outstanding
 from instrument.pipeline.partition import partition
@@ -69,9 +69,8 @@ def sleep_through(run: SleepingRun, folder: str) -> int:
     def wrap(stage: GptStage) -> torch.nn.Module:
         return SleepingStage(stage, run.forward_s, 2 * run.forward_s)
 
-    runtime = make_gpt_runtime(
-        mesh, plan, config, cut, MICROBATCH_SIZE, Wiring(torch.device("cpu"), prefetch_depth=run.ahead), recorder, wrap
-    )
+    gpt = GptPipeline(plan, config, cut, MICROBATCH_SIZE, wrap)
+    runtime = make_gpt_runtime(mesh, gpt, Wiring(torch.device("cpu"), prefetch_depth=run.ahead), recorder)
     batch = TextData(plan.num_microbatches, MICROBATCH_SIZE, config.sequence).batch(0, 0)
     profiler = TraceProfiler(Path(folder) / f"rank{mesh.rank}.json.gz")
     profiler.prepare()
