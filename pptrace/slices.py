@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some rows of a table: its columns, equally long. Texts are arrays of objects."""
+    """Some rows of a table: its columns, equally long. Texts are categories, or arrays of objects."""
 
     columns: Mapping[str, Array]
 
@@ -53,7 +53,10 @@ class Slice:
 
     def by(self, name: str) -> dict[Any, Slice]:
         """The rows of each value of a column, in the order of the values."""
-        return {rows.first(name): rows for rows in _parted(self, self.columns[name])}
+        codes, values = self.codes(name)
+        if len(values) == 1:
+            return {values[0]: self}
+        return {rows.first(name): rows for rows in _parted(self, codes)}
 
     def first(self, name: str) -> Any:
         """The first value of a column."""
@@ -61,7 +64,15 @@ class Slice:
 
     def codes(self, name: str) -> tuple[npt.NDArray[np.int64], tuple[Any, ...]]:
         """(index into the values, the values in ascending order) of a column."""
-        codes, values = pd.factorize(self.columns[name])
+        column: Any = self.columns[name]
+        if isinstance(column, pd.Categorical):
+            present, codes = np.unique(column.codes, return_inverse=True)
+            texts = [column.categories[code] for code in present.tolist()]
+            ascending = sorted(range(len(texts)), key=texts.__getitem__)
+            index = np.empty(len(texts), dtype=np.int64)
+            index[ascending] = np.arange(len(texts))
+            return index[codes], tuple(texts[place] for place in ascending)
+        codes, values = pd.factorize(column)
         ascending = sorted(range(len(values)), key=values.tolist().__getitem__)
         index = np.empty(len(values), dtype=np.int64)
         index[ascending] = np.arange(len(values))
@@ -92,7 +103,7 @@ def slice_of(table: pd.DataFrame) -> Slice:
 
 def slices(table: pd.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], Slice]:
     """The rows of each combination of values, in their order; the combinations as they come first."""
-    groups = table.groupby(list(by), sort=False).ngroup().to_numpy()
+    groups = table.groupby(list(by), sort=False, observed=True).ngroup().to_numpy()
     return {tuple(map(rows.first, by)): rows for rows in _parted(slice_of(table), groups)}
 
 
@@ -109,5 +120,27 @@ def _ordered_parts(ordered: Slice, values: Array) -> Iterator[Slice]:
         yield ordered.where(slice(start, end))
 
 
-def _plain(column: pd.Series[Any]) -> Array:
+def _plain(column: pd.Series[Any]) -> Any:
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.array
     return column.to_numpy() if column.dtype.kind in "biuf" else column.to_numpy(dtype=object)
+
+
+def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
+    """One number for each combination of values, row by row: equal numbers for equal rows."""
+    codes, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            values = column.cat.codes.to_numpy(dtype=np.int64)
+        else:
+            values = column.to_numpy() if column.dtype.kind in "biu" else pd.factorize(column)[0]
+        least = int(values.min()) if len(values) else 0
+        extent = int(values.max()) - least + 1 if len(values) else 1
+        if size * extent > _LARGEST_CODE:
+            _, codes = np.unique(codes, return_inverse=True)
+            size = int(codes.max()) + 1
+        codes, size = codes * extent + (values - least), size * extent
+    return codes
+
+
+_LARGEST_CODE = 2**62

@@ -30,6 +30,18 @@ class RankRows:
         return RankRows(*(_of_step(rows, step) for rows in (self.ops, self.spans, self.comms)))
 
 
+class RowsByRank:
+    """The rows of ops and comms by rank."""
+
+    def __init__(self, ops: pd.DataFrame, comms: pd.DataFrame) -> None:
+        is_compute = ops["kind"].isin(COMPUTE_KINDS)
+        tables = ((ops[is_compute], ("step", "start_ns")), (ops[~is_compute], ("step",)), (comms, ("step",)))
+        self._parts = [(slices_by_int(table, "rank", by), slice_of(table.iloc[:0])) for table, by in tables]
+
+    def of_rank(self, rank: int) -> RankRows:
+        return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
+
+
 def _of_step(rows: Slice, step: int) -> Slice:
     first, last = np.searchsorted(rows["step"], (step, step + 1))
     return rows.where(slice(first, last))
@@ -37,7 +49,7 @@ def _of_step(rows: Slice, step: int) -> Slice:
 
 @dataclass(frozen=True)
 class AlignedRun:
-    """All measured data on one clock: tagged ops, comms with transfer starts, and each rank's lane.
+    """All measured data on one clock: tagged ops, comms with transfer starts, both of them by rank as well, and each rank's lane.
 
     ``volume`` predicts what each rank communicates, where the run's facts tell. ``lacking`` are the ranks with a trace of whose
     pipeline others have none.
@@ -46,6 +58,7 @@ class AlignedRun:
     ops: pd.DataFrame
     comms: pd.DataFrame
     memory: pd.DataFrame
+    rows: RowsByRank
     lanes: Mapping[int, Lane]
     work: Mapping[int, DeviceWork]
     clock: Clock
@@ -67,22 +80,7 @@ class AlignedRun:
 
     def part(self, rank: int, step: int) -> RankRows:
         """What a rank did in a step."""
-        return self.rows_of(rank).of_step(step)
-
-    def rows_of(self, rank: int) -> RankRows:
-        """What a rank did, in order of step and start."""
-        return RankRows(*(parts.get(rank, none) for parts, none in self._parts))
-
-    @cached_property
-    def _parts(self) -> tuple[tuple[Mapping[int, Slice], Slice], ...]:
-        """The fields of :class:`RankRows` by rank, and what they are without rows."""
-        is_compute = self.ops["kind"].isin(COMPUTE_KINDS)
-        tables = (
-            (self.ops[is_compute], ("step", "start_ns")),
-            (self.ops[~is_compute], ("step",)),
-            (self.comms, ("step",)),
-        )
-        return tuple((slices_by_int(table, "rank", by), slice_of(table.iloc[:0])) for table, by in tables)
+        return self.rows.of_rank(rank).of_step(step)
 
     def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:
         """Peak allocated memory of a rank in a time range, bytes, both ends included; None without memory events in it."""

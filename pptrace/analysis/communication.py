@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 
 from pptrace.analysis.result import CommSummary, CommTotal
 from pptrace.analysis.volume.transformer import Calls, Volume
@@ -108,25 +107,28 @@ def _summaries(
         )
 
 
-def total_comms(comms: pd.DataFrame, compute: Int64 | None) -> tuple[CommTotal, ...]:
+def total_comms(comms: Slice, compute: Int64 | None) -> tuple[CommTotal, ...]:
     """One total per (axis, kind) of one rank's communication in its whole trace.
 
     Args:
         comms: the rank's rows (schema COMMS).
         compute: when its device computes, on the same clock; None without device events.
     """
-    groups = comms.groupby(["axis", "kind"], sort=True)
-    return tuple(_total(str(axis), str(kind), rows, compute) for (axis, kind), rows in groups)
+    return tuple(
+        _total(str(axis), str(kind), rows, compute)
+        for axis, of_axis in comms.by("axis").items()
+        for kind, rows in of_axis.by("kind").items()
+    )
 
 
-def _total(axis: str, kind: str, rows: pd.DataFrame, compute: Int64 | None) -> CommTotal:
+def _total(axis: str, kind: str, rows: Slice, compute: Int64 | None) -> CommTotal:
     busy = union(rows["start_ns"], rows["end_ns"])
     total_ns = int((rows["end_ns"] - rows["start_ns"]).sum())
     num_bytes = int(rows["bytes"].sum()) if (rows["bytes"] >= 0).all() else None
-    sizes = set(rows["group_size"].tolist())
-    size = sizes.pop() if len(sizes) == 1 else -1
-    is_placed = bool((rows["clock"] != "none").all())
-    on_device = bool(rows["clock"].isin(("device", "none")).all())
+    sizes = rows["group_size"]
+    size = int(sizes[0]) if (sizes == sizes[0]).all() else -1
+    is_placed = not (rows["clock"] == "none").any()
+    on_device = bool(rows.among("clock", ("device", "none")).all())
     algorithm = num_bytes / total_ns if num_bytes is not None and total_ns and on_device else None
     factor = (BUS_FACTORS[kind](size) if size > 0 else None) if kind in BUS_FACTORS else 1.0
     return CommTotal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
@@ -216,13 +217,9 @@ def _nested_messages(run: RecognisedRun) -> Iterator[str]:
     """A warning about a table's communication that is taken out of compute because it lies inside ops."""
     if run.framework != OP_TABLE:
         return
-    ops = dict(iter(run.ops[run.ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")))
-    comms = run.comms[run.comms["end_ns"] > run.comms["start_ns"]]
-    count = sum(
-        int(is_nested(rank_comms, ops[rank], is_table=True).sum())
-        for rank, rank_comms in comms.groupby("rank")
-        if rank in ops
-    )
+    rows = RowsByRank(run.ops, run.comms[run.comms["end_ns"] > run.comms["start_ns"]])
+    of_ranks = map(rows.of_rank, run.facts)
+    count = sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
     if count:
         yield (
             f"communication inside ops of host-clock tables is taken out of compute ({count} rows): set clock=device in both "

@@ -91,7 +91,7 @@ def _report(windows: Sequence[StepWindow], ranks: Mapping[tuple[int, int], RankS
 
 
 def _rank_steps(windows: RankWindows, data: AlignedRun) -> list[RankStep]:
-    rank, rows = windows.rank, data.rows_of(windows.rank)
+    rank, rows = windows.rank, data.rows.of_rank(windows.rank)
     times = TimesInWindows(data.lanes[rank], windows.start_ns, windows.end_ns)
     comms, comm_window = windows.index_of(rows.comms)
     known = windows.comparable & times.is_known

@@ -99,7 +99,7 @@ def report_rank_steps(
         mesh: which pipeline rank it is.
     """
     rank, work = windows.rank, data.work[windows.rank]
-    rows = data.rows_of(rank)
+    rows = data.rows.of_rank(rank)
     ops, op_window = windows.index_of(rows.ops)
     windows = _own_where_not_comparable(windows, ops, op_window)
     comms, comm_window = windows.index_of(rows.comms)

@@ -13,7 +13,7 @@ from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
 from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import PptraceError, UsageError
-from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table
+from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, without_categories
 from pptrace.workflow.analyse import Analysis
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Run(Exports):
 
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """A copy, which a user may change without changing the report's pictures."""
-    return table.reset_index(drop=True).copy() if len(table) else empty_table(schema)
+    return without_categories(table.reset_index(drop=True).copy()) if len(table) else empty_table(schema)
 
 
 _STEP_COLUMNS: Schema = {

@@ -7,12 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, COMPUTE_KINDS, MEMORY, OPS, InputFormat, Schema, Trace, empty_table
+from pptrace.model.tables import (
+    COMMS,
+    COMPUTE_KINDS,
+    MEMORY,
+    OPS,
+    InputFormat,
+    Schema,
+    Trace,
+    empty_table,
+    with_categories,
+)
 from pptrace.recognise.groups.axes import Groups, find_groups
 from pptrace.recognise.groups.communicators import Members, with_members
 from pptrace.recognise.groups.descriptions import framework_of_descriptions
@@ -353,8 +364,12 @@ def _inferences(
 
 def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
     """Concatenate the tables of all ranks, each row with its rank."""
-    filled = [table.assign(rank=rank).astype({"rank": "int64"}) for rank, table in tables if len(table)]
-    return pd.concat(filled, ignore_index=True) if filled else empty_table(schema)
+    filled = [(rank, table) for rank, table in tables if len(table)]
+    if not filled:
+        return with_categories(empty_table(schema))
+    joined = pd.concat([table for _, table in filled], ignore_index=True)
+    ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
+    return with_categories(joined.assign(rank=ranks.astype(np.int64)))
 
 
 def _mesh(

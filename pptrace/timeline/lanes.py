@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, NestedIntervals, clip, length, lengths_within, merge, subtract, union
@@ -15,7 +13,7 @@ from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
-from pptrace.slices import Slice, slice_of
+from pptrace.slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +63,36 @@ class Lane:
 
 def lane_of(
     rank: int,
-    ops: pd.DataFrame,
-    comms: pd.DataFrame,
-    work: Mapping[int, DeviceWork],
+    ops: Slice,
+    comms: Slice,
+    work: DeviceWork | None,
     clock: Clock,
     lacks_peers: bool = False,
     host: HostWork | None = None,
 ) -> Lane:
-    """The lane of a rank, from aligned ops and comms and from its device and host work, which are still on its own clock.
+    """The lane of a rank, from its aligned ops and comms and from its device and host work, which are still on its own clock.
 
     ``lacks_peers``: ranks of its pipeline have no trace, so that messages without a peer may be to them and are of no known kind.
     """
-    rank_comms = comms[comms["rank"] == rank]
-    is_unknown, is_message = without_group_or_peer(rank_comms), rank_comms["kind"].isin(MESSAGES)
-    is_known = (rank_comms["match"] >= 0) | (rank_comms["group_size"] == 1) | (is_unknown & ~is_message)
-    known_comms = rank_comms[is_known]
+    is_unknown, is_message = without_group_or_peer(comms), comms.among("kind", MESSAGES)
+    is_known = (comms["match"] >= 0) | (comms["group_size"] == 1) | (is_unknown & ~is_message)
+    known_comms = comms if is_known.all() else comms.where(is_known)
     transfer = union(known_comms["transfer_start_ns"], known_comms["transfer_end_ns"])
     unclear = ~is_known & (~is_unknown | (is_message & lacks_peers))
-    unmatched = union(rank_comms.loc[unclear, "start_ns"], rank_comms.loc[unclear, "end_ns"])
-    device = work.get(rank)
-    if device is not None and len(device.compute):
-        compute = clock.to_common_clock(rank, device.compute)
+    unmatched = union(comms["start_ns"][unclear], comms["end_ns"][unclear])
+    blocking = _blocking(comms, "start_ns", "end_ns")
+    if work is not None and len(work.compute):
+        compute = clock.to_common_clock(rank, work.compute)
     elif host is not None and len(host):
         operators = clock.to_common_clock(rank, np.stack((host.start_ns, host.end_ns), axis=1))
-        compute = subtract(operators, _blocking(slice_of(rank_comms), "start_ns", "end_ns"))
+        compute = subtract(operators, blocking)
     else:
-        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        nested = rank_comms[is_nested(rank_comms, rank_ops, is_table=device is None or not len(device))]
-        inside = _blocking(slice_of(nested), "start_ns", "end_ns")
-        compute = subtract(union(rank_ops["start_ns"], rank_ops["end_ns"]), inside)
-    exposed = subtract(_blocking(slice_of(known_comms), "transfer_start_ns", "transfer_end_ns"), compute)
-    not_overlapped = subtract(_blocking(slice_of(rank_comms), "start_ns", "end_ns"), compute)
+        compute_ops = ops.where(ops.among("kind", COMPUTE_KINDS))
+        nested = is_nested(comms, compute_ops, is_table=work is None or not len(work))
+        inside = blocking if nested.all() else _blocking(comms.where(nested), "start_ns", "end_ns")
+        compute = subtract(union(compute_ops["start_ns"], compute_ops["end_ns"]), inside)
+    exposed = subtract(_blocking(known_comms, "transfer_start_ns", "transfer_end_ns"), compute)
+    not_overlapped = subtract(blocking, compute)
     return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), not_overlapped)
 
 
@@ -115,16 +112,14 @@ def _blocking(comms: Slice, start: str, end: str) -> Int64:
     return merge(posting, waiting)
 
 
-def is_nested(comms: pd.DataFrame, ops: pd.DataFrame, is_table: bool) -> npt.NDArray[np.bool_]:
+def is_nested(comms: Slice, ops: Slice, is_table: bool) -> npt.NDArray[np.bool_]:
     """Which communication of a rank lies wholly inside one of its ops, which posted or waited for it. What began before
     overlaps with it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
     """
-    if ops.empty or comms.empty:
+    if not len(ops) or not len(comms):
         return np.zeros(len(comms), dtype=np.bool_)
+    ordered = ops.sorted_by(("start_ns",))
+    inside = NestedIntervals(ordered["start_ns"], ordered["end_ns"]).cover(comms["start_ns"], comms["end_ns"])
     if is_table and (ops["clock"] == "device").all():
-        on_host: npt.NDArray[np.bool_] = (comms["clock"] != "device").to_numpy()
-    else:
-        on_host = np.ones(len(comms), dtype=np.bool_)
-    ordered = ops.sort_values("start_ns", kind="stable")
-    intervals = NestedIntervals(ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy())
-    return intervals.cover(comms["start_ns"].to_numpy(), comms["end_ns"].to_numpy()) & on_host
+        inside &= comms["clock"] != "device"
+    return inside

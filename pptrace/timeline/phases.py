@@ -13,7 +13,7 @@ from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
-from pptrace.slices import Slice, slices
+from pptrace.slices import Slice, slice_of, slices
 from pptrace.timeline.windows import StepWindow
 
 
@@ -33,32 +33,54 @@ def tag_ops(ops: pd.DataFrame, plan_of: Callable[[int], Plan | None], by_order: 
 
     Without ``by_order`` those that neither tells stay "": several schedules may have run, with other phases.
     """
-    tagged = ops.copy()
-    compute = tagged["kind"].isin(COMPUTE_KINDS)
-    plans = {step: plan_of(step) for step in tagged.loc[compute, "step"].unique().tolist()}
-    if any(plan is not None for plan in plans.values()):
-        rows = tagged.loc[compute, ["step", "kind", "stage", "microbatch", "phase"]]
-        tagged.loc[compute, "phase"] = [
-            phase if (plan := plans[step]) is None else str(plan.phase_of.get((Kind(kind), stage, microbatch), phase))
-            for step, kind, stage, microbatch, phase in rows.itertuples(index=False)
-        ]
-    unknown = compute & (tagged["phase"] == "")
-    if by_order and unknown.any():
-        tagged.loc[compute, "phase"] = _by_order(tagged[compute])
-    return tagged
+    is_compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
+    phase = _own_phases(ops)
+    steps = ops["step"].to_numpy()
+    plans = {step: plan_of(step) for step in np.unique(steps[is_compute]).tolist()}
+    distinct = {id(plan): plan for plan in plans.values() if plan is not None}
+    for plan in distinct.values():
+        of_plan = [step for step, step_plan in plans.items() if step_plan is plan]
+        is_planned = is_compute if len(of_plan) == len(plans) else is_compute & np.isin(steps, of_plan)
+        _tag_from_plan(ops, np.flatnonzero(is_planned), plan, phase)
+    if by_order and (is_compute & (phase == UNTAGGED)).any():
+        _tag_by_order(ops, np.flatnonzero(is_compute), phase)
+    return ops.assign(phase=pd.Categorical.from_codes(phase, dtype=_PHASES))
 
 
-def _by_order(ops: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """The phases of compute ops; where they have none, those of their place in the order of their rank's step."""
-    phase = ops["phase"].to_numpy(dtype=object, copy=True)
-    for rows in slices(ops.assign(row=np.arange(len(ops))), ("rank", "step")).values():
-        if (rows["phase"] == "").any():
-            rows = rows.in_order_of("start_ns")
-            by_order = phases_by_order([Kind(kind) for kind in rows["kind"].tolist()])
-            phase[rows["row"]] = np.where(
-                rows["phase"] == "", [str(phase_of_op) for phase_of_op in by_order], rows["phase"]
-            )
-    return phase
+UNTAGGED = 0
+_NAMES = ("", *sorted(map(str, Phase)))
+_PHASES: pd.CategoricalDtype[str] = pd.CategoricalDtype(list(_NAMES))
+_CODE_OF_PHASE = np.array([_NAMES.index(str(phase)) for phase in Phase], dtype=np.int8)
+
+
+def _own_phases(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
+    """The codes of the phases that ops have; of one that is no phase, none."""
+    codes, names = slice_of(ops[["phase"]]).codes("phase")
+    of_name = np.array([_NAMES.index(name) if name in _NAMES else UNTAGGED for name in names], dtype=np.int8)
+    return of_name[codes] if len(names) else np.zeros(len(ops), dtype=np.int8)
+
+
+def _tag_from_plan(ops: pd.DataFrame, rows: npt.NDArray[np.intp], plan: Plan, phase: npt.NDArray[np.int8]) -> None:
+    """Tag those of the rows that are actions of the plan."""
+    part = slice_of(ops[["kind", "stage", "microbatch"]].iloc[rows])
+    kind, kinds = part.codes("kind")
+    code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]
+    table = plan.table
+    planned = table.rows_of(code, part["stage"], part["microbatch"])
+    is_planned = planned >= 0
+    is_planned[is_planned] = table.kind[planned[is_planned]] == code[is_planned]
+    phase[rows[is_planned]] = _CODE_OF_PHASE[table.phase[planned[is_planned]]]
+
+
+def _tag_by_order(ops: pd.DataFrame, rows: npt.NDArray[np.intp], phase: npt.NDArray[np.int8]) -> None:
+    """Tag the rows of each rank's step that has untagged ones by their order, where they have no phase."""
+    columns = ops[["rank", "step", "start_ns", "kind"]].iloc[rows]
+    for part in slices(columns.assign(row=rows), ("rank", "step")).values():
+        if (phase[part["row"]] == UNTAGGED).any():
+            ordered = part.in_order_of("start_ns")
+            by_order = phases_by_order([Kind(kind) for kind in ordered["kind"].tolist()])
+            codes = _CODE_OF_PHASE[[of_op.code for of_op in by_order]]
+            phase[ordered["row"]] = np.where(phase[ordered["row"]] == UNTAGGED, codes, phase[ordered["row"]])
 
 
 def phase_spans(ops: Slice, window: StepWindow) -> tuple[PhaseSpan, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.notes import explain_nulls, is_plan_of_all
@@ -27,7 +27,6 @@ from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
-from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.tables import Trace, TraceInfo
@@ -40,6 +39,7 @@ from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.simulator.course import ReplayGraph, compile_plan
+from pptrace.slices import slice_of, slices_by_int
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -105,7 +105,7 @@ def analyse_ranks(
         ),
         steps=steps,
         marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
-        device=tuple(_rank_device(rank, work, run.comms) for rank, work in sorted(run.work.items())),
+        device=_device_of_ranks(run),
         findings=find(steps, summary),
         warnings=(
             *warnings,
@@ -136,10 +136,13 @@ def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     return run.comms[~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)], ops
 
 
-def _rank_device(rank: int, work: DeviceWork, comms: pd.DataFrame) -> RankDevice:
-    """Sums over a rank's trace, on its own clock."""
-    compute = work.compute if len(work) else None
-    return RankDevice(rank, breakdown(work), total_comms(comms[comms["rank"] == rank], compute))
+def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
+    """Sums over each rank's trace, on its own clock."""
+    comms, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
+    return tuple(
+        RankDevice(rank, breakdown(work), total_comms(comms.get(rank, none), work.compute if len(work) else None))
+        for rank, work in sorted(run.work.items())
+    )
 
 
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
@@ -148,13 +151,17 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
     incomplete = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
+    by_rank = RowsByRank(ops, comms)
     lanes = {
-        rank: lane_of(rank, ops, comms, run.work, clock, rank in incomplete, run.host_work.get(rank))
+        rank: lane_of(
+            rank, rows.ops, rows.comms, run.work.get(rank), clock, rank in incomplete, run.host_work.get(rank)
+        )
         for rank in run.facts
+        for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
     volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
-    return AlignedRun(ops, comms, memory, lanes, run.work, clock, volume, incomplete), by_end_times.warnings
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete), by_end_times.warnings
 
 
 def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:

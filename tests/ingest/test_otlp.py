@@ -220,7 +220,7 @@ def test_steps_without_ops_are_steps(tmp_path: Path) -> None:
     analysis = load([write_lines(tmp_path / "spans.json", documents(paper(), ("step", "optimizer")))], cache=False)
     assert analysis.report.framework == "megatron-lm"
     assert [(step.rank, step.step) for step in analysis.report.marked_steps][:2] == [(0, 10), (0, 11)]
-    kinds = analysis.data.ops["kind"].value_counts().to_dict()
+    kinds = analysis.data.ops["kind"].astype(str).value_counts().to_dict()
     assert kinds == {"STEP": 6, "OPTIMIZER": 6}
 
 

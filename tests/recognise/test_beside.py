@@ -40,7 +40,7 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def names(found: pd.DataFrame) -> list[str]:
-    kinds = found["kind"].str.upper() + "_" + found["direction"]
+    kinds = found["kind"].str.upper() + "_" + found["direction"].astype(str)
     return (found["stage"].astype(str) + kinds + found["microbatch"].astype(str)).tolist()
 
 

@@ -130,7 +130,7 @@ def test_messages_that_show_as_kernels_alone_are_those_of_the_plan_with_their_pe
     assert set(found["axis"]) == {"pp"}
     assert set(found.loc[found["bytes"] >= 0, "bytes"]) <= {4096}
     truth = {(rank, str(d.action), peer_of(run, d)) for rank in range(run.plan.pp) for d in run.transfers(rank)}
-    kind = found["kind"].str.upper() + "_" + found["direction"]
+    kind = found["kind"].str.upper() + "_" + found["direction"].astype(str)
     name = found["stage"].astype(str) + kind + found["microbatch"].astype(str)
     assert set(zip(found["rank"], name, found["peer"], strict=True)) == truth
     assert len(warnings_of(analysis)) == 1

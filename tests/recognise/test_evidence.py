@@ -24,7 +24,7 @@ ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
 def cells(found: RecognisedRun, rank: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == 0) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 def recognise_run(style: Style, run: PaperRun) -> RecognisedRun:
@@ -84,7 +84,7 @@ def check_messages(found: RecognisedRun) -> None:
     comms = found.comms[found.comms["axis"] == "pp"]
     for rank in range(4):
         rank_comms = comms[comms["rank"] == rank]
-        kinds = rank_comms["kind"].str.upper() + "_" + rank_comms["direction"]
+        kinds = rank_comms["kind"].str.upper() + "_" + rank_comms["direction"].astype(str)
         have = rank_comms["stage"].astype(str) + kinds + rank_comms["microbatch"].astype(str)
         assert sorted(have) == sorted(str(done.action) for done in INTERLEAVED.transfers(rank) for _ in range(2))
     ends = comms.groupby("match")["rank"].agg(["size", "nunique"])

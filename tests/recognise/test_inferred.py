@@ -22,7 +22,7 @@ def recognise_run(style: Style) -> RecognisedRun:
 def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 class SeveralTensors(TorchOneFOneB):

@@ -57,7 +57,7 @@ def traced(run: PaperRun, offsets: tuple[int, ...] = ()) -> tuple[pd.DataFrame, 
 
 
 def names(comms: pd.DataFrame) -> set[tuple[int, str]]:
-    kind = comms["kind"].str.upper() + "_" + comms["direction"]
+    kind = comms["kind"].str.upper() + "_" + comms["direction"].astype(str)
     text = comms["stage"].astype(str) + kind + comms["microbatch"].astype(str)
     return set(zip(comms["rank"], text, strict=True))
 

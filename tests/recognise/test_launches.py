@@ -27,7 +27,7 @@ EP_STREAM = NCCL_STREAM + 50
 def cells(found: RecognisedRun, rank: int, step: int = 0) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 def planned(run: PaperRun, place: int) -> list[str]:

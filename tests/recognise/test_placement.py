@@ -33,7 +33,7 @@ def recognise_run(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: 
 
 def cells(found: RecognisedRun, rank: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & found.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 def test_chunks_lie_on_a_loop_or_on_a_zigzag() -> None:

@@ -45,7 +45,7 @@ def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
 def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
     ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
-    return (ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)).tolist()
+    return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
 @pytest.mark.parametrize(

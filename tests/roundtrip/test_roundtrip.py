@@ -90,7 +90,7 @@ def check_messages(run: PaperRun, steps: int, found: RecognisedRun) -> None:
     for rank in range(run.plan.pp):
         wanted = sorted(str(done.action) for done in run.transfers(rank)) * steps
         rows = p2p[p2p["rank"] == rank]
-        kind = rows["kind"].str.upper() + "_" + rows["direction"]
+        kind = rows["kind"].str.upper() + "_" + rows["direction"].astype(str)
         have = rows["stage"].astype(str) + kind + rows["microbatch"].astype(str)
         assert sorted(have) == sorted(wanted)
     assert (p2p["match"] >= 0).all()

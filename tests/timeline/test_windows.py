@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pptrace.analysis.aligned import RowsByRank
 from pptrace.clock import Clock, ClockMethod, shift
 from pptrace.intervals import Int64, length
+from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, OPS, Category, empty_table, make_table
 from pptrace.recognise.device.work import device_work
@@ -83,6 +87,13 @@ def comms_of(transfers: list[tuple[int, int]], waits: list[int]) -> pd.DataFrame
     return make_table(COMMS, blank)
 
 
+def lane_of_tables(
+    rank: int, ops: pd.DataFrame, comms: pd.DataFrame, work: Mapping[int, DeviceWork], clock: Clock
+) -> Lane:
+    rows = RowsByRank(ops, comms).of_rank(rank)
+    return lane_of(rank, rows.ops, rows.comms, work.get(rank), clock)
+
+
 @given(spans, spans, st.lists(st.integers(0, 5), min_size=8, max_size=8), st.integers(0, 40), st.integers(0, 40))
 def test_a_host_lane_splits_every_nanosecond_of_its_window(
     ops: list[tuple[int, int]], transfers: list[tuple[int, int]], waits: list[int], start: int, duration: int
@@ -91,7 +102,7 @@ def test_a_host_lane_splits_every_nanosecond_of_its_window(
     waits = waits[: len(transfers)]
     table = ops_of(*((0, 0, "F", begin, begin + length) for begin, length in ops), (1, 0, "F", 0, 99))
     comms = comms_of(transfers, waits)
-    lane = lane_of(0, table, comms, {}, AS_IT_IS)
+    lane = lane_of_tables(0, table, comms, {}, AS_IT_IS)
     calls = [(begin - wait, size + wait) for (begin, size), wait in zip(transfers, waits, strict=True)]
     nested = moments(
         [(b, size) for b, size in calls if any(begin <= b and b + size <= begin + length for begin, length in ops)]
@@ -115,7 +126,7 @@ def test_a_device_lane_is_the_union_of_compute_kernels_on_the_common_clock() -> 
         Event(Category.MEMCPY, "copy", 50, 60, 0, 7),
     ]
     work = {0: device_work(make_trace(kernels).events)}
-    lane = lane_of(
+    lane = lane_of_tables(
         0, ops_of((0, 0, "F", 1000, 1900)), comms_of([(1025, 25)], [0]), work, Clock(ClockMethod.BOUNDS, {0: 1000}, 0)
     )
     assert lane.compute.tolist() == [[1010, 1030]]
@@ -124,7 +135,7 @@ def test_a_device_lane_is_the_union_of_compute_kernels_on_the_common_clock() -> 
 
 
 def test_an_empty_lane_is_all_bubble() -> None:
-    lane = lane_of(3, empty_table(OPS), empty_table(COMMS), {}, AS_IT_IS)
+    lane = lane_of_tables(3, empty_table(OPS), empty_table(COMMS), {}, AS_IT_IS)
     assert isinstance(lane, Lane)
     assert lane.bubble_ns(10, 25) == 15
 
@@ -204,8 +215,8 @@ def test_lanes_of_a_shifted_rank_are_those_of_the_rank() -> None:
     found = recognise(recording.traces())
     late = recognise(recording.traces(shifts_ns={1: 5_000}))
     clock = Clock(ClockMethod.BOUNDS, {0: 0, 1: -5_000}, 0)
-    straight = lane_of(1, found.ops, with_transfers(found.comms), found.work, AS_IT_IS)
-    bent = lane_of(1, shift(late.ops, clock), with_transfers(shift(late.comms, clock)), late.work, clock)
+    straight = lane_of_tables(1, found.ops, with_transfers(found.comms), found.work, AS_IT_IS)
+    bent = lane_of_tables(1, shift(late.ops, clock), with_transfers(shift(late.comms, clock)), late.work, clock)
     assert bent.compute.tolist() == straight.compute.tolist()
     assert bent.exposed.tolist() == straight.exposed.tolist()
 
@@ -214,7 +225,7 @@ def test_a_transfer_posted_ahead_is_exposed_while_it_is_posted_and_while_its_rea
     """It moves from 100 to 400; its posting ends at 110, and its reader asks at 380, or only when it has come."""
     for asked, exposed in ((380, [[100, 110], [380, 400]]), (400, [[100, 110]])):
         comms = comms_of([(100, 300)], [0]).assign(posted_ns=110, asked_ns=asked)
-        lane = lane_of(0, empty_table(OPS), comms, {}, AS_IT_IS)
+        lane = lane_of_tables(0, empty_table(OPS), comms, {}, AS_IT_IS)
         assert lane.exposed.tolist() == exposed
         assert lane.transfer.tolist() == [[100, 400]]
 
@@ -224,6 +235,6 @@ def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_i
     ops = ops_of((0, 0, "F", 0, 100))
     comms = comms_of([(10, 10), (30, 30)], [0, 0]).assign(microbatch=-1)
     comms["posted_ns"], comms["asked_ns"] = [10, 35], [10, 50]
-    lane = lane_of(0, ops, comms, {}, AS_IT_IS)
+    lane = lane_of_tables(0, ops, comms, {}, AS_IT_IS)
     assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
     assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [25]

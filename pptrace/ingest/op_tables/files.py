@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PARQUET_MAGIC = b"PAR1"
 _DELIMITERS = ",;\t"
 _HEADER_BYTES = 16 * 1024
+_MOST_CATEGORIES = 100_000
+"""Different texts of a column that is read as categories."""
 _KIND = frozenset({"kind", "optype"})
 _TIME = frozenset({"start_ns", "start_us", "start_ms", "start_s", "start_ts"})
 
@@ -107,12 +109,19 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
         ) from None
     try:
         with _silent_threads():
-            table = polars.read_parquet(io.BytesIO(content))
+            names = list(polars.read_parquet_schema(io.BytesIO(content)))
+            return pd.DataFrame({name: _parquet_column(content, name) for name in names}, copy=False)
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as err:
         panicked = isinstance(err, polars.exceptions.PanicException)  # its message is about polars, not the file
         reason = "its columns cannot be decoded" if panicked else str(err).split("\n", 1)[0][:120]
         raise TraceError(f"{path}: damaged Parquet ({reason}); expected a whole table; copy it again") from err
-    return pd.DataFrame({column.name: _series(column) for column in table})
+
+
+def _parquet_column(content: bytes, name: str) -> pd.Series[Any]:
+    """One column at a time: all of them as polars has them, beside what they are converted to, would take twice the memory."""
+    import polars
+
+    return _series(polars.read_parquet(io.BytesIO(content), columns=[name]).to_series())
 
 
 def _json(path: Path, content: bytes) -> Frame:
@@ -158,6 +167,11 @@ def _silent_threads() -> Iterator[None]:
 
 def _series(column: polars.Series) -> pd.Series[Any]:
     """Convert a column: numbers to an array; texts, and integers with gaps, to objects, since floats would be inexact."""
+    if str(column.dtype) == "String" and column.n_unique() <= _MOST_CATEGORIES:
+        names = sorted(column.drop_nulls().unique().to_list())
+        codes = column.replace_strict(names, list(range(len(names))), default=-1).fill_null(-1).to_numpy()
+        dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
+        return pd.Series(pd.Categorical.from_codes(codes, dtype=dtype))
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)

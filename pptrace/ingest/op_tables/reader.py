@@ -27,7 +27,8 @@ from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
 from pptrace.ingest.ops.stages import assign_stages
 from pptrace.ingest.ops.steps import COMPUTE
-from pptrace.model.tables import MEMORY, OP_TABLE, Trace, empty_table, make_table
+from pptrace.model.tables import MEMORY, OP_TABLE, Int64, Trace, empty_table, make_table
+from pptrace.slices import group_codes
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
 _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
@@ -120,10 +121,15 @@ def _own(path: Path, files: Sequence[tuple[Path, Frame]], framework: str) -> Tab
     return Tables(framework, source, ops, comms, _memory(path), facts, facts_of, tuple(lines))
 
 
-def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
-    """The place of each op's stage among the stages of its rank."""
-    staged = ops["stage"].where(ops["stage"] >= 0)
-    return (staged.groupby(ops["rank"]).rank(method="dense").fillna(0) - 1).astype("int64")
+def _chunks(ops: pd.DataFrame) -> Int64:
+    """The place of each op's stage among the stages of its rank; −1 without a stage."""
+    pair_of_row, pairs = pd.factorize(group_codes([ops["rank"], ops["stage"]]))
+    row_of_pair = np.empty(len(pairs), dtype=np.int64)
+    row_of_pair[pair_of_row] = np.arange(len(ops))
+    of_pair = ops[["rank", "stage"]].iloc[row_of_pair]
+    staged = of_pair["stage"].where(of_pair["stage"] >= 0)
+    place = staged.groupby(of_pair["rank"]).rank(method="dense").fillna(0).to_numpy().astype(np.int64) - 1
+    return place[pair_of_row]
 
 
 def _memory(path: Path) -> pd.DataFrame:

@@ -27,13 +27,12 @@ tables that can be read again. Columns with other names are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER
@@ -43,6 +42,7 @@ from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import COMPUTE, assign_steps
 from pptrace.model.tables import COMMS, OPS, Int64
 from pptrace.schedule.actions import parse_action
+from pptrace.slices import group_codes
 
 _SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS")
 _COLLECTIVES = (
@@ -141,26 +141,36 @@ class Reader:
     def error(self, row: int, value: str, expected: str) -> TraceError:
         return TraceError(f"{self.path}: row {row + 1}: {value}; expected {expected}")
 
-    def texts(self, name: str) -> npt.NDArray[Any]:
-        values = ["" if value is None or value != value else str(value).strip() for value in self.table[name].tolist()]
-        return np.array(values, dtype=object)
+    def texts(self, name: str) -> pd.Categorical[Any]:
+        """The texts of a column as categories; empty cells are ""."""
+        codes, values = pd.factorize(self.table[name])
+        texts = ["" if value != value else str(value).strip() for value in values.tolist()]
+        categories = sorted({"", *texts})
+        code_of = np.array([categories.index(text) for text in [*texts, ""]])  # an empty cell's code is -1: the last
+        dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+        return pd.Categorical.from_codes(code_of[codes], dtype=dtype)
 
-    def kinds(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def kinds(self) -> tuple[pd.Categorical[Any], pd.Categorical[Any]]:
+        """(kinds, directions) as categories."""
         if "kind" not in self.table:
             raise TraceError(f"{self.path}: no column 'kind' ({_listed(self.table.columns)}); expected {_SHOWN_KINDS}")
         kinds = self.texts("kind")
-        bad = next((row for row, kind in enumerate(kinds) if kind not in _KINDS), None)
-        if bad is not None:
-            raise self.error(bad, f"kind {kinds[bad][:40]!r}", f"one of {_SHOWN_KINDS}")
-        directions = np.array([_P2P[kind][1] if kind in _P2P else "" for kind in kinds], dtype=object)
-        plain = [_P2P[kind][0] if kind in _P2P else _LONG.get(kind, kind) for kind in kinds]
-        return np.array(plain, dtype=object), directions
+        self._refuse("kind", kinds, lambda kind: kind not in _KINDS, f"one of {_SHOWN_KINDS}")
+        return (
+            _renamed(kinds, lambda kind: _P2P[kind][0] if kind in _P2P else _LONG.get(kind, kind)),
+            _renamed(kinds, lambda kind: _P2P[kind][1] if kind in _P2P else ""),
+        )
 
-    def require(self, name: str, texts: npt.NDArray[Any], known: Sequence[str]) -> None:
+    def require(self, name: str, texts: pd.Categorical[Any], known: Sequence[str]) -> None:
         """Refuse a text that is none of those known."""
-        bad = next((row for row, text in enumerate(texts) if text not in known), None)
-        if bad is not None:
-            raise self.error(bad, f"{name} {texts[bad][:40]!r}", f"one of {', '.join(filter(None, known))}")
+        self._refuse(name, texts, lambda text: text not in known, f"one of {', '.join(filter(None, known))}")
+
+    def _refuse(self, name: str, texts: pd.Categorical[Any], is_bad: Callable[[str], bool], expected: str) -> None:
+        """Name the first row with a bad text, if there is any."""
+        bad = [code for code, text in enumerate(texts.categories) if is_bad(text)]
+        rows = np.flatnonzero(np.isin(texts.codes, bad))
+        if len(rows):
+            raise self.error(int(rows[0]), f"{name} {texts[rows[0]][:40]!r}", expected)
 
     def integers(self, name: str, least: int) -> Int64:
         """The whole numbers of a column; empty cells are -1."""
@@ -168,7 +178,9 @@ class Reader:
         if pd.api.types.is_integer_dtype(column.dtype) and not column.isna().any():
             values = column.to_numpy(dtype=np.int64)
         else:
-            values = np.array([self._integer(name, row, text) for row, text in enumerate(self.texts(name))], np.int64)
+            texts = self.texts(name)
+            self._refuse(name, texts, lambda text: _integer(text) is None, "a whole number")
+            values = np.array([_integer(text) or 0 for text in texts.categories], np.int64)[texts.codes]
         most = _MOST_RANKS if name in _LIMITED else _LARGEST
         bad = np.flatnonzero((values < least) | (values > most))
         if len(bad):
@@ -176,15 +188,6 @@ class Reader:
             what = f"a whole number of at most {most}" if values[bad[0]] > most else what
             raise self.error(int(bad[0]), f"{name} {str(self.table[name].iloc[bad[0]])[:40]!r}", what)
         return values
-
-    def _integer(self, name: str, row: int, text: str) -> int:
-        if text == "":
-            return -1
-        try:
-            value = int(text.removesuffix(".0"))  # a column of whole numbers with gaps, as programs write it
-        except ValueError:
-            raise self.error(row, f"{name} {text[:40]!r}", "a whole number") from None
-        return value if abs(value) <= _LARGEST else _LARGEST + 1
 
     def times(self) -> tuple[Int64, Int64]:
         """Starts and ends, ns."""
@@ -232,6 +235,25 @@ class Reader:
         return values
 
 
+def _integer(text: str) -> int | None:
+    """The whole number that a cell says, −1 for an empty one; None where it says none."""
+    if text == "":
+        return -1
+    try:
+        value = int(text.removesuffix(".0"))  # a column of whole numbers with gaps, as programs write it
+    except ValueError:
+        return None
+    return value if abs(value) <= _LARGEST else _LARGEST + 1
+
+
+def _renamed(texts: pd.Categorical[Any], name_of: Callable[[str], str]) -> pd.Categorical[Any]:
+    """Categories with other names, of which several may be the same."""
+    names = [name_of(text) for text in texts.categories]
+    categories = sorted({"", *names})
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(np.array([categories.index(name) for name in names])[texts.codes], dtype=dtype)
+
+
 def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame:
     """Ops with microbatches: where nothing numbers them, the k-th of a kind and stage in its step has number k."""
     if has_microbatches:
@@ -243,6 +265,8 @@ def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame
 
 def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame) -> pd.DataFrame:
     """Communication without a step belongs to that of the last op of its rank that had begun, the first before any has."""
+    if "step" in comms and not is_gap.any():
+        return comms
     steps = comms["step"].to_numpy(copy=True) if "step" in comms else np.zeros(len(comms), dtype=np.int64)
     for rank, rank_ops in ops[ops["step"] >= 0].sort_values("start_ns", kind="stable").groupby("rank"):
         is_lacking = (comms["rank"] == rank).to_numpy() & is_gap.to_numpy()
@@ -257,10 +281,10 @@ def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame)
 def _refuse_doubles(path: Path, ops: pd.DataFrame) -> None:
     compute = ops[ops["kind"].isin(COMPUTE)]
     key = [name for name in ("rank", "step", "kind", "stage", "chunk", "microbatch") if name in compute]
-    again = compute.index[compute.duplicated(key)]
-    if not len(again):
+    codes = np.sort(group_codes([compute[name] for name in key]))
+    if not (codes[1:] == codes[:-1]).any():
         return
-    row = int(again[0])
+    row = int(compute.index[compute.duplicated(key)][0])
     same = compute[(compute[key] == compute.loc[row, key]).all(axis=1)]
     what = ", ".join(f"{name} {compute[name].to_dict()[row]}" for name in key)
     raise TraceError(

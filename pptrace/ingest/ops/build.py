@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import (
@@ -20,6 +22,7 @@ from pptrace.model.tables import (
     empty_table,
     make_table,
     no_events,
+    same_category,
 )
 
 _OP_DEFAULTS: Mapping[str, Any] = {
@@ -82,8 +85,9 @@ def comms_table(columns: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
 def _completed(schema: Schema, columns: Mapping[str, Any], defaults: Mapping[str, Any], num_rows: int) -> pd.DataFrame:
     def values(name: str) -> Any:
         if name not in columns:
-            return [defaults[name]] * num_rows
-        return columns[name].to_numpy() if isinstance(columns[name], pd.Series) else columns[name]
+            default = defaults[name]
+            return same_category(default, num_rows) if isinstance(default, str) else np.full(num_rows, default)
+        return columns[name].array if isinstance(columns[name], pd.Series) else columns[name]
 
     return make_table(schema, {name: values(name) for name in schema})
 
@@ -91,7 +95,8 @@ def _completed(schema: Schema, columns: Mapping[str, Any], defaults: Mapping[str
 def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple[Trace, ...]:
     """Make one trace per rank, in order. Ranks of one file share a clock unless the facts say otherwise."""
     declared_ranks = set() if tables.only_rank is None else {tables.only_rank}
-    ranks = sorted({*tables.ops["rank"].unique().tolist(), *tables.comms["rank"].unique().tolist(), *declared_ranks})
+    ops, comms, memory = (_by_rank(table) for table in (tables.ops, tables.comms, tables.memory))
+    ranks = sorted({*ops, *comms, *declared_ranks})
     clock = {ONE_CLOCK: str(path)} if len(ranks) > 1 else {}
     return tuple(
         Trace(
@@ -100,12 +105,26 @@ def traces_of(path: Path, tables: Tables, warnings: Sequence[str] = ()) -> tuple
             rank=None if rank < 0 else rank,
             producer=tables.producer,
             events=no_events(),
-            memory=tables.memory[tables.memory["rank"] == rank].reset_index(drop=True),
+            memory=memory[rank] if rank in memory else tables.memory.iloc[:0],
             metadata={**clock, **tables.facts, **tables.facts_of.get(rank, {})},
             warnings=(*tables.warnings, *warnings) if rank == ranks[0] else (),
-            ops=tables.ops[tables.ops["rank"] == rank].reset_index(drop=True),
-            comms=tables.comms[tables.comms["rank"] == rank].reset_index(drop=True),
+            ops=ops[rank] if rank in ops else tables.ops.iloc[:0],
+            comms=comms[rank] if rank in comms else tables.comms.iloc[:0],
             framework=tables.framework,
         )
         for rank in ranks
     )
+
+
+def _by_rank(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """The rows of each rank."""
+    ranks = table["rank"].to_numpy()
+    if (ranks[1:] < ranks[:-1]).any():
+        table = table.iloc[np.argsort(ranks, kind="stable")]
+        ranks = table["rank"].to_numpy()
+    firsts = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1]))) if len(ranks) else np.zeros(0, np.intp)
+    edges = pairwise([*firsts.tolist(), len(ranks)])
+    return {
+        rank: table.iloc[first:last].reset_index(drop=True)
+        for rank, (first, last) in zip(ranks[firsts].tolist(), edges, strict=True)
+    }

@@ -13,13 +13,18 @@ from pptrace.axes import MESH_ORDER
 _AXES = tuple(map(str, MESH_ORDER))
 _COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 
+_COORDINATES = tuple(f"{axis}_rank" for axis in _AXES)
+
 Facts = tuple[dict[str, Any], dict[int, dict[str, Any]]]
 """(facts of all ranks, facts by rank), with the keys of pptrace's metadata."""
 
 
 def mesh_facts(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
     """Facts of the mesh; ({}, {}) where the table has no coordinates and no matched collectives."""
-    coordinates = _coordinates(pd.concat([ops, comms], ignore_index=True))
+    columns = [name for name in ("rank", *_COORDINATES) if name in ops or name in comms]
+    tables = [table[[name for name in columns if name in table]] for table in (ops, comms)]
+    is_in_table = len(columns) > 1
+    coordinates = _coordinates(pd.concat(tables, ignore_index=True)) if is_in_table else pd.DataFrame(index=[])
     return _from_coordinates(coordinates, ops) if len(coordinates.columns) else _from_groups(ops, comms)
 
 
@@ -38,7 +43,7 @@ def pp_ranks(table: pd.DataFrame) -> dict[int, int]:
 
 def _coordinates(table: pd.DataFrame) -> pd.DataFrame:
     """Coordinates: index rank, a column per axis in the table."""
-    names = [name for name in (f"{axis}_rank" for axis in _AXES) if name in table]
+    names = [name for name in _COORDINATES if name in table]
     complete = table[(table[names] >= 0).all(axis=1)] if names else table
     coordinates = complete.groupby("rank")[names].first().astype("int64") if names else pd.DataFrame(index=[])
     return coordinates.rename(columns=lambda name: name.removesuffix("_rank"))

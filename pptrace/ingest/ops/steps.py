@@ -45,13 +45,13 @@ def _key(ops: pd.DataFrame) -> list[str]:
 
 
 def _fill_gaps(ops: pd.DataFrame, is_gap: pd.Series[bool]) -> StepsAndNotes:
+    if not (is_gap[ops.index] & ops["kind"].isin(COMPUTE)).any():
+        return ops, ()
     ordered = ops.sort_values("start_ns", kind="stable")
     known_steps = ordered["step"].where(ordered["step"] >= 0).groupby(ordered["rank"])
     around = pd.DataFrame({"before": known_steps.ffill(), "after": known_steps.bfill()}).fillna(-1).astype("int64")
     compute = ordered[ordered["kind"].isin(COMPUTE)]
     unnumbered = compute.index[is_gap[compute.index]]
-    if not len(unnumbered):
-        return ops, ()
     keys = pd.Series(list(compute[_key(ops)].itertuples(index=False, name=None)), index=compute.index)
     used_ops: set[tuple[Hashable, int]] = set()
     if "microbatch" in ops:  # without it many ops of a step have the same key

@@ -120,6 +120,8 @@ def _used(
     of_call: dict[CallKey, Group] = {}
     uses: dict[Group, Use] = {}
     for rank, table in calls.items():
+        if table.empty:
+            continue
         for columns, part in table.groupby(GROUP_COLUMNS, sort=False):
             key = key_of(rank, columns)
             group = _complete(_group_of(key), configured.get(rank, {}), world)

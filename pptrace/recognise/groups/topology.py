@@ -206,6 +206,8 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
     }
     one_way = set()
     for rank, table in calls.items():
+        if table.empty:
+            continue
         messages = table[table["kind"].isin(("send", "recv"))]
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
@@ -224,6 +226,8 @@ def edges_of(
     """The messages whose peer is known, by the group of their calls."""
     edges: dict[Group, set[tuple[int, int]]] = {}
     for rank, table in calls.items():
+        if table.empty:
+            continue
         messages = table[table["kind"].isin(("send", "recv"))]
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
             group = of_call[key_of(rank, columns)]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import MESSAGES
-from pptrace.slices import Slice, slice_of, slices
+from pptrace.model.tables import MESSAGES, Int64
+from pptrace.slices import Slice, group_codes, slice_of, slices
 
 
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
@@ -22,17 +24,14 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     order in which their two ends post them, if their sizes agree. Collectives of a group meet in their order. What has no
     counterpart keeps -1.
     """
-    matched = comms.copy()
-    matched["match"] = np.int64(-1)
+    match = np.full(len(comms), -1, dtype=np.int64)
     if comms.empty:
-        return matched
-    p2p = comms["kind"].isin(("send", "recv"))
-    ends = _match_p2p(comms[p2p])
-    matched.loc[ends.index, "match"] = ends
-    if mesh is not None:
-        members = _match_collectives(comms[~p2p], mesh, first=int(ends.max()) + 1 if len(ends) else 0)
-        matched.loc[members.index, "match"] = members
-    return matched
+        return comms.assign(match=match)
+    is_p2p = comms["kind"].isin(("send", "recv")).to_numpy()
+    match[is_p2p] = _match_p2p(comms if is_p2p.all() else comms[is_p2p])
+    if mesh is not None and not is_p2p.all():
+        match[~is_p2p] = _match_collectives(comms[~is_p2p], mesh, first=int(match.max()) + 1)
+    return comms.assign(match=match)
 
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -43,70 +42,128 @@ def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     return comms.assign(group_size=known_sizes.astype("int64"))
 
 
-def _match_p2p(p2p: pd.DataFrame) -> pd.Series[int]:
-    """Match numbers of sends and receives that have exactly one counterpart."""
-    numbers: dict[int, int] = {}
-    count = itertools.count()
-    ordered = p2p.sort_values("start_ns", kind="stable")
-    is_incomplete = (ordered["microbatch"] < 0) | (ordered["stage"] < 0)
-    for ends in _messages_by_rank_pair(ordered.assign(is_incomplete=is_incomplete)[ordered["peer"] >= 0], by_step=True):
-        if any(end["is_incomplete"].any() for end in ends):
-            _number_in_order(ends, numbers, count)
-    named = ordered[~is_incomplete & ~ordered.index.isin(list(numbers))]
-    _number_by_name(named, numbers, count)
-    return pd.Series(numbers, dtype="int64")
+@dataclass(slots=True)
+class _MatchNumbers:
+    """The match number of each row, −1 where it has none yet; ``next`` is the first that is free."""
+
+    of_row: Int64
+    next: int = 0
+
+    @classmethod
+    def for_rows(cls, num_rows: int) -> _MatchNumbers:
+        return cls(np.full(num_rows, -1, dtype=np.int64))
+
+    def give(self, rows_of_ends: Sequence[Int64]) -> None:
+        """Give the i-th rows of all ends one number; those that not all ends have get none."""
+        length = min(map(len, rows_of_ends))
+        for rows in rows_of_ends:
+            self.of_row[rows[:length]] = np.arange(self.next, self.next + length)
+        self.next += length
+
+    def give_groups(self, rows: Int64, group: Int64) -> None:
+        """Give the rows of each group, counted from 0, one number."""
+        self.of_row[rows] = self.next + group
+        self.next += int(group.max(initial=-1)) + 1
 
 
-def _number_by_name(p2p: pd.DataFrame, numbers: dict[int, int], count: Iterator[int]) -> None:
-    """Number the sends and receives of one edge, microbatch and direction; several in their order, if their sizes agree."""
-    forward = p2p["direction"] == "F"
-    is_send = p2p["kind"] == "send"
-    key = p2p[["step", "axis", "direction", "microbatch"]].copy()
-    key["edge"] = p2p["stage"] - np.where(is_send | (p2p["direction"] == ""), 0, np.where(forward, 1, -1))
-    key["source"] = np.where(is_send, p2p["rank"], p2p["peer"])
-    key["target"] = np.where(is_send, p2p["peer"], p2p["rank"])
-    group = p2p.groupby([key[name] for name in key], sort=False).ngroup()
-    of_group = group.groupby(group)
-    is_single_pair = (of_group.transform("size") == 2) & (is_send.groupby(group).transform("sum") == 1)
-    _number_groups(group[is_single_pair], numbers, count)
-    for rows in slices(_with_rows(p2p).assign(group=group)[~is_single_pair], ("group",)).values():
-        ends = _sends_and_receives(rows)
-        if len(ends[0]) == len(ends[1]):
-            _number_in_order(ends, numbers, count)
+def _match_p2p(p2p: pd.DataFrame) -> Int64:
+    """Match numbers of sends and receives that have exactly one counterpart, −1 for the others, row by row."""
+    numbers = _MatchNumbers.for_rows(len(p2p))
+    rows = p2p.assign(row=np.arange(len(p2p)))
+    is_incomplete = ((p2p["microbatch"] < 0) | (p2p["stage"] < 0)).to_numpy()
+    if is_incomplete.any():
+        unclear = _with_ends(rows.assign(is_incomplete=is_incomplete)[p2p["peer"] >= 0])
+        group = group_codes([unclear[name] for name in ("source", "target", "axis", "step")])
+        in_unclear_group = np.isin(group, group[unclear["is_incomplete"]])
+        for ends in _messages_by_rank_pair(_by_start(unclear[in_unclear_group]), by_step=True):
+            _number_in_order(ends, numbers)
+    is_named = ~is_incomplete & (numbers.of_row < 0)
+    _number_by_name(rows if is_named.all() else rows[is_named], numbers)
+    return numbers.of_row
 
 
-def _number_groups(group: pd.Series[int], numbers: dict[int, int], count: Iterator[int]) -> None:
-    """Give all rows of a group, of which the series has a code, one number."""
-    number_of_group = {code: next(count) for code in group.unique().tolist()}
-    numbers |= zip(group.index.tolist(), group.map(number_of_group).tolist(), strict=True)
+def _by_start(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.sort_values("start_ns", kind="stable")
 
 
-def _number_in_order(ends: Sequence[Slice], numbers: dict[int, int], count: Iterator[int]) -> None:
+def _number_by_name(p2p: pd.DataFrame, numbers: _MatchNumbers) -> None:
+    """Number the sends and receives of one edge, microbatch and direction; several in their order, if their sizes agree.
+
+    Args:
+        p2p: the messages, with the index into ``numbers`` of each (``row``).
+        numbers: filled.
+    """
+    if p2p.empty:
+        return
+    ends = _with_ends(p2p)
+    is_send = (p2p["kind"] == "send").to_numpy()
+    to_next = np.where((p2p["direction"] == "F").to_numpy(), 1, -1)
+    edge = p2p["stage"] - np.where(is_send | (p2p["direction"] == "").to_numpy(), 0, to_next)
+    names = ("step", "axis", "direction", "microbatch", "source", "target")
+    code = group_codes([edge, *(ends[name] for name in names)])
+    order = np.argsort(code, kind="stable")
+    begins = np.flatnonzero(np.concatenate(([True], (code := code[order])[1:] != code[:-1])))
+    sizes = np.diff(np.append(begins, len(order)))
+    num_sends = np.add.reduceat(is_send[order].astype(np.int64), begins)
+    is_pair = (sizes == 2) & (num_sends == 1)
+    rows, of_pair = p2p["row"].to_numpy(), begins[is_pair]
+    numbers.give([rows[order[of_pair]], rows[order[of_pair + 1]]])
+    several = np.repeat((num_sends > 0) & (num_sends < sizes) & ~is_pair, sizes)
+    if several.any():
+        group = np.repeat(np.arange(len(begins)), sizes)[several]
+        for same in slices(_by_start(p2p.iloc[order[several]].assign(group=group)), ("group",)).values():
+            both = _sends_and_receives(same)
+            if len(both[0]) == len(both[1]):
+                _number_in_order(both, numbers)
+
+
+def _number_in_order(ends: Sequence[Slice], numbers: _MatchNumbers) -> None:
     """Give the i-th sends and receives one number, where their sizes say how they belong together."""
     shifts = _shifts([end["bytes"].tolist() for end in ends], exact=True)
-    if shifts is None:
-        return
-    rows_of_ends = [end["row"][shift:].tolist() for end, shift in zip(ends, shifts, strict=True)]
-    for pair in zip(*rows_of_ends, strict=False):
-        numbers |= dict.fromkeys(pair, next(count))
+    if shifts is not None:
+        numbers.give([end["row"][shift:] for end, shift in zip(ends, shifts, strict=True)])
 
 
-def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> pd.Series[int]:
-    ordered = collectives.sort_values("start_ns", kind="stable")
-    calls = zip(ordered["rank"], ordered["axis"], ordered["group_size"], strict=True)
-    groups = [mesh.group_of(rank, axis, size) for rank, axis, size in calls]
-    key = ordered[["step", "kind", "axis"]].copy()
-    key["group"] = [str(group) if group else "" for group in groups]
-    key["nth"] = key.assign(rank=ordered["rank"]).groupby(["step", "kind", "axis", "group", "rank"]).cumcount()
-    key = key[key["group"] != ""]
-    number = key.groupby(list(key.columns), sort=False).ngroup() + first
-    size = number.groupby(number).transform("size")
-    complete: pd.Series[int] = number[size == ordered.loc[number.index, "group_size"]]
-    return complete
+def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> Int64:
+    """Match numbers from ``first`` on of collectives of which all members are there, −1 for the others, row by row."""
+    ordered = _by_start(collectives.assign(row=np.arange(len(collectives))))
+    group = _group_numbers(ordered, mesh)
+    key = ordered[["step", "kind", "axis"]].assign(group=group)
+    code = group_codes([key[name] for name in key])
+    nth = key.assign(code=code, rank=ordered["rank"]).groupby(["code", "rank"]).cumcount()
+    number = pd.Series(code).groupby([code, nth.to_numpy()], sort=False).ngroup().to_numpy()
+    size = np.bincount(number)[number]
+    is_complete = (group >= 0) & (size == ordered["group_size"].to_numpy())
+    numbers = np.full(len(collectives), -1, dtype=np.int64)
+    numbers[ordered["row"].to_numpy()[is_complete]] = number[is_complete] + first
+    return numbers
+
+
+def _group_numbers(comms: pd.DataFrame, mesh: MeshInfo) -> Int64:
+    """The number of each row's group of ranks; −1 where the mesh does not tell it."""
+    code = group_codes([comms[name] for name in ("rank", "axis", "group_size")])
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    calls = comms.iloc[first]
+    groups = [
+        mesh.group_of(rank, axis, size)
+        for rank, axis, size in zip(
+            calls["rank"].tolist(), calls["axis"].tolist(), calls["group_size"].tolist(), strict=True
+        )
+    ]
+    number_of = {group: number for number, group in enumerate(dict.fromkeys(map(_as_key, groups)))}
+    numbers = np.array([number_of[_as_key(group)] if group else -1 for group in groups], dtype=np.int64)
+    return numbers[index]
+
+
+def _as_key(group: Iterable[int] | None) -> tuple[int, ...]:
+    return tuple(group or ())
 
 
 _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 """Kinds that one side may finish before the last side starts, because the data lies in a buffer."""
+
+
+_EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
@@ -118,22 +175,30 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
     length 0, so that bytes over the time of that call are not taken for a bandwidth.
     """
-    filled = comms.copy()
-    matched = comms["match"] >= 0
-    matched_comms = comms.loc[matched]
-    sides = matched_comms.groupby("match")
-    ready, first_done = sides["start_ns"].transform("max"), sides["end_ns"].transform("min")
-    on_device = (matched_comms["clock"] == "device").groupby(matched_comms["match"]).transform("all")
-    bounded = (matched_comms["kind"] == "send") | ((matched_comms["kind"] == "recv") & on_device)
-    buffered = (
-        matched_comms["kind"].isin(_EARLY) & (matched_comms["end_ns"] < ready) & (matched_comms["clock"] != "device")
+    match = comms["match"].to_numpy()
+    rows = np.flatnonzero(match >= 0)
+    members, size = match[rows], int(match.max(initial=-1)) + 1
+    start, end = comms["start_ns"].to_numpy(), comms["end_ns"].to_numpy()
+    all_ready, first_done = np.full(size, _EARLIEST), np.full(size, _LATEST)
+    np.maximum.at(all_ready, members, start[rows])
+    np.minimum.at(first_done, members, end[rows])
+    is_device = (comms["clock"] == "device").to_numpy()[rows]
+    on_device = np.ones(size, dtype=np.bool_)
+    on_device[members[~is_device]] = False
+    ready, first_end = all_ready[members], first_done[members]
+    kind = comms["kind"]
+    is_send, is_receive, is_early = (
+        mask.to_numpy()[rows] for mask in (kind == "send", kind == "recv", kind.isin(_EARLY))
     )
-    end = np.where(bounded & (first_done >= ready), first_done, matched_comms["end_ns"])
-    filled.loc[matched, "transfer_end_ns"] = end
-    filled.loc[matched, "transfer_start_ns"] = np.where(buffered, matched_comms["start_ns"], np.minimum(ready, end))
-    untimed = has_posting_time_only(filled)
-    filled.loc[untimed, "transfer_start_ns"] = filled.loc[untimed, "transfer_end_ns"]
-    return filled
+    bounded = is_send | (is_receive & on_device[members])
+    buffered = is_early & (end[rows] < ready) & ~is_device
+    over = np.where(bounded & (first_end >= ready), first_end, end[rows])
+    transfer_start, transfer_end = (comms[f"transfer_{edge}_ns"].to_numpy(copy=True) for edge in ("start", "end"))
+    transfer_end[rows] = over
+    transfer_start[rows] = np.where(buffered, start[rows], np.minimum(ready, over))
+    untimed = has_posting_time_only(comms).to_numpy()
+    transfer_start[untimed] = transfer_end[untimed]
+    return comms.assign(transfer_start_ns=transfer_start, transfer_end_ns=transfer_end)
 
 
 def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
@@ -153,47 +218,45 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     group's calls; the two ends of a message the same place in the order of messages from one rank to the other. Where one side
     recorded more than the other, sizes must say how the orders belong together; otherwise all of them keep -1.
     """
-    matched = calls.copy()
     if calls.empty:
-        return matched
-    ordered = calls.sort_values("start_ns", kind="stable")
+        return calls.copy()
+    numbers = _MatchNumbers.for_rows(len(calls))
+    ordered = _by_start(calls.assign(row=np.arange(len(calls))))
     is_p2p = ordered["kind"].isin(("send", "recv"))
-    numbers: dict[int, int] = {}
-    count = itertools.count(first)
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
-    named = messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)]
-    _number_by_name(named, numbers, count)
-    for rows in _messages_by_rank_pair(messages[~messages.index.isin(list(numbers))]):
-        _number(rows, numbers, count, exact=True)
+    _number_by_name(
+        messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)], numbers
+    )
+    for rows in _messages_by_rank_pair(_with_ends(messages[numbers.of_row[messages["row"]] < 0])):
+        _number(rows, numbers, exact=True)
     rest = ordered[~is_p2p & (ordered["group"] != "") & (ordered["group_size"] > 1)]
-    for _, same in rest.groupby(["group", "kind"], sort=False):
+    for _, same in rest.groupby(["group", "kind"], sort=False, observed=True):
         size = int(same["group_size"].iloc[0])
         if same["rank"].nunique() != size:
             continue
         if (same["seq"] >= 0).all():
-            call = same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False).ngroup()
-            _number_groups(call[call.groupby(call).transform("size") == size], numbers, count)
+            call = same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False).ngroup().to_numpy()
+            is_whole = np.bincount(call)[call] == size
+            _, index = np.unique(call[is_whole], return_inverse=True)
+            numbers.give_groups(same["row"].to_numpy()[is_whole], index)
         else:
-            _number(list(slice_of(_with_rows(same)).by("rank").values()), numbers, count)
-    matched.loc[list(numbers), "match"] = list(numbers.values())
-    return matched
+            _number(list(slice_of(same).by("rank").values()), numbers)
+    return calls.assign(match=np.where(numbers.of_row >= 0, numbers.of_row + first, -1))
 
 
 def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
     """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
-    sends = messages["kind"] == "send"
-    directed = _with_rows(messages).assign(
-        source=messages["rank"].where(sends, messages["peer"]), target=messages["peer"].where(sends, messages["rank"])
-    )
-    for rows in slices(directed, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
+    for rows in slices(messages, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
         ends = _sends_and_receives(rows)
         if all(len(end) for end in ends):
             yield ends
 
 
-def _with_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """With the label of each row, which the matching numbers."""
-    return table.assign(row=table.index)
+def _with_ends(messages: pd.DataFrame) -> pd.DataFrame:
+    """With the ranks that each message comes from and goes to."""
+    is_send = (messages["kind"] == "send").to_numpy()
+    rank, peer = messages["rank"].to_numpy(), messages["peer"].to_numpy()
+    return messages.assign(source=np.where(is_send, rank, peer), target=np.where(is_send, peer, rank))
 
 
 def _sends_and_receives(messages: Slice) -> list[Slice]:
@@ -204,16 +267,13 @@ def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
     return rows.groupby(by).cumcount()
 
 
-def _number(sides: Sequence[Slice], numbers: dict[int, int], count: Iterator[int], exact: bool = False) -> None:
+def _number(sides: Sequence[Slice], numbers: _MatchNumbers, exact: bool = False) -> None:
     """Give the i-th calls of all sides one number, as far as their orders belong together: of the run, else of each step."""
     whole = _shifts([side["bytes"].tolist() for side in sides], exact)
     for part in [sides] if whole is not None else _common_steps(sides):
         shifts = _shifts([side["bytes"].tolist() for side in part], exact)
-        if shifts is None:
-            continue
-        rows_of_ends = [side["row"][shift:].tolist() for side, shift in zip(part, shifts, strict=True)]
-        for members in zip(*rows_of_ends, strict=False):
-            numbers |= dict.fromkeys(members, next(count))
+        if shifts is not None:
+            numbers.give([side["row"][shift:] for side, shift in zip(part, shifts, strict=True)])
 
 
 def _common_steps(sides: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -250,15 +310,16 @@ def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bo
     )
 
 
-def without_group_or_peer(comms: pd.DataFrame) -> pd.Series[bool]:
+def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
     """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
-    has_no_peer = comms["peer"].where(comms["kind"].isin(("send", "recv")), comms["group_size"]) < 0
-    return has_no_peer & (comms["match"] < 0) & (comms["stage"] < 0)
+    other = np.where(comms.among("kind", ("send", "recv")), comms["peer"], comms["group_size"])
+    lacking: npt.NDArray[np.bool_] = (other < 0) & (comms["match"] < 0) & (comms["stage"] < 0)
+    return lacking
 
 
 def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
     """A warning about communication in steps without a group or peer."""
-    rows = comms[without_group_or_peer(comms) & (comms["step"] >= 0)]
+    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
     message = rows["kind"].isin(MESSAGES)
     parts = []
     if (count := int(message.sum())) > 0:
@@ -282,7 +343,7 @@ def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ..
     lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
     messages = lacking[lacking["kind"].isin(("send", "recv")) & lacking["peer"].isin(ranks)]
     lines = []
-    for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True):
+    for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True, observed=True):
         pairs = rows.groupby(["rank", "peer"], sort=True).size()
         preposition, counterpart = ("to", "receive") if kind == "send" else ("from", "send")
         first = pairs.head(_MOST_LISTED).reset_index(name="count").to_numpy().tolist()

@@ -30,7 +30,7 @@ def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks:
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     of_rank = {int(str(rank)): rank_ops for rank, rank_ops in compute.groupby("rank")}
     parts = [comms[~is_open]]
-    for (rank, kind), rows in comms[is_open].groupby(["rank", "kind"]):
+    for (rank, kind), rows in comms[is_open].groupby(["rank", "kind"], observed=True):
         if (rank_ops := of_rank.get(int(str(rank)))) is not None:
             parts.append(_of_rank(rows.sort_values("start_ns", kind="stable"), rank_ops, sends=kind == "send"))
     joined: pd.DataFrame = pd.concat([part for part in parts if len(part)] or parts[:1])

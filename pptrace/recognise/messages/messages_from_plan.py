@@ -43,7 +43,7 @@ def match_by_adjacent_ops(
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     parts = [comms.drop(lacking.index)]
-    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"], observed=True):
         pp_rank = mesh.pp_rank(int(str(rank)))
         if pp_rank is None or direction not in PRODUCERS:
             return None

@@ -11,7 +11,7 @@ import pandas as pd
 from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, with_categories
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.partial.readings import (
@@ -352,13 +352,13 @@ def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings
     for traced, rows in _rows_of_steps(ops, traced_ranks):
         phases = {tuple(reading.phases_of(traced.rank)) for reading in readings}
         is_known = len(phases) == 1 and tuple(rows["kind"]) == traced.kinds
-        ops.loc[rows.index, "phase"] = phases.pop() if is_known else ""
+        ops.loc[rows.index, "phase"] = list(phases.pop()) if is_known else ""
     return ops
 
 
 def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], chosen: Reading) -> pd.DataFrame:
     """Fill in stages, chunks and microbatches of each step's plan; rows that do not match it have none."""
-    ops = ops.copy()
+    ops = ops.assign(pair=ops["pair"].astype(object))  # texts that are no category yet
     for traced, rows in _rows_of_steps(ops, traced_ranks):
         plan = _plan_of_step(chosen, ops, int(rows["step"].iloc[0]))
         actions = () if plan is None else plan.compute_actions(chosen.pp_ranks[traced.rank])[: len(rows)]
@@ -368,7 +368,7 @@ def _with_microbatches(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], ch
         ops.loc[rows.index, "pair"] = (
             [str(action) if action.parts else "" for action in actions] if is_same_order else ""
         )
-    return ops
+    return with_categories(ops)
 
 
 def _rows_of_steps(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank]) -> Iterator[tuple[TracedRank, pd.DataFrame]]:

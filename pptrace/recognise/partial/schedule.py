@@ -13,12 +13,10 @@ from pptrace.model.schedule_info import Candidate, PlanSource, ScheduleInfo
 from pptrace.recognise.partial.mesh_and_stages import Partial
 from pptrace.recognise.partial.readings import Reading, agreed_reading, strides
 from pptrace.recognise.partial.traced_ranks import message_kinds_of
-from pptrace.recognise.schedule.plan_per_step import MeasuredStep
+from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
 from pptrace.recognise.schedule.recognise_schedule import (
     closest_to_step,
     compare_with_plan,
-    measured_steps,
-    most_complete,
     only_forwards,
 )
 from pptrace.schedule import registry

@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import numpy as np
 import pandas as pd
 
 from pptrace.model.open_stages import open_stage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
+from pptrace.recognise.schedule.measured_steps import cells
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
+from pptrace.slices import slice_of
 
 MESSAGE_CALLS = ("send", "recv", "send_recv")
 """Kinds of calls and kernels that carry messages, or may."""
@@ -179,9 +180,8 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
     has_stage = ops["stage"] >= 0
     if has_stage.any() and not has_stage.all():
         return None
-    pairs = ops["pair"].to_numpy()
-    simple = ops["stage"].astype(str) + ops["kind"] + ops["microbatch"].astype(str)
-    stages = {half for text in pairs[pairs != ""] for half in _stages_in(text)} | set(ops["stage"].tolist())
+    pairs = filter(None, ops["pair"].tolist())
+    stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
     detail = Detail.STAGES if has_stage.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
     kinds = tuple(ops["kind"].tolist())
     microbatches = int(ops["microbatch"].max()) + 1
@@ -189,7 +189,7 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
     return TracedRank(
         rank,
         detail,
-        tuple(np.where(pairs != "", pairs, simple).tolist()),
+        tuple(cells(slice_of(ops))),
         kinds,
         tuple(sorted(stages)),
         forwards if detail is Detail.KINDS else microbatches,

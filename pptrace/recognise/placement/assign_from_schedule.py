@@ -10,7 +10,7 @@ import pandas as pd
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, PlanOf, cross_rank_ops, match_by_adjacent_ops
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds, match_schedule_by_kinds
-from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
+from pptrace.recognise.schedule.measured_steps import MeasuredStep, fullest, steps_of
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
 
@@ -33,14 +33,14 @@ def assign_microbatches(
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
     if not pipeline_steps:
         return None
-    fullest = max(pipeline_steps, key=PipelineStep.num_ops)
-    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds(), _received_in(fullest, ops, comms, mesh, calls))
+    step = fullest(pipeline_steps)
+    plan = match_by_kinds(len(step.pipeline), step.kinds, _received_in(step, ops, comms, mesh, calls))
     if plan is None or plan.num_chunks == 1:
         return None
     plans = {
         step.step: plan_of_other_length
         for step in steps
-        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds())) is not None
+        if (plan_of_other_length := match_schedule_by_kinds(plan, step.kinds)) is not None
     }
     filled = _with_stages_and_microbatches(ops, steps, plan, plans)
 
@@ -77,16 +77,15 @@ def messages_of_plan(
 
 
 def _with_stages_and_microbatches(
-    ops: pd.DataFrame, steps: Sequence[PipelineStep], plan: Plan, plans: Mapping[int, Plan]
+    ops: pd.DataFrame, steps: Sequence[MeasuredStep], plan: Plan, plans: Mapping[int, Plan]
 ) -> pd.DataFrame:
     """The ops with the stages and microbatches of their steps' plans; those of a row that is no part of its plan have none."""
     filled = ops.copy()
     first = min(step.step for step in steps)
     for step in steps:
-        for rank, row in step.rows.items():
-            planned = plans.get(step.step, plan).compute_actions(step.pipeline.index(rank))
-            actions = _matching_part([op.kind for op in row], planned, is_first=step.step == first)
-            indices = [op.index for op in row]
+        for (pp_rank, kinds), indices in zip(step.kinds.items(), step.labels.values(), strict=True):
+            planned = plans.get(step.step, plan).compute_actions(pp_rank)
+            actions = _matching_part(kinds, planned, is_first=step.step == first)
             for name in ("stage", "chunk", "microbatch"):
                 filled.loc[indices, name] = [getattr(action, name) for action in actions] or -1
     return filled
@@ -102,19 +101,20 @@ def _matching_part(kinds: Sequence[str], actions: Sequence[Action], is_first: bo
 
 
 def _received_in(
-    step: PipelineStep, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
+    step: MeasuredStep, ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> int | None:
     """Number of activations that the first rank of a pipeline receives in this step; None if unknown.
 
     It receives those of all its chunks but the first, of which a mesh may tell the number.
     """
     if mesh.vpp is not None and mesh.vpp > 1:
-        forwards = max(row.count("F") for row in step.kinds().values())
+        forwards = max(row.count("F") for row in step.kinds.values())
         return forwards - forwards // mesh.vpp
     first = step.pipeline[0]
     received = _num_received(comms, step.step, first)
-    if received is None and first in step.rows and first in calls:
-        return _num_received_before_backwards(step.rows[first], ops, calls[first])
+    if received is None and first in step.ranks and first in calls:
+        kinds = step.kinds[step.pp_ranks[step.ranks.index(first)]]
+        return _num_received_before_backwards(kinds, ops.loc[step.labels[first]], calls[first])
     return received
 
 
@@ -123,7 +123,7 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
     stages, also where one side is absent.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
-    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"], observed=True):
         pp_rank = mesh.pp_rank(int(str(rank)))
         if pp_rank is not None and direction in PRODUCERS:
             planned = sum(1 for _ in cross_rank_ops(plan_of(int(str(step))), pp_rank, direction, sends=kind == "send"))
@@ -140,15 +140,14 @@ def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
     return int(((forward["rank"] == first) & (forward["kind"] == "recv") & (forward["step"] == step)).sum())
 
 
-def _num_received_before_backwards(row: Sequence[Op], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
+def _num_received_before_backwards(kinds: Sequence[str], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
     """How many activations this rank receives in a step whose forwards all come before its backwards, as those of GPipe and of
     interleaved schedules without a steady phase do; None where they do not, or where no receive is told from a send.
     """
-    kinds = [op.kind for op in row]
-    num_forwards = kinds.count("F")
+    num_forwards = list(kinds).count("F")
     if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():
         return None
-    times = ops.loc[[op.index for op in row], "start_ns"].to_numpy()
+    times = ops["start_ns"].to_numpy()
     received = calls[calls["kind"] == "recv"]
     before = (received["end_ns"] > times[0]) & (received["end_ns"] <= times[num_forwards - 1])
     return int(before.sum())
@@ -158,7 +157,7 @@ def _with_plan(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> pd.DataF
     """Assign the messages of each step's plan in the order of the ops that send or receive them."""
     filled = comms.copy()
     lacking = comms[(comms["microbatch"] >= 0) & (comms["stage"] < 0)].sort_values("start_ns", kind="stable")
-    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"]):
+    for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"], observed=True):
         pp_rank = mesh.pp_rank(int(str(rank)))
         if pp_rank is None or direction not in PRODUCERS:
             continue

@@ -16,12 +16,12 @@ import pandas as pd
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage, open_stage
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, with_categories
 from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
 from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
 from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
-from pptrace.recognise.schedule.measured_steps import Op, PipelineStep, steps_of
+from pptrace.recognise.schedule.measured_steps import fullest, steps_of
 from pptrace.schedule import registry
 from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.plan import Plan
@@ -116,7 +116,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return ""
-    kinds = max(steps, key=PipelineStep.num_ops).kinds().values()
+    kinds = fullest(steps).kinds.values()
     plan = _plan_of(ops, mesh, loop)
     if any(row.count("B") > row.count("F") for row in kinds):
         why = "more backwards than forwards, as where weight gradients are ops of their own"
@@ -132,8 +132,8 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return True
-    fullest = max(steps, key=PipelineStep.num_ops)
-    plan = match_by_kinds(len(fullest.pipeline), fullest.kinds())
+    step = fullest(steps)
+    plan = match_by_kinds(len(step.pipeline), step.kinds)
     return plan is not None and plan.num_chunks == 1
 
 
@@ -157,9 +157,10 @@ def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layou
     ]
     if "chunk" in table:
         filled.loc[lacking, "chunk"] = chunk
-        pairs = own["pair"] != ""
-        for index, text, rank in zip(own.index[pairs], own.loc[pairs, "pair"], own.loc[pairs, "rank"], strict=True):
-            filled.at[index, "pair"] = _pair_with_stages(text, pp_ranks[rank], pp, layout)
+        pairs, texts = own[own["pair"] != ""], table["pair"].astype(object)
+        for index, text, rank in zip(pairs.index, pairs["pair"], pairs["rank"], strict=True):
+            texts[index] = _pair_with_stages(text, pp_ranks[rank], pp, layout)
+        filled = with_categories(filled.assign(pair=texts)) if len(pairs) else filled
     return filled
 
 
@@ -212,13 +213,9 @@ def _plan_of(ops: pd.DataFrame, mesh: MeshInfo, layout: Layout) -> Plan | None:
     steps = steps_of(with_known_stages, mesh)
     if not steps:
         return None
-    rows = max(steps, key=PipelineStep.num_ops).rows
-    cells = [[_cell(op) for op in rows[rank]] for rank in sorted(rows, key=pp_ranks.__getitem__)]
+    step = fullest(steps)
+    cells = [cells for _, cells in sorted(zip((pp_ranks[rank] for rank in step.ranks), step.rows, strict=True))]
     try:
         return match_registry(from_rows(cells, "custom"))
     except ScheduleError:
         return None
-
-
-def _cell(op: Op) -> str:
-    return op.pair or f"{op.stage}{op.kind}{op.microbatch}"

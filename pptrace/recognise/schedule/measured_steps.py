@@ -1,54 +1,170 @@
-"""The ops of each step of each pipeline, rank by rank in the order of time."""
+"""The order of the compute ops of each step of each pipeline, rank by rank in time order, as rows of one table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan import Plan
+from pptrace.slices import Slice, slice_of
+
+_COLUMNS = ("rank", "step", "start_ns", "kind", "stage", "microbatch", "pair")
+
+
+@dataclass(frozen=True)
+class OrderedOps:
+    """The compute ops of a run by rank, step and start. ``label`` is the label of each in the table that they come from."""
+
+    rows: Slice
+    label: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, ops: pd.DataFrame) -> OrderedOps:
+        compute = ops.loc[ops["kind"].isin(COMPUTE_KINDS), list(_COLUMNS)]
+        rows = slice_of(compute.assign(label=compute.index)).sorted_by(("rank", "step", "start_ns"))
+        return cls(rows, rows["label"])
+
+    @cached_property
+    def keys(self) -> tuple[Int64, Int64]:
+        """(kind, stage and microbatch as one number, number of the text of an overlapped pair, 0 where it is none)."""
+        (kind, kinds), (pair, pairs) = self.rows.codes("kind"), self.rows.codes("pair")
+        code = np.array([Kind(name).code for name in kinds], dtype=np.int64)
+        number = np.array([self.pair_numbers[text] if text else 0 for text in pairs], dtype=np.int64)
+        return _as_keys(code[kind], self.rows["stage"], self.rows["microbatch"]), number[pair]
+
+    @cached_property
+    def pair_numbers(self) -> dict[str, int]:
+        """A number from 1 on for the text of each overlapped pair."""
+        _, pairs = self.rows.codes("pair")
+        return {text: number for number, text in enumerate(filter(None, pairs), 1)}
+
+    def planned_keys(self, plan: Plan) -> list[tuple[Int64, Int64]]:
+        """What :attr:`keys` would be for each rank of a plan; −1 for an overlapped pair that never ran."""
+        table = plan.table
+        keys = _as_keys(table.kind.astype(np.int64), table.stage, table.microbatch)
+        is_pair = table.kind == Kind.OVERLAP_F_B.code
+        pairs = np.zeros(len(table), dtype=np.int64)
+        for rank in range(plan.pp) if is_pair.any() else ():
+            first = table.rank_ptr[rank]
+            for index, action in enumerate(plan.compute_actions(rank), first):
+                if is_pair[index]:
+                    pairs[index] = self.pair_numbers.get(str(action), -1)
+        edges = list(zip(table.rank_ptr[:-1].tolist(), table.rank_ptr[1:].tolist(), strict=True))
+        return [(keys[first:last], pairs[first:last]) for first, last in edges]
+
+
+def _as_keys(kind: Int64, stage: npt.NDArray[np.integer], microbatch: npt.NDArray[np.integer]) -> Int64:
+    """Kind, stage and microbatch in one number; of a pair its kind alone, since its text says the rest."""
+    keys: Int64 = ((stage.astype(np.int64) << 32) + microbatch) * len(Kind) + kind
+    return np.where(kind == Kind.OVERLAP_F_B.code, kind, keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
-    index: int
-    kind: str
-    stage: int
-    microbatch: int
-    pair: str
+class MeasuredStep:
+    """The ops of one pipeline in one step: of each rank with a trace the rows from the first to before the last of ``bounds``.
 
+    ``pp_ranks`` and ``ranks`` are the pipeline ranks and the global ranks of these.
+    """
 
-@dataclass(frozen=True, slots=True)
-class PipelineStep:
-    """One step of one pipeline: by global rank the ops in time order."""
-
-    pipeline: tuple[int, ...]
     step: int
-    rows: Mapping[int, list[Op]]
+    pp_ranks: tuple[int, ...]
+    ranks: tuple[int, ...]
+    ops: OrderedOps
+    bounds: tuple[tuple[int, int], ...]
+    pipeline: tuple[int, ...]
 
+    @property
     def num_ops(self) -> int:
-        return sum(map(len, self.rows.values()))
+        return sum(last - first for first, last in self.bounds)
 
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The cells of each rank, such as ``0F0``."""
+        return tuple(map(self.cells_of, range(len(self.bounds))))
+
+    def cells_of(self, index: int) -> tuple[str, ...]:
+        """The cells of one of the ranks, by its index among those with a trace."""
+        return tuple(cells(self.ops.rows.where(slice(*self.bounds[index]))))
+
+    @property
+    def start_ns(self) -> int:
+        """Start of the first op."""
+        return int(min(self.ops.rows["start_ns"][first] for first, _ in self.bounds))
+
+    @property
+    def labels(self) -> dict[int, npt.NDArray[np.intp]]:
+        """By global rank, the labels of its ops in the table of ops."""
+        return {rank: self.ops.label[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
+
+    @property
     def kinds(self) -> dict[int, list[str]]:
-        """The kinds of ops of each rank, by its place in the pipeline."""
-        return {self.pipeline.index(rank): [op.kind for op in row] for rank, row in self.rows.items()}
+        """By pipeline rank, the kinds of its ops."""
+        kinds = self.ops.rows["kind"]
+        return {rank: kinds[slice(*bounds)].tolist() for rank, bounds in zip(self.pp_ranks, self.bounds, strict=True)}
 
 
-def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[PipelineStep]:
-    """Every step of every pipeline."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
-    columns = (compute[name].tolist() for name in ("step", "rank", "kind", "stage", "microbatch", "pair"))
-    rows_by_step: dict[tuple[tuple[int, ...], int], dict[int, list[Op]]] = {}
-    pipelines = {rank: pipeline for pipeline in mesh.pipelines for rank in pipeline}
-    for index, step, rank, *fields in zip(compute.index.tolist(), *columns, strict=True):
-        if rank in pipelines:
-            rows_by_step.setdefault((pipelines[rank], step), {}).setdefault(rank, []).append(Op(index, *fields))
-    return [PipelineStep(pipeline, step, rows) for (pipeline, step), rows in rows_by_step.items()]
+def cells(rows: Slice) -> Iterator[str]:
+    """Ops as text, such as ``0F0``."""
+    columns = (rows[name].tolist() for name in ("stage", "kind", "microbatch", "pair"))
+    for stage, kind, microbatch, pair in zip(*columns, strict=True):
+        yield pair or f"{stage}{kind}{microbatch}"
+
+
+def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
+    """Every step of every pipeline whose ranks' places in it are known, in order of pipeline and step."""
+    ordered = OrderedOps.of(ops)
+    bounds_of_rank = _bounds(ordered.rows)
+    steps = []
+    for pipeline in mesh.pipelines:
+        present = {rank: bounds_of_rank[rank] for rank in pipeline if rank in bounds_of_rank}
+        pp_rank_of = {rank: mesh.pp_rank(rank) for rank in present}
+        for step in sorted({step for bounds in present.values() for step in bounds}):
+            ranks = tuple(rank for rank, bounds in present.items() if step in bounds)
+            pp_ranks = tuple(pp_rank for rank in ranks if (pp_rank := pp_rank_of[rank]) is not None)
+            if len(pp_ranks) == len(ranks):
+                bounds_of_step = tuple(present[rank][step] for rank in ranks)
+                steps.append(MeasuredStep(step, pp_ranks, ranks, ordered, bounds_of_step, pipeline))
+    return steps
+
+
+def _bounds(rows: Slice) -> dict[int, dict[int, tuple[int, int]]]:
+    """By rank and step the first of its rows and the one behind the last."""
+    bounds: dict[int, dict[int, tuple[int, int]]] = {}
+    if not len(rows):
+        return bounds
+    rank, step = rows["rank"], rows["step"]
+    firsts = np.flatnonzero(np.concatenate(([True], (rank[1:] != rank[:-1]) | (step[1:] != step[:-1]))))
+    edges = np.append(firsts, len(rows)).tolist()
+    for of_rank, of_step, edge in zip(rank[firsts].tolist(), step[firsts].tolist(), pairwise(edges), strict=True):
+        bounds.setdefault(of_rank, {})[of_step] = edge
+    return bounds
+
+
+def measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
+    """Every step of every pipeline, without ops whose stage is unknown."""
+    return steps_of(ops[(ops["stage"] >= 0) & (ops["microbatch"] >= 0)], mesh)
+
+
+def most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:
+    """The step with most ranks and then most ops: the last of a run may have been cut off."""
+    return max(measured, key=lambda step: (len(step.ranks), step.num_ops))
+
+
+def fullest(steps: Sequence[MeasuredStep]) -> MeasuredStep:
+    """The step with most ops, the earliest of these."""
+    return max(steps, key=lambda step: (step.num_ops, -step.start_ns))
 
 
 def kinds_by_pp_rank(ops: pd.DataFrame, mesh: MeshInfo) -> dict[int, list[str]]:
-    """The kinds of ops of each rank of a pipeline in its most complete step, by the rank's place."""
+    """The kinds of ops of each rank of a pipeline in its fullest step, by pipeline rank."""
     steps = steps_of(ops, mesh)
-    return max(steps, key=PipelineStep.num_ops).kinds() if steps else {}
+    return fullest(steps).kinds if steps else {}

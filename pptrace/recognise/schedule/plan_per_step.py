@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.recognise.schedule.exact_match import match_registry
+from pptrace.recognise.schedule.measured_steps import MeasuredStep
 from pptrace.schedule import registry
 from pptrace.schedule.actions import Action, Kind, iter_halves, parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.text import from_rows
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """The order of compute actions of one pipeline in one step: for each rank that is in the trace its cells, in time order.
-
-    ``pp_ranks`` and ``ranks`` are the pipeline ranks and global ranks of the rows.
-    """
-
-    step: int
-    pp_ranks: tuple[int, ...]
-    ranks: tuple[int, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
@@ -45,9 +34,11 @@ def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Pla
 
 def _num_microbatches(plan: Plan, step: MeasuredStep) -> int | None:
     """Number of microbatches of a step: the plan's, unless every rank has all ops of another number on all of its stages."""
-    pairs = [(pp_rank, row) for pp_rank, row in zip(step.pp_ranks, step.rows, strict=True) if pp_rank < plan.pp]
-    if all(len(row) == len(plan.compute_actions(pp_rank)) for pp_rank, row in pairs):
+    planned = np.diff(plan.table.rank_ptr)
+    lengths = zip(step.pp_ranks, step.bounds, strict=True)
+    if all(last - first == planned[pp_rank] for pp_rank, (first, last) in lengths if pp_rank < plan.pp):
         return plan.num_microbatches
+    pairs = [(pp_rank, row) for pp_rank, row in zip(step.pp_ranks, step.rows, strict=True) if pp_rank < plan.pp]
     counts = {_num_complete_microbatches(plan, pp_rank, tuple(map(parse_action, row))) for pp_rank, row in pairs}
     return counts.pop() if len(counts) == 1 else None
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, Int64
 from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
 from pptrace.recognise.schedule.exact_match import match_registry
-from pptrace.recognise.schedule.plan_per_step import MeasuredStep, plans_by_step
+from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
+from pptrace.recognise.schedule.plan_per_step import plans_by_step
 from pptrace.schedule import registry
-from pptrace.schedule.actions import Kind, parse_action
+from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
@@ -59,7 +61,7 @@ def recognise_schedule(
 
 
 def only_forwards(step: MeasuredStep) -> bool:
-    return all(parse_action(cell).kind is Kind.F for row in step.rows for cell in row)
+    return all(kind == Kind.F for kinds in step.kinds.values() for kind in set(kinds))
 
 
 def _recognised(measured: Sequence[MeasuredStep], ops: pd.DataFrame, mesh: MeshInfo) -> ScheduleInfo:
@@ -135,9 +137,14 @@ def _differences(
     another than ``plan``.
     """
     by_line: dict[str, list[int]] = {}
+    keys: dict[int, list[tuple[Int64, Int64]]] = {}
     for step in measured:
         step_plan = plan_by_step.get(step.step, plan)
-        for line in _differences_of_step(step_plan, step) if step_plan is not None else ():
+        if step_plan is None:
+            continue
+        if id(step_plan) not in keys:
+            keys[id(step_plan)] = step.ops.planned_keys(step_plan)
+        for line in _differences_of_step(step_plan, step, keys[id(step_plan)]):
             by_line.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
     return tuple(
@@ -145,18 +152,24 @@ def _differences(
     )
 
 
-def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
+def _differences_of_step(plan: Plan, step: MeasuredStep, wanted: Sequence[tuple[Int64, Int64]]) -> Iterator[str]:
+    """The differences of one step; ``wanted`` are the plan's keys by pipeline rank."""
     if max(step.pp_ranks) >= plan.pp:
         yield f"the plan has {plan.pp} pipeline ranks, the trace has {max(step.pp_ranks) + 1}"
-    for pp_rank, rank, actual in zip(step.pp_ranks, step.ranks, step.rows, strict=True):
+    keys, pairs = step.ops.keys
+    for index, (pp_rank, rank, (first, last)) in enumerate(zip(step.pp_ranks, step.ranks, step.bounds, strict=True)):
         if pp_rank >= plan.pp:
             continue
+        planned_keys, planned_pairs = wanted[pp_rank]
+        size = min(last - first, len(planned_keys))
+        is_same = np.array_equal(keys[first : first + size], planned_keys[:size])
+        is_same = is_same and np.array_equal(pairs[first : first + size], planned_pairs[:size])
+        if is_same and last - first <= len(planned_keys):
+            continue
+        actual = step.cells_of(index)
         planned = [str(action) for action in plan.compute_actions(pp_rank)]
-        pairs = zip(planned, actual, strict=False)
-        first_difference = next(
-            (position for position, (planned_cell, actual_cell) in enumerate(pairs) if planned_cell != actual_cell),
-            None,
-        )
+        both = enumerate(zip(planned, actual, strict=False))
+        first_difference = next((position for position, (wanted_cell, cell) in both if wanted_cell != cell), None)
         if first_difference is not None:
             yield (
                 f"rank {rank}: op {first_difference + 1} is {actual[first_difference]} where {plan.name} has "
@@ -168,30 +181,6 @@ def _differences_of_step(plan: Plan, step: MeasuredStep) -> Iterator[str]:
 
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(str(step) for step in sorted(set(steps)))
-
-
-def measured_steps(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
-    """Every step of every pipeline, without ops of which neither labels nor order told the stage."""
-    has_stage = ops["kind"].isin(COMPUTE_KINDS) & (ops["stage"] >= 0) & (ops["microbatch"] >= 0)
-    compute = ops[has_stage].sort_values("start_ns", kind="stable")
-    simple = compute["stage"].astype(str) + compute["kind"] + compute["microbatch"].astype(str)
-    cells = compute["pair"].where(compute["pair"] != "", simple)
-    rows: dict[tuple[int, int], list[str]] = {}
-    for step, rank, cell in zip(compute["step"].tolist(), compute["rank"].tolist(), cells, strict=True):
-        rows.setdefault((step, rank), []).append(cell)
-    steps = []
-    for pipeline in mesh.pipelines:
-        for step in sorted({step for step, rank in rows if rank in pipeline}):
-            ranks = tuple(rank for rank in pipeline if (step, rank) in rows)
-            pp_ranks = tuple(pp_rank for rank in ranks if (pp_rank := mesh.pp_rank(rank)) is not None)
-            if len(pp_ranks) == len(ranks):
-                steps.append(MeasuredStep(step, pp_ranks, ranks, tuple(tuple(rows[step, rank]) for rank in ranks)))
-    return steps
-
-
-def most_complete(measured: Sequence[MeasuredStep]) -> MeasuredStep:
-    """The step with most ranks and then most ops: the last of a run may have been cut off."""
-    return max(measured, key=lambda step: (len(step.rows), sum(map(len, step.rows))))
 
 
 def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tuple[int, int, int]:

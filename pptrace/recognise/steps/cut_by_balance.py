@@ -147,7 +147,7 @@ def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
     is_message = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
     if is_message.any():
         comms.loc[is_message, "step"] = _steps_of_messages(comms[is_message], ops)
-        count = _in_order(comms[is_message]).groupby(["step", "kind", "direction"]).cumcount()
+        count = _in_order(comms[is_message]).groupby(["step", "kind", "direction"], observed=True).cumcount()
         comms.loc[count.index, "microbatch"] = count
     return replace(recognised, ops=ops.astype(recognised.ops.dtypes), comms=comms.astype(recognised.comms.dtypes))
 
