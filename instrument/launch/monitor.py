@@ -319,7 +319,7 @@ class Monitor:
                 self._terminal.err(f"      {frame.path}:{frame.line} {frame.function}")
 
     def _hasten(self) -> None:
-        """End ranks that were told to end and do not."""
+        """End ranks that were asked to end and do not."""
         now = time.monotonic()
         for record in self._records.values():
             late = record.failed_at_ns is not None and time.time_ns() - record.failed_at_ns > _GRACE_S * 1e9

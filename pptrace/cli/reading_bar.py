@@ -37,7 +37,7 @@ def reading_bar() -> Iterator[OnProgress | None]:
 class ReadingBar:
     """Draws how far reading is, once it has taken a moment or is of much data.
 
-    It is redrawn when there is news, not by a thread: beside a thread, processes that read could not be forked.
+    It is redrawn when there is news, not by a thread: where one runs, the processes that read cannot be forked.
     """
 
     def __init__(self, console: Console) -> None:

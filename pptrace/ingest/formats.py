@@ -41,7 +41,7 @@ _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTi
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
+    """How a file may be read: on how many cores, and what is called with the part that has been read (:func:`read_kineto`)."""
 
     cores: int = 1
     on_progress: ReadProgress | None = None

@@ -22,11 +22,12 @@ class Lane:
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops, or without these of its
     host's operators, minus the communication nested in them: a host range waits for what it calls, whereas what a table puts
-    on the device runs beside its device ops.
-    ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
+    on the device is overlapped with its device ops.
+    ``transfer`` is communication with all sides present; ``exposed`` is the part of it that no compute overlaps
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
-    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, which is unknown.
+    ``unknown`` is communication that no compute overlaps and whose other side is not in the traces: waiting or
+    transfer, which is unknown.
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.

@@ -5,10 +5,10 @@
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
          | a run directory: run.json says which file is whose
 
-A file of Nsight Systems can hold several ranks. Flight-recorder dumps beside traces are no traces of their own: they say more of
+A file of Nsight Systems can hold several ranks. Flight-recorder dumps next to traces are no traces of their own: they say more of
 the calls in these (:mod:`pptrace.recognise.calls.from_flight_recorder`).
 
-No trace is read here: formats are told by the first bytes.
+No trace is read here: formats are recognised by the first bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class InputFile:
 class OpenedInputs:
     """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
 
-    ``dumps`` are flight-recorder dumps beside the traces in ``files``.
+    ``dumps`` are flight-recorder dumps that complete the traces in ``files``.
     """
 
     files: tuple[InputFile, ...]

@@ -1,6 +1,6 @@
 """Tables of ops, in which each row is an op already: nothing has to be recognised in events.
 
-CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` beside ``ops``
+CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` next to ``ops``
                  ByteDance's straggler traces (:mod:`pptrace.ingest.op_tables.bytedance`)
 JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
 """
@@ -69,7 +69,7 @@ def read_table(path: Path) -> tuple[Trace, ...]:
 
 
 def partner(path: Path, table: str) -> Path | None:
-    """The file of another table beside ``path``: comms.csv beside ops.csv, rank0.comms.csv beside rank0.ops.csv."""
+    """The file of another table next to ``path``: comms.csv for ops.csv, rank0.comms.csv for rank0.ops.csv."""
     if not _OPS_NAME.search(path.name):
         return None
     other = path.with_name(_OPS_NAME.sub(table, path.name, count=1))

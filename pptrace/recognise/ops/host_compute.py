@@ -1,6 +1,6 @@
 """Compute time of host threads inside ranges that include waiting.
 
-Ranges of other frameworks hold the wait for an op's input, and the posting of its output, beside the op itself: label times
+Ranges of other frameworks hold the wait for an op's input, and the posting of its output, besides the op itself: label times
 were up to 1.8 times the compute. Without device events the operators that ran say when that was.
 """
 

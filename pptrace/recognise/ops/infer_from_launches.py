@@ -2,7 +2,7 @@
 
 The thread that launches the send/receive kernels runs the forwards itself; autograd launches those of backwards from threads of
 its own, while the first one waits for it. What one of them launches from one message to the next, or until the other takes
-over, is one op. The k-th forward of a step is that of microbatch k, and so is the k-th backward; steps are told by their
+over, is one op. The k-th forward of a step is that of microbatch k, and so is the k-th backward; steps are separated by their
 optimizer and by step ranges. Send/receive kernels of all-to-alls (the kernel is the same) are told by their record, by the
 thread (autograd's posts no pipeline messages) and by their stream.
 """

@@ -70,7 +70,7 @@ def read_partial(
         mesh: as labels and groups tell it.
         calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
         framework: whose labels the ops have.
-        is_told: whether the facts of the run tell the mesh.
+        is_told: whether the facts of the run hold the mesh.
         paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
     is_declared = is_declared and bool(mesh.pipelines)

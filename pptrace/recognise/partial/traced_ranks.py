@@ -199,7 +199,7 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
 
 
 def _stages_in(pair: str) -> Iterator[int]:
-    """The stages of the two halves of an overlapped pair, told or not."""
+    """The stages of the two halves of an overlapped pair, known or not."""
     for half in pair[1 : pair.index(")")].split(";"):
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 

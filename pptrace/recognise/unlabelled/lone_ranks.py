@@ -52,7 +52,7 @@ def match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evi
 
 
 def _with_step_ends(evidence: Evidence, recognised: RecognisedRank) -> Evidence:
-    """The evidence in which numbered ranges of steps part steps as optimizers do."""
+    """The evidence in which numbered ranges of steps separate steps as optimizers do."""
     host = recognised.host
     starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
     return replace(evidence, optimizers=np.sort(np.concatenate((evidence.optimizers, starts))))
