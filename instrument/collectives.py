@@ -20,7 +20,7 @@ from torch import Tensor
 
 from instrument.mesh import Mesh
 from instrument.recorder import Range, Recorder
-from instrument.route import Route, host_copy, wait_for_copies
+from instrument.route import Route, copy_to_device, copy_to_host, host_buffer
 from pptrace.errors import PptraceError
 from pptrace.marks import Axis, Collective, Link
 
@@ -224,7 +224,7 @@ class AxisGroup:
 
     def _all_gather(self, tensor: Tensor, dim: int, async_op: bool) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())
-        parts = self._receive_buffer((self.size, *tensor.shape), buffer)
+        parts = self._receive_buffer((self.size, *tensor.shape), tensor)
         work = getattr(dist, _ALL_GATHER)(
             parts.view(self.size * tensor.numel()), buffer.view(-1), self._group, async_op
         )
@@ -232,31 +232,31 @@ class AxisGroup:
 
     def _all_gather_into(self, gathered: Tensor, tensor: Tensor) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor)
-        parts = self._receive_buffer(gathered.shape, buffer) if self._staged else gathered
+        parts = self._receive_buffer(gathered.shape, tensor) if self._staged else gathered
         work = getattr(dist, _ALL_GATHER)(parts, buffer, self._group)
         return _Posted((work,), lambda: self._copy_back(gathered, parts))
 
     def _reduce_scatter_into(self, part: Tensor, tensor: Tensor) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor)
-        received = self._receive_buffer(part.shape, buffer) if self._staged else part
+        received = self._receive_buffer(part.shape, tensor) if self._staged else part
         work = getattr(dist, _REDUCE_SCATTER)(received, buffer, group=self._group)
         return _Posted((work,), lambda: self._copy_back(part, received))
 
     def _reduce_scatter(self, tensor: Tensor, dim: int, async_op: bool) -> _Posted[Tensor]:
         buffer = self._to_backend(_stacked(tensor, dim, self.size))
-        received = self._receive_buffer(buffer.shape[1:], buffer)
+        received = self._receive_buffer(buffer.shape[1:], tensor)
         work = getattr(dist, _REDUCE_SCATTER)(received.view(-1), buffer.view(-1), group=self._group, async_op=async_op)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
     def _all_to_all(self, tensor: Tensor, async_op: bool) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())
-        received = self._receive_buffer(buffer.shape, buffer)
+        received = self._receive_buffer(buffer.shape, tensor)
         work = dist.all_to_all_single(received, buffer, group=self._group, async_op=async_op)
         return _Posted((work,), lambda: self._from_backend(received, tensor.device), buffer)
 
     def _rotate(self, tensor: Tensor, target: int, source: int) -> _Posted[Tensor]:
         buffer = self._to_backend(tensor.contiguous())
-        incoming = self._receive_buffer(buffer.shape, buffer)
+        incoming = self._receive_buffer(buffer.shape, tensor)
         return _Posted(
             self._post(buffer, target, incoming, source), lambda: self._from_backend(incoming, tensor.device), buffer
         )
@@ -281,21 +281,14 @@ class AxisGroup:
 
     def _to_backend(self, tensor: Tensor) -> Tensor:
         """The memory that is handed to the backend: the tensor's, or a copy of it on the host."""
-        if not self._staged:
-            return tensor
-        host = host_copy(tensor)
-        wait_for_copies(tensor.device)
-        return host
+        return copy_to_host([tensor])[0] if self._staged else tensor
 
     def _receive_buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """An empty tensor for what is received: on the device, or on the host, pinned as the sent one is."""
-        if not self._staged:
-            return like.new_empty(shape)
-        return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.is_pinned())
+        """An empty tensor for what is received: on the device, or on the host."""
+        return host_buffer(shape, like) if self._staged else like.new_empty(shape)
 
     def _from_backend(self, tensor: Tensor, device: torch.device) -> Tensor:
-        # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.
-        return tensor.to(device, non_blocking=True) if self._staged else tensor
+        return copy_to_device(tensor, device) if self._staged else tensor
 
     def _copy_back(self, tensor: Tensor, buffer: Tensor) -> Tensor:
         return tensor.copy_(buffer, non_blocking=True) if self._staged else tensor

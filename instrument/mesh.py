@@ -56,13 +56,13 @@ class MeshShape:
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of a global rank."""
-        place = axes.coordinates_of(rank, self._size_of_axis, self.order)
-        return (place[Axis.PP], place[Axis.DP], place[Axis.CP], place[Axis.TP])
+        coordinates = axes.coordinates_of(rank, self._size_of_axis, self.order)
+        return (coordinates[Axis.PP], coordinates[Axis.DP], coordinates[Axis.CP], coordinates[Axis.TP])
 
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
         """The global rank at a position; the inverse of :meth:`coordinates_of`."""
-        place = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
-        return axes.rank_of(place, self._size_of_axis, self.order)
+        coordinates = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
+        return axes.rank_of(coordinates, self._size_of_axis, self.order)
 
     def size_of(self, axis: Axis) -> int:
         return self._size_of_axis[axis]

@@ -38,17 +38,17 @@ SHARING = (Axis.EP,)
 
 def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> dict[Axis, int]:
     """The place of a global rank on each axis."""
-    places = {}
+    coordinates = {}
     for axis in order:
-        rank, places[axis] = divmod(rank, sizes[axis])
-    return places
+        rank, coordinates[axis] = divmod(rank, sizes[axis])
+    return coordinates
 
 
-def rank_of(places: Mapping[Axis, int], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> int:
+def rank_of(coordinates: Mapping[Axis, int], sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> int:
     """The global rank at a place; the inverse of :func:`coordinates_of`."""
     rank = 0
     for axis in reversed(order):
-        rank = rank * sizes[axis] + places[axis]
+        rank = rank * sizes[axis] + coordinates[axis]
     return rank
 
 
@@ -62,8 +62,8 @@ def group_of(
     members, stride = [rank], 1
     for axis in order:
         if axis in axes:
-            place = rank // stride % sizes[axis]
-            members = [member + (index - place) * stride for index in range(sizes[axis]) for member in members]
+            coordinate = rank // stride % sizes[axis]
+            members = [member + (index - coordinate) * stride for index in range(sizes[axis]) for member in members]
         stride *= sizes[axis]
     return tuple(sorted(members))
 

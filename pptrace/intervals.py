@@ -1,7 +1,8 @@
 """Sets of time: unions, intersections and differences of half-open intervals in integer nanoseconds.
 
 A set is an (n, 2) int64 array of [start, end) rows, sorted, disjoint and without empty rows; :func:`union` makes one from
-anything. Everything is exact and vectorised.
+anything. Everything is exact and vectorised. Intervals that may nest and overlap, such as the ranges of a thread, are looked
+up with :class:`NestedIntervals`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def merge(*sets: Int64) -> Int64:
 
 def intersect(a: Int64, b: Int64) -> Int64:
     """Where both sets are."""
-    a, b = _beside(a, b), _beside(b, a)
+    a, b = _near(a, b), _near(b, a)
     if not len(a) or not len(b):
         return EMPTY
     starts = np.sort(np.concatenate((a[:, 0], b[:, 0])), kind="stable")
@@ -51,7 +52,7 @@ def intersect(a: Int64, b: Int64) -> Int64:
 
 def subtract(a: Int64, b: Int64) -> Int64:
     """Where ``a`` is and ``b`` is not."""
-    b = _beside(b, a)
+    b = _near(b, a)
     if not len(a) or not len(b):
         return a
     lowest, highest = min(a[0, 0], b[0, 0]) - 1, max(a[-1, 1], b[-1, 1]) + 1
@@ -68,7 +69,7 @@ def clip(a: Int64, start: int, end: int) -> Int64:
     return np.clip(inside, start, end)
 
 
-def _beside(a: Int64, b: Int64) -> Int64:
+def _near(a: Int64, b: Int64) -> Int64:
     """The rows of a set between the first and the last time of another: a step's part of a whole trace is small."""
     if not len(a) or not len(b):
         return a
@@ -110,9 +111,45 @@ def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     past = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
 
     def before(times: Int64) -> Int64:
-        place = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
-        inside = np.minimum(times, a[place, 1]) - a[place, 0] if len(a) else 0
-        return np.where(place >= 0, past[np.maximum(place, 0)] + inside, 0)
+        index = np.searchsorted(a[:, 0], times) - 1  # the last row that begins before
+        inside = np.minimum(times, a[index, 1]) - a[index, 0] if len(a) else 0
+        return np.where(index >= 0, past[np.maximum(index, 0)] + inside, 0)
 
     first, last = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     return np.where(last > first, before(last) - before(first), 0)
+
+
+class NestedIntervals:
+    """Half-open intervals in the order of their starts, which may nest and overlap, looked up by time."""
+
+    def __init__(self, starts: Int64, ends: Int64) -> None:
+        self.starts = starts
+        self.latest_ends: Int64 = np.maximum.accumulate(ends)
+        """For each interval the latest end of those up to it."""
+        self._ends_before = np.append(np.iinfo(np.int64).min, self.latest_ends)
+
+    def hold(self, times: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether any interval has started at each of these times, and not yet ended."""
+        held: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
+        return held
+
+    def cover(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether any one interval reaches from before each of these stretches, or from its start, to its end or beyond."""
+        covered: npt.NDArray[np.bool_] = np.asarray(ends) <= self._latest_ends_at(starts)
+        return covered
+
+    def outermost(self, start: int, end: int) -> int | None:
+        """The index of the first interval that covers [start, end); None where none does."""
+        first = int(np.searchsorted(self.latest_ends, end))
+        return first if first < np.searchsorted(self.starts, start, side="right") else None
+
+    def are_inside_another(self) -> npt.NDArray[np.bool_]:
+        """Which of the intervals begin inside one that began before them."""
+        inside = np.zeros(len(self.starts), dtype=np.bool_)
+        inside[1:] = self.starts[1:] < self.latest_ends[:-1]
+        return inside
+
+    def _latest_ends_at(self, times: npt.ArrayLike) -> Int64:
+        """The latest end of the intervals that have started at each time; the least of all numbers where none has."""
+        ends: Int64 = self._ends_before[np.searchsorted(self.starts, times, side="right")]
+        return ends

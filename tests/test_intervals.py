@@ -6,7 +6,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.intervals import EMPTY, Int64, clip, intersect, length, lengths_within, merge, subtract, union
+from pptrace.intervals import (
+    EMPTY,
+    Int64,
+    NestedIntervals,
+    clip,
+    intersect,
+    length,
+    lengths_within,
+    merge,
+    subtract,
+    union,
+)
 
 moments = st.integers(-25, 25)
 pairs = st.lists(st.tuples(moments, moments), max_size=12)
@@ -82,3 +93,41 @@ def test_nothing_gives_nothing() -> None:
     assert length(EMPTY) == len(merge()) == len(intersect(some, EMPTY)) == len(intersect(EMPTY, some)) == 0
     assert subtract(some, EMPTY).tolist() == [[1, 5]]
     assert len(subtract(EMPTY, some)) == len(clip(EMPTY, 0, 9)) == len(union([], [])) == len(union([5, 3], [5, 1])) == 0
+
+
+def nested(rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], NestedIntervals]:
+    """The rows in the order of their starts, and as intervals."""
+    ordered = sorted(rows, key=lambda row: row[0])
+    times = np.array(ordered, dtype=np.int64).reshape(-1, 2)
+    return ordered, NestedIntervals(times[:, 0], times[:, 1])
+
+
+@given(pairs, st.lists(moments))
+def test_a_time_is_held_by_an_interval_that_has_started_and_not_ended(
+    rows: list[tuple[int, int]], times: list[int]
+) -> None:
+    ordered, intervals = nested(rows)
+    expected = [any(start <= time < end for start, end in ordered) for time in times]
+    assert intervals.hold(np.array(times, dtype=np.int64)).tolist() == expected
+
+
+@given(pairs, pairs)
+def test_a_stretch_is_covered_by_one_interval_not_by_several(
+    rows: list[tuple[int, int]], stretches: list[tuple[int, int]]
+) -> None:
+    ordered, intervals = nested(rows)
+    covering = [
+        [index for index, (start, end) in enumerate(ordered) if start <= begin and finish <= end]
+        for begin, finish in stretches
+    ]
+    begins, finishes = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
+    assert intervals.cover(begins, finishes).tolist() == [bool(indices) for indices in covering]
+    outermost = [intervals.outermost(begin, finish) for begin, finish in stretches]
+    assert outermost == [indices[0] if indices else None for indices in covering]
+
+
+@given(pairs)
+def test_an_interval_begins_inside_another_that_began_before_it(rows: list[tuple[int, int]]) -> None:
+    ordered, intervals = nested(rows)
+    expected = [any(start < end for _, end in ordered[:index]) for index, (start, _) in enumerate(ordered)]
+    assert intervals.are_inside_another().tolist() == expected

@@ -36,8 +36,8 @@ def tables(*steps: Calls, **columns: object) -> tuple[pd.DataFrame, pd.DataFrame
         for start, end in spans
     ]
     unknown = {name: -1 if dtype == "int64" else "" for name, dtype in COMMS.items()}
-    told = {"kind": "all_reduce", "axis": "unknown", "clock": "device", **columns}
-    comms = pd.DataFrame([{**unknown, **told, **call, "posted_ns": call["start_ns"]} for call in calls])
+    columns_of_call = {"kind": "all_reduce", "axis": "unknown", "clock": "device", **columns}
+    comms = pd.DataFrame([{**unknown, **columns_of_call, **call, "posted_ns": call["start_ns"]} for call in calls])
     ops = [
         {"rank": rank, "step": step, "kind": "B", "start_ns": step * STEP, "end_ns": step * STEP + end}
         for step in range(len(steps))

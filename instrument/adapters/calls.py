@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-UNSEEN = "collective"
+UNHOOKED = "collective"
 """The kind of a collective that C++ posted by itself: it is known that there was one, not which."""
 SETUP = "init_process_group"
 """The kind of the call in which all ranks make the default process group."""

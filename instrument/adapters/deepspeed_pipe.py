@@ -19,6 +19,7 @@ from instrument.adapters.hooks import Hook, Hooks, require
 from instrument.adapters.watched_pass import OptimizerHook, PassListener, SpanHook, TransferWait, WatchedPass
 from instrument.adapters.works import Works
 from instrument.recorder import Range
+from pptrace.axes import MESH_ORDER
 from pptrace.marks import Link, SpanKind, Transfer
 from pptrace.schedule.actions import Action
 from pptrace.schedule.plan import Plan
@@ -107,7 +108,7 @@ class DeepSpeedHooks:
         grid = engine.grid
         sizes = {"pp": grid.pipe_parallel_size, "dp": grid.data_parallel_size, "tp": grid.model_parallel_size}
         named = [_AXES[axis] for axis in reversed(grid.topology().get_axis_names()) if axis in _AXES]
-        order = [*(axis for axis in ("tp", "cp", "dp", "pp") if axis not in named), *named]
+        order = [*(axis for axis in MESH_ORDER if axis not in named), *named]
         vpp = plan.num_stages // plan.pp if plan is not None else 1
         mesh: dict[str, int | str] = {axis: int(size) for axis, size in sizes.items()}
         mesh |= {"cp": 1, "ep": 1, "vpp": vpp, "order": "-".join(order)}

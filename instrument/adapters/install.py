@@ -100,7 +100,7 @@ class Adapters:
 
     def _watch(self, name: str, module: str, install: Callable[[ModuleType], None]) -> None:
         """Install the hooks of a part of torch when the script imports it."""
-        self.imports.when_imported(module, lambda found: self._try(name, torch.__version__, lambda: install(found)))
+        self.imports.when_imported(module, lambda loaded: self._try(name, torch.__version__, lambda: install(loaded)))
 
     def _name_framework(self, name: str) -> None:
         self.framework = name

@@ -2,7 +2,7 @@
 
 Operators that communicate (functional collectives) are watched by :mod:`instrument.adapters.torch_functional_collectives`. Calls
 that C++ makes by itself (DDP's reducer) do not pass here; the profiler's own events tell them, and that there were some,
-``unseen_calls.py``.
+``unhooked_calls.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from instrument.adapters.calls import SETUP, Call, CallGroup, CallObserver
 from instrument.adapters.hooks import Hook, Hooks
-from instrument.adapters.unseen_calls import UnseenCalls
+from instrument.adapters.unhooked_calls import UnhookedCalls
 from instrument.adapters.works import Awaited, Works, is_work
 
 
@@ -116,7 +116,7 @@ class DistributedCalls:
         self._hooks = hooks
         self._works = works
         self._observers = [*logs, *observers]
-        self._unseen = UnseenCalls(logs)
+        self._unhooked = UnhookedCalls(logs)
         self._setups = itertools.count()
         self._batches = itertools.count()
         self._local = _Local()
@@ -136,7 +136,7 @@ class DistributedCalls:
         self._wrap_coalescing_manager()
         if logs:
             self._wrap("init_process_group", _SetupHook(self, logs))
-            self._unseen.start()
+            self._unhooked.start()
 
     def _wrap(self, name: str, hook: Hook) -> None:
         owner = c10d if hasattr(c10d, name) else dist
@@ -183,11 +183,11 @@ class DistributedCalls:
         if group is None:
             return None
         self._group(group)
-        return group, self._unseen.begin(group)
+        return group, self._unhooked.begin(group)
 
     def _end_count(self, counted: tuple[Any, int | None] | None) -> None:
         if counted is not None:
-            self._unseen.end(*counted)
+            self._unhooked.end(*counted)
 
     def begin_batch(self) -> list[Call]:
         """Gather the calls of this thread, until they are settled together."""
@@ -231,16 +231,16 @@ class DistributedCalls:
 
     def look(self) -> None:
         """Report what C++ has posted: the script is over."""
-        self._unseen.look()
+        self._unhooked.look()
 
     def fail(self) -> None:
         """The script ends with an error, perhaps that of a call which no hook sees."""
-        self._unseen.fail()
+        self._unhooked.fail()
 
     def begin_setup(self, world_size: int) -> Call:
         """The ranks are about to make the default process group."""
         group = CallGroup("", tuple(range(world_size)), "", "all ranks")
-        return Call(self._unseen.next_number(), SETUP, group, -1, 0, next(self._setups))
+        return Call(self._unhooked.next_number(), SETUP, group, -1, 0, next(self._setups))
 
     def _call(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         group = _member_group(_argument(args, kwargs, function.group, "group"))
@@ -259,7 +259,7 @@ class DistributedCalls:
         self._local.counted = self._begin_count(group)
         batch = self._local.batch
         return Call(
-            self._unseen.next_number(),
+            self._unhooked.next_number(),
             kind,
             known,
             peer,
@@ -332,7 +332,7 @@ class DistributedCalls:
             own = CallGroup(name, ranks, str(dist.get_backend(group)), description, self.axes.get(name, ""))
             known = self._groups[group] = (own, _Sequences())
             self.groups[name] = own
-            self._unseen.add(group, own)
+            self._unhooked.add(group, own)
         return known
 
     def _peer(self, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any], group: CallGroup) -> int:

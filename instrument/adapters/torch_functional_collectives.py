@@ -5,7 +5,7 @@ redistribution, the code that Inductor writes), so the operators are what is wat
 calls ``wait_tensor`` with it: an operator's result is known again by its storage, as torch knows it.
 
 What is no communication stays unseen: tracing with fake tensors or proxies, and a tensor subclass on its way to the tensors
-that it wraps. What C++ calls without Python in between is in the trace alone, and counted by ``unseen_calls.py``.
+that it wraps. What C++ calls without Python in between is in the trace alone, and counted by ``unhooked_calls.py``.
 """
 
 from __future__ import annotations

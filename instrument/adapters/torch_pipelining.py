@@ -262,14 +262,14 @@ def _is_compute(action: Any) -> bool:
 
 def transfers_of(ops: Sequence[Any]) -> list[Transfer]:
     """The messages of P2P ops whose stage named them, [] if any is not named; several tensors of one activation are one."""
-    found: dict[tuple[Action, int], int] = {}
+    size_by_transfer: dict[tuple[Action, int], int] = {}
     for op in ops:
         action = getattr(op, _TAG, None)
         if action is None:
             return []
         key = (action, int(op.peer))
-        found[key] = found.get(key, 0) + op.tensor.numel() * op.tensor.element_size()
-    return [Transfer(action, peer, size) for (action, peer), size in found.items()]
+        size_by_transfer[key] = size_by_transfer.get(key, 0) + op.tensor.numel() * op.tensor.element_size()
+    return [Transfer(action, peer, size) for (action, peer), size in size_by_transfer.items()]
 
 
 class _StepHook(Hook):

@@ -33,7 +33,7 @@ from instrument.models.activations import PAPER, RankForm, fused_kernel, rank_ac
 from instrument.models.feed import BatchFeed, make_feed
 from instrument.models.flops import StepFlops, count_full, step_flops
 from instrument.models.gpt import VOCABULARY, GptStage
-from instrument.models.gpt_pipeline import make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, make_gpt_runtime
 from instrument.models.layer_times import share_layer_times, write_layer_times
 from instrument.models.parallel import Parallel, make_parallel
 from instrument.models.peaks import TERA, Peak, device_peak
@@ -207,18 +207,15 @@ def _make_runtime(
         weight_s = None if options.sleep_weight is None else options.sleep_weight / 1e3
         return SleepingStage(stage, options.sleep_forward / 1e3, options.sleep_backward / 1e3, weight_s)
 
-    return make_gpt_runtime(
-        mesh,
+    gpt = GptPipeline(
         settings.plan,
         settings.model,
         settings.layer_partition,
         options.microbatch_size,
-        settings.wiring,
-        observer.recorder,
         wrap,
         options.recompute_microbatches_beyond,
-        parallel,
     )
+    return make_gpt_runtime(mesh, gpt, settings.wiring, observer.recorder, parallel)
 
 
 def _make_clipped(

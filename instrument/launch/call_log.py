@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from instrument.adapters.calls import SETUP, UNSEEN, Call, CallGroup
+from instrument.adapters.calls import SETUP, UNHOOKED, Call, CallGroup
 
 MAGIC = b"PPTCALLS"
 VERSION = 2
@@ -53,7 +53,7 @@ KINDS = (
     "scatter",
     "barrier",
     SETUP,
-    UNSEEN,
+    UNHOOKED,
 )
 CLASSES = ("collective", "send", "recv")
 POSTED, RETURNED, WAITING, COMPLETED, FAILED = range(1, 6)

@@ -81,7 +81,7 @@ def read_call_log(path: Path, rank: int) -> LoggedCalls | None:
     if version != VERSION:
         return None
     groups = _read_groups(content[TEXTS_AT : TEXTS_AT + texts_end])
-    rows = [CALL.unpack_from(content, CALLS_AT + place * CALL.size) for place in range(NUM_CALLS)]
+    rows = [CALL.unpack_from(content, CALLS_AT + index * CALL.size) for index in range(NUM_CALLS)]
     ordered = sorted((row for row in rows if row[0] and row[7] < len(groups)), key=lambda row: row[0])
     calls = tuple(_call(row, groups) for row in ordered)
     durations = tuple(row[6] - row[3] for row in ordered if row[9] == COMPLETED)
@@ -90,7 +90,7 @@ def read_call_log(path: Path, rank: int) -> LoggedCalls | None:
 
 def _read_groups(texts: bytes) -> list[tuple[Group, bool]]:
     """The groups in their order, and whether a device runs their calls."""
-    found: list[tuple[Group, bool]] = []
+    groups: list[tuple[Group, bool]] = []
     for line in texts.splitlines():
         try:
             fields: dict[str, Any] = json.loads(line)
@@ -99,8 +99,8 @@ def _read_groups(texts: bytes) -> list[tuple[Group, bool]]:
         ranks = tuple(rank for first, count in fields["ranks"] for rank in range(first, first + count))
         named = fields["description"] if fields["description"] != "undefined" else ""
         label = named or fields["axis"] or fields["name"]
-        found.append((Group(fields["name"], ranks, label), bool(fields["on_device"])))
-    return found
+        groups.append((Group(fields["name"], ranks, label), bool(fields["on_device"])))
+    return groups
 
 
 def _call(row: Sequence[int], groups: Sequence[tuple[Group, bool]]) -> Call:
@@ -133,8 +133,8 @@ def _read_streams(
     content: bytes, num_streams: int, groups: Sequence[tuple[Group, bool]], rank: int
 ) -> dict[Stream, int]:
     made: dict[Stream, int] = {}
-    for place in range(num_streams):
-        group_index, kind, peer, tag, count = STREAM.unpack_from(content, STREAMS_AT + place * STREAM.size)
+    for index in range(num_streams):
+        group_index, kind, peer, tag, count = STREAM.unpack_from(content, STREAMS_AT + index * STREAM.size)
         if group_index >= len(groups):
             continue
         group = groups[group_index][0]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from instrument.adapters.calls import SETUP, UNSEEN
+from instrument.adapters.calls import SETUP, UNHOOKED
 from instrument.launch.call_log import call_log_path
 from instrument.launch.call_log_read import LoggedCalls, read_call_log, read_last_event, read_motion
 from instrument.launch.record import counter_path, read_counter
@@ -95,7 +95,7 @@ class HangWatch:
             alive = Presence.GONE if rank in ends else Presence.ALIVE
             note = ends[rank].text.partition(";")[0] if rank in ends else ""
             calls = waiting if rank in setting_up else ()
-            known.append(RankCalls(rank, calls, alive if is_here else Presence.UNSEEN, note=note))
+            known.append(RankCalls(rank, calls, alive if is_here else Presence.UNKNOWN, note=note))
         return diagnose(known)
 
     def calls_at_end(self, dead: Collection[int]) -> list[RankCalls]:
@@ -137,7 +137,7 @@ class HangWatch:
         known: list[RankCalls] = []
         for local, rank in self._ranks.items():
             log = logs.get(local)
-            seen = Presence.ALIVE if log is not None else Presence.UNSEEN
+            seen = Presence.ALIVE if log is not None else Presence.UNKNOWN
             presence = Presence.GONE if rank in ends else seen
             calls = tuple(calls_of(log)) if log is not None else ()
             made = log.num_made if log is not None else {}
@@ -145,7 +145,7 @@ class HangWatch:
             known.append(RankCalls(rank, calls, presence, made, note))
         here = set(self._ranks.values())
         elsewhere = [rank for rank in range(self._world_size) if rank not in here]
-        return [*known, *(RankCalls(rank, presence=Presence.UNSEEN) for rank in elsewhere)]
+        return [*known, *(RankCalls(rank, presence=Presence.UNKNOWN) for rank in elsewhere)]
 
 
 def _without_met(logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> dict[int, LoggedCalls]:
@@ -166,14 +166,14 @@ def _without_met(logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> d
         local: replace(
             log,
             calls=tuple(
-                replace(call, state=state_of(call, log)) if call.kind == UNSEEN else call for call in log.calls
+                replace(call, state=state_of(call, log)) if call.kind == UNHOOKED else call for call in log.calls
             ),
         )
         for local, log in logs.items()
     }
 
 
-def with_places(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
+def with_locations(diagnosis: Diagnosis, where: Mapping[int, str]) -> Diagnosis:
     """The diagnosis with where each rank is, by global rank."""
     ranks = {rank: replace(known, where=where.get(rank, "")) for rank, known in diagnosis.ranks.items()}
     return replace(diagnosis, ranks=ranks)
@@ -212,7 +212,7 @@ def _with_failed(log: LoggedCalls) -> Sequence[Call]:
 
 def _last_failed(log: LoggedCalls) -> Call | None:
     """The call that the rank made last, if it failed. What C++ posted may have been noticed only later."""
-    made = [call for call in log.calls if call.kind != UNSEEN or call.state is CallState.FAILED]
+    made = [call for call in log.calls if call.kind != UNHOOKED or call.state is CallState.FAILED]
     return made[-1] if made and made[-1].state is CallState.FAILED else None
 
 

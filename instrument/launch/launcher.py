@@ -182,8 +182,8 @@ def describe_ranks(result: RunResult) -> list[str]:
         if record.state is not State.OK:
             count = record.steps_seen
             kept = "its trace is kept" if record.trace else "no trace"
-            told = record.rank == result.cause and errors.count(record.error) == 1
-            reason = f": {_brief(record.error)}" if record.error and not told else ""
+            is_in_cause = record.rank == result.cause and errors.count(record.error) == 1
+            reason = f": {_brief(record.error)}" if record.error and not is_in_cause else ""
             story = f" {record.state}{reason} ({count} {'step' if count == 1 else 'steps'}; {kept})"
             same.setdefault(story, []).append(record.rank)
         elif record.note:

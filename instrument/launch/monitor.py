@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
+from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
 from instrument.launch.motion import Stacks, Usage, describe_rank, read_usage
 from instrument.launch.options import RunOptions
 from instrument.launch.output import RankPipes, Terminal
@@ -220,8 +220,8 @@ class Monitor:
             self._hangs.note_progress()
             self._usage = {}
             return
-        told = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
-        self._end_hung(diagnosis, self._usage, told)
+        line = f"no progress for --hang-timeout {limit:g} s, and ranks wait; the run is ended; where each rank is:"
+        self._end_hung(diagnosis, self._usage, line)
 
     def _ended(self) -> set[int]:
         """The local ranks whose script is over, also where their processes still take time to end."""
@@ -254,7 +254,7 @@ class Monitor:
         setting_up = [self._pipes.ranks[local] for local, stack in stacks.items() if is_setting_up(stack)]
         if diagnosis.hang is None and setting_up:
             diagnosis = self._hangs.diagnose_setup(self._ends(self._ended()), setting_up)
-        self._show_verdict(with_places(diagnosis, where))
+        self._show_verdict(with_locations(diagnosis, where))
         self._terminal.err(f"pptrace: {reason}")
         self._show_stacks(stacks)
         if not self._stopped.is_set():  # else torch's launcher has returned
@@ -319,7 +319,7 @@ class Monitor:
                 self._terminal.err(f"      {frame.path}:{frame.line} {frame.function}")
 
     def _hasten(self) -> None:
-        """End ranks that were told to end and do not."""
+        """End ranks that were asked to end and do not."""
         now = time.monotonic()
         for record in self._records.values():
             late = record.failed_at_ns is not None and time.time_ns() - record.failed_at_ns > _GRACE_S * 1e9

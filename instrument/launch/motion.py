@@ -50,12 +50,12 @@ def read_usage(pid: int) -> Usage:
 
 def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) -> str:
     """Where a rank outside of communication is, and what it does there."""
-    place = describe_wait(stack)
+    location = describe_wait(stack)
     if usage.is_stopped:
-        doing = f"stopped by a signal ({place})"
+        doing = f"stopped by a signal ({location})"
     else:
         busy = before is not None and usage.is_busy(before)
-        doing = f"{'computing' if busy else 'asleep'} {place if stack else f'({place})'}"
+        doing = f"{'computing' if busy else 'asleep'} {location if stack else f'({location})'}"
     return f"{doing}, outside of any communication call"
 
 

@@ -154,18 +154,18 @@ def _handled(handler: Any) -> Iterator[None]:
 def _with_report(result: RunResult, options: RunOptions, nsys: str) -> RunResult:
     """The result with the node's file as the trace of each rank that recorded, also in run.json."""
     facts = [_take_facts(options.run_dir / record.trace) for record in result.ranks if record.trace is not None]
-    found, lost = None, "nsys wrote no report; its own lines say why"
+    report, lost = None, "nsys wrote no report; its own lines say why"
     try:
-        found = exported_report(nsys, options.run_dir / report_stem(options))
+        report = exported_report(nsys, options.run_dir / report_stem(options))
     except TraceError as err:
         lost = str(err)
-    if found is not None:
-        add_facts(found, [(int(item["pid"]), item["facts"]) for item in facts if item is not None])
+    if report is not None:
+        add_facts(report, [(int(item["pid"]), item["facts"]) for item in facts if item is not None])
 
     def settled(record: RankRecord) -> RankRecord:
         if record.trace is None:
             return record
-        return replace(record, trace=found.name) if found else replace(record, trace=None, note=record.note or lost)
+        return replace(record, trace=report.name) if report else replace(record, trace=None, note=record.note or lost)
 
     ranks = tuple(map(settled, result.ranks))
     _rewrite_run_file(options, ranks)

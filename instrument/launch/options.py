@@ -113,10 +113,10 @@ def _check_module(name: str) -> None:
     if (Path(parent).is_dir() or Path(f"{parent}.py").is_file()) and "." not in name:
         return  # found in the current directory, where the ranks look first
     try:
-        found = importlib.util.find_spec(parent) is not None or Path(parent).is_dir()
+        is_present = importlib.util.find_spec(parent) is not None or Path(parent).is_dir()
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        is_present = False
+    if not is_present:
         raise UsageError(f"-m {name}: there is no such module here or among the installed packages")
 
 

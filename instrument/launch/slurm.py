@@ -19,7 +19,7 @@ def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_PROCID" not in environ or "SLURM_NTASKS" not in environ:
         return {}
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
-    found = {
+    variables = {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"],
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
@@ -27,7 +27,7 @@ def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": first_host(nodes) or "127.0.0.1",
         "MASTER_PORT": str(_port(environ)),
     }
-    return {name: value for name, value in found.items() if name not in environ}
+    return {name: value for name, value in variables.items() if name not in environ}
 
 
 def first_host(nodelist: str) -> str:

@@ -34,7 +34,7 @@ from pptrace.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessInfo:
     """Where in the run this process stands."""
 
     rank: int
@@ -51,7 +51,7 @@ class TracedSession(Session):
 
     def __init__(
         self,
-        place: Place,
+        process: ProcessInfo,
         window: StepWindow,
         profiler: Profiler | None,
         writer: RecordWriter,
@@ -62,7 +62,7 @@ class TracedSession(Session):
         agreed: AgreedStart | None = None,
     ) -> None:
         super().__init__(Recorder(lambda: profiler is not None and profiler.takes_annotations))
-        self._place = place
+        self._process = process
         self._window = window
         self._profiler = profiler
         self._writer = writer
@@ -78,7 +78,7 @@ class TracedSession(Session):
         self._saving = threading.Lock()
         self._with_hooks = with_hooks
         self._logs = logs
-        self._agreed = agreed if place.world_size > 1 and not window.whole_run else None
+        self._agreed = agreed if process.world_size > 1 and not window.whole_run else None
         """Only the profiler of torch records twice; nothing is agreed on where every step is recorded."""
         self._agreed_step: int | None = None
         """The step that was agreed on last, from which on this rank has recorded."""
@@ -96,7 +96,7 @@ class TracedSession(Session):
             self._hooks = OptimizerSteps(self)
             self._adapters = Adapters(self, [MessageWatch(self._hooks.look)], self._logs)
         if isinstance(self._profiler, TraceProfiler):
-            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._place.rank)
+            self._script_trace = ScriptTrace(self._profiler.path.parent / "script_profiler", self._process.rank)
             self._script_profilers = ScriptProfilers(self._yield_to_script, self._script_trace.keep)
         marking.register(UserMarks(self).open)
         self._processes.watch()
@@ -167,11 +167,11 @@ class TracedSession(Session):
     def begin_step(self) -> None:
         profiler = self._profiler
         if profiler is not None and not self._is_script_profiling and not self._record_as_agreed(profiler):
-            self._record_as_asked(profiler)
+            self._record_as_configured(profiler)
         self._passes = 0
         super().begin_step()
 
-    def _record_as_asked(self, profiler: Profiler) -> None:
+    def _record_as_configured(self, profiler: Profiler) -> None:
         if self._started is not None:
             return
         if self.num_steps > self._window.first and self._agreed is not None and self._script_profilers is not None:
@@ -312,10 +312,10 @@ class TracedSession(Session):
         }
         return {
             "schema": TRACE_SCHEMA,
-            "rank": self._place.rank,
-            "local_rank": self._place.local_rank,
-            "world_size": self._place.world_size,
-            "host": self._place.host,
+            "rank": self._process.rank,
+            "local_rank": self._process.local_rank,
+            "world_size": self._process.world_size,
+            "host": self._process.host,
             "versions": facts["versions"],
             "mesh": facts.get("mesh"),
             "pp_ranks": facts.get("pp_ranks"),

@@ -184,17 +184,17 @@ class Rank:
         from instrument import session
         from instrument.launch.call_log import CallLog, call_log_path
         from instrument.launch.python_motion import PythonMotion
-        from instrument.launch.traced import Place, TracedSession
+        from instrument.launch.traced import ProcessInfo, TracedSession
 
         record = self._writer.record
         config = self._config
         profiler = self._make_profiler()
-        place = Place(record.rank, record.local_rank, self._world_size, record.host)
+        process = ProcessInfo(record.rank, record.local_rank, self._world_size, record.host)
         counter = StepCounter(config.control_dir, record.local_rank)
         writer, hold = self._writer, self._ending.hold
         calls = CallLog(call_log_path(config.control_dir, record.local_rank))
         traced = TracedSession(
-            place,
+            process,
             config.window,
             profiler,
             writer,

@@ -15,7 +15,7 @@ from instrument.mesh import Mesh, MeshShape
 from instrument.models.gpt import GptConfig, GptStage, cross_entropy, make_stages, tied_weight
 from instrument.models.parallel import Parallel, ParallelOptions, make_parallel
 from instrument.optim.buckets import BUCKET_BYTES
-from instrument.optim.gradient_sync import GradientSync
+from instrument.optim.gradient_sync import Averaging, GradientSync
 from instrument.optim.main_parameters import Zero, accumulate_in
 from instrument.pipeline.order import Posting
 from instrument.pipeline.outstanding import recomputed_cells
@@ -49,19 +49,13 @@ class Wiring:
     zero: Zero = Zero.NONE
 
 
-def make_gpt_runtime(
-    mesh: Mesh,
-    plan: Plan,
-    config: GptConfig,
-    layer_partition: Sequence[Sequence[int]],
-    microbatch_size: int,
-    wiring: Wiring,
-    recorder: Recorder,
-    wrap: Callable[[GptStage], nn.Module] = lambda stage: stage,
-    num_unrecomputed: int | None = None,
-    parallel: Parallel | None = None,
-) -> PipelineRuntime:
-    """Make this rank's runtime.
+def _as_it_is(stage: GptStage) -> nn.Module:
+    return stage
+
+
+@dataclass(frozen=True, slots=True)
+class GptPipeline:
+    """A GPT, and how a pipeline runs it.
 
     Args:
         plan: lowered.
@@ -71,45 +65,55 @@ def make_gpt_runtime(
         wrap: wraps each stage's module, to extend it.
         num_unrecomputed: outstanding microbatches that recompute by ``config.recompute`` while all others do fully
             (:func:`instrument.pipeline.outstanding.recomputed_cells`); None: all by ``config.recompute``.
+    """
+
+    plan: Plan
+    config: GptConfig
+    layer_partition: Sequence[Sequence[int]]
+    microbatch_size: int
+    wrap: Callable[[GptStage], nn.Module] = _as_it_is
+    num_unrecomputed: int | None = None
+
+
+def make_gpt_runtime(
+    mesh: Mesh, gpt: GptPipeline, wiring: Wiring, recorder: Recorder, parallel: Parallel | None = None
+) -> PipelineRuntime:
+    """Make this rank's runtime.
+
+    Args:
         parallel: this rank's share of the layers; None: made from ``wiring.parallel``, by every rank of the world.
 
     Raises:
         UsageError: a tied embedding whose two ends are neither on one rank nor on the first and the last, or a plan
             with copies of its stages on a mesh without mirror groups, or what :func:`check_zero` refuses.
     """
+    plan, config = gpt.plan, gpt.config
     _check(mesh, plan, config, wiring)
     parallel = parallel or make_parallel(mesh, wiring.parallel, recorder, wiring.route, config.seed)
-    stages = _make_stages(mesh, plan, config, layer_partition, parallel, wiring.device)
+    stages = _make_stages(mesh, gpt, parallel, wiring.device)
     tagged = dist.get_backend(mesh.groups[Axis.PP]) == "gloo"
     posting = Posting(wiring.prefetch_depth, wiring.mode is Mode.BLOCKING, tagged)
-    message = (microbatch_size, parallel.activation_length(config.sequence), config.hidden)
+    message = (gpt.microbatch_size, parallel.activation_length(config.sequence), config.hidden)
     spec = TensorSpec(None if wiring.negotiated else message, config.dtype, wiring.device)
     communicator = Communicator(mesh, plan, spec, make_transport(mesh, wiring.mode, wiring.route), recorder, posting)
     gradients = _gradient_sync(mesh, stages, config.tied, parallel, wiring, recorder)
-    modules = {stage: wrap(module) for stage, module in stages.items()}
+    modules = {stage: gpt.wrap(module) for stage, module in stages.items()}
     recomputed = frozenset[Cell]()
-    if num_unrecomputed is not None:
-        recomputed = recomputed_cells(plan, mesh.pp_rank, num_unrecomputed)
+    if gpt.num_unrecomputed is not None:
+        recomputed = recomputed_cells(plan, mesh.pp_rank, gpt.num_unrecomputed)
     loss = partial(cross_entropy, group=parallel.region.group)
     pass_key = config.dropout > 0
     program = RankProgram(plan, mesh.pp_rank, modules, loss, communicator, recorder, recomputed, pass_key)
     return PipelineRuntime(program, gradients, posting)
 
 
-def _make_stages(
-    mesh: Mesh,
-    plan: Plan,
-    config: GptConfig,
-    layer_partition: Sequence[Sequence[int]],
-    parallel: Parallel,
-    device: torch.device,
-) -> dict[int, GptStage]:
+def _make_stages(mesh: Mesh, gpt: GptPipeline, parallel: Parallel, device: torch.device) -> dict[int, GptStage]:
     """The modules of this rank's stages, by the plan's stage, on the device.
 
     They are in the model's order, which the ranks of a mirrored pair share: their gradients are summed one by one.
     """
-    plan_stage = {plan.model_stage(stage): stage for stage in plan.stages_of(mesh.pp_rank)}
-    made = make_stages(config, layer_partition, sorted(plan_stage), parallel)
+    plan_stage = {gpt.plan.model_stage(stage): stage for stage in gpt.plan.stages_of(mesh.pp_rank)}
+    made = make_stages(gpt.config, gpt.layer_partition, sorted(plan_stage), parallel)
     return {plan_stage[model_stage]: module.to(device) for model_stage, module in made.items()}
 
 
@@ -145,8 +149,8 @@ def _gradient_sync(
         for module in stages.values():
             accumulate_in(module.parameters(), torch.float32)
     tied = tied_weight(stages) if is_tied else None  # after the sharding, which replaces the parameters
-    group, route, size = parallel.region.group, wiring.route, wiring.bucket_bytes
-    return GradientSync(mesh, stages, tied, group, route, size, wiring.zero, fully_sharded)
+    averaging = Averaging(wiring.route, wiring.bucket_bytes, wiring.zero, fully_sharded)
+    return GradientSync(mesh, stages, tied, parallel.region.group, averaging)
 
 
 def check_zero(zero: Zero, shape: MeshShape, plan: Plan, config: GptConfig) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from instrument.optim.adamw import AdamW
 from instrument.optim.control_channel import ControlChannel
 from instrument.recorder import Recorder
-from instrument.route import host_copy, wait_for_copies
+from instrument.route import copy_to_host
 from pptrace.errors import UsageError
 from pptrace.marks import SpanKind
 
@@ -209,9 +209,7 @@ def sum_of_squares(gradients: Sequence[Tensor]) -> float:
     total = torch.stack(norms).square().sum()
     if not total.is_cuda:
         return total.item()
-    host = host_copy(total)
-    wait_for_copies(total.device)
-    return host.item()
+    return copy_to_host([total])[0].item()
 
 
 def _update(optimizer: AdamW, factor: float | None) -> None:

@@ -48,6 +48,23 @@ def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, .
     return finishing
 
 
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """How gradients are averaged over the replicas: dp × cp.
+
+    Args:
+        route: of all axes but tp.
+        bucket_bytes: how much is averaged by one call.
+        zero: what is sharded over the replicas.
+        fully_sharded: the stages, where ``zero`` shards gradients or parameters.
+    """
+
+    route: Route = Route.DIRECT
+    bucket_bytes: int = BUCKET_BYTES
+    zero: Zero = Zero.NONE
+    fully_sharded: FullySharded | None = None
+
+
 class GradientSync:
     """Averages gradients over dp × cp and sums parts of one gradient: over tp those of norms under SP and of copied KV
     heads, over the first and last stage those of a tied embedding, over mirrored ranks (DualPipe) those of whole stages.
@@ -62,10 +79,6 @@ class GradientSync:
         stages: stage → module, in an order that all ranks share that hold copies of them.
         tied: this rank's copy of a tied embedding whose other end is on another rank, if it has one.
         tensor_group: the axis tp.
-        route: of the other axes.
-        bucket_bytes: how much is averaged by one call.
-        zero: what is sharded over the replicas.
-        fully_sharded: the stages, where ``zero`` shards gradients or parameters.
     """
 
     def __init__(
@@ -74,11 +87,9 @@ class GradientSync:
         stages: Mapping[int, nn.Module],
         tied: nn.Parameter | None,
         tensor_group: AxisGroup,
-        route: Route = Route.DIRECT,
-        bucket_bytes: int = BUCKET_BYTES,
-        zero: Zero = Zero.NONE,
-        fully_sharded: FullySharded | None = None,
+        averaging: Averaging,
     ) -> None:
+        route, zero, fully_sharded = averaging.route, averaging.zero, averaging.fully_sharded
         modules = list(stages.values())
         self._recorder = recorder = tensor_group.recorder
         self._tied = tied
@@ -96,9 +107,9 @@ class GradientSync:
         self._fully_sharded = fully_sharded
         self.sharded = zero is not Zero.NONE
         multiple = self._replicas.size if zero is Zero.OPTIMIZER else 1
-        early_buckets = list(make_buckets(early, bucket_bytes, multiple))
+        early_buckets = list(make_buckets(early, averaging.bucket_bytes, multiple))
         last = [parameter for parameter in parameters if id(parameter) in late]
-        self._late_buckets = list(make_buckets(last, bucket_bytes, multiple))
+        self._late_buckets = list(make_buckets(last, averaging.bucket_bytes, multiple))
         buckets = [*early_buckets, *self._late_buckets]
         self._shards = Shards(buckets, self._replicas) if zero is Zero.OPTIMIZER else None
         self._mean: Mean = self._shards or WholeMean(self._replicas)

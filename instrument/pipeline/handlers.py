@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from instrument.pipeline.ledger import ForwardState
+from instrument.pipeline.microbatch_buffers import ForwardState
 from instrument.pipeline.p2p import Cell, Message
 from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError

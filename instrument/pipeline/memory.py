@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from instrument.backward_split.split import WeightWork
 from instrument.data.text import Batch
-from instrument.pipeline.ledger import ForwardState, MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import ForwardState, MicrobatchBuffers
 from instrument.pipeline.outstanding import Outstanding, outstanding
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime

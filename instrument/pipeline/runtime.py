@@ -19,7 +19,7 @@ from instrument.data.text import Batch
 from instrument.optim.clipping import ClippedOptimizer
 from instrument.optim.gradient_sync import GradientSync, finishing_actions
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
-from instrument.pipeline.ledger import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.order import Posting, arrange
 from instrument.pipeline.speculation import prefix_lengths
 from instrument.pipeline.step import Handler, RankProgram, StepRun

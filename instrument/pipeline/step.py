@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from instrument.backward_split.split import WeightQueue, attach
 from instrument.data.text import Batch
-from instrument.pipeline.ledger import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Arrival, Cell, Communicator
 from instrument.recorder import Recorder
 from instrument.sequence.dropout import MicrobatchKey

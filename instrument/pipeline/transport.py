@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from instrument.mesh import Mesh
-from instrument.route import Route, host_copy, wait_for_copies
+from instrument.route import Route, copy_to_device, copy_to_host, host_buffer
 from pptrace.marks import Axis
 
 
@@ -65,8 +65,7 @@ class _Staged:
     device: torch.device
 
     def wait(self) -> Tensor:
-        # The allocator of pinned memory does not reuse the buffer before this copy's stream has passed it.
-        return self.posted.wait().to(self.device, non_blocking=True)
+        return copy_to_device(self.posted.wait(), self.device)
 
 
 class Wire:
@@ -153,19 +152,15 @@ class HostStagedTransport:
         self._wire = wire
 
     def post(self, parcels: Sequence[Parcel]) -> Sequence[Pending]:
-        staged = [Parcel(self._host_copy(parcel), parcel.pp_rank, parcel.sending, parcel.tag) for parcel in parcels]
-        for device in {parcel.tensor.device for parcel in parcels if parcel.sending}:
-            wait_for_copies(device)
+        copies = iter(copy_to_host([parcel.tensor for parcel in parcels if parcel.sending]))
+        staged = [
+            replace(parcel, tensor=next(copies) if parcel.sending else host_buffer(parcel.tensor.shape, parcel.tensor))
+            for parcel in parcels
+        ]
         return [
             posted if parcel.sending else _Staged(posted, parcel.tensor.device)
             for parcel, posted in zip(parcels, self._wire.post(staged), strict=True)
         ]
-
-    @staticmethod
-    def _host_copy(parcel: Parcel) -> Tensor:
-        if parcel.sending:
-            return host_copy(parcel.tensor)
-        return torch.empty_like(parcel.tensor, device="cpu", pin_memory=parcel.tensor.is_cuda)
 
 
 class Transport(Protocol):

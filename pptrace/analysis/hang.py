@@ -99,7 +99,7 @@ def _ranks(dumped: DumpedRanks) -> Iterator[RankCalls]:
         yield RankCalls(dump.rank, calls, num_made=_num_made(dump, world), where=where)
     for rank, why in dumped.unreadable.items():
         yield RankCalls(rank, presence=Presence.EMPTY, note=why)
-    absent = Presence.EMPTY if is_enough else Presence.UNSEEN
+    absent = Presence.EMPTY if is_enough else Presence.UNKNOWN
     for rank in sorted(world - known - dumped.unreadable.keys()):
         yield RankCalls(rank, presence=absent, note="there is no dump of it")
 

@@ -20,7 +20,7 @@ from pptrace.workflow.find_hang import HangResult, find_hang
 class HangReport:
     """What :func:`hang` returns; printed, it is what ``pptrace hang`` prints."""
 
-    found: HangResult
+    result: HangResult
 
     @property
     def verdict(self) -> str | None:
@@ -40,17 +40,17 @@ class HangReport:
     @property
     def seen_ranks(self) -> tuple[int, ...]:
         """The ranks of which the inputs say something."""
-        return self.found.ranks
+        return self.result.ranks
 
     @property
     def reason(self) -> str:
         """Why there is no verdict; "" where there is one."""
-        return self.found.reason
+        return self.result.reason
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Lines about files that could not be read."""
-        return self.found.warnings
+        return self.result.warnings
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -77,14 +77,14 @@ class HangReport:
         Raises:
             PptraceError: the file cannot be written.
         """
-        return text_or_file(dump(hang_object(self.found)), path)
+        return text_or_file(dump(hang_object(self.result)), path)
 
     @property
     def _hang(self) -> Mapping[str, Any] | None:
-        return self.found.hang
+        return self.result.hang
 
     def __str__(self) -> str:
-        return hang_text(self.found)
+        return hang_text(self.result)
 
     def __repr__(self) -> str:
         return f"<pptrace.HangReport: {str(self).splitlines()[0]}>"

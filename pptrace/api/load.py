@@ -43,4 +43,5 @@ def load(
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs is {jobs}; expected at least 1, or None for one per core")
-    return Run(load_analysis(as_paths(paths), schedule, step, jobs, progress, cache))
+    on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
+    return Run(load_analysis(as_paths(paths), schedule, step, jobs, on_progress, cache))

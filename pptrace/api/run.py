@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pandas as pd
 
 from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, without_categories
@@ -22,7 +23,7 @@ FigureKind = Literal["timeline", "waterfall", "overview"]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Run(Exports):
     """What :func:`pptrace.load` returns. A notebook shows it as a summary: figures of the typical step, findings, steps.
 
     Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,
@@ -120,33 +121,15 @@ class Run:
             raise UsageError(f"{wanted}; {f'the report has {present}' if present else 'report.warnings says why'}")
         return chosen
 
-    @overload
-    def to_json(self, path: None = None, *, ops: bool = False) -> str: ...
-    @overload
-    def to_json(self, path: FilePath, *, ops: bool = False) -> None: ...
-    def to_json(self, path: FilePath | None = None, *, ops: bool = False) -> str | None:
-        """The JSON report (``pptrace.report/1``) as text, or written to a file; with ``ops``, every op of each rank and step.
+    def _json_object(self, with_ops: bool) -> dict[str, Any]:
+        from pptrace.report.to_json import report_object
 
-        Raises:
-            PptraceError: the file cannot be written.
-        """
-        from pptrace.report.to_json import dump, report_object
+        return report_object(self.report, with_ops)
 
-        return text_or_file(dump(report_object(self.report, ops)), path)
-
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: FilePath) -> None: ...
-    def to_html(self, path: FilePath | None = None) -> str | None:
-        """The page of ``pptrace analyze --html`` as text, or written to a file: one file that loads nothing from elsewhere.
-
-        Raises:
-            PptraceError: the file cannot be written.
-        """
+    def _page(self) -> str:
         from pptrace.report.html import report_page
 
-        return text_or_file(report_page(self.analysis), path)
+        return report_page(self.analysis)
 
     @overload
     def to_perfetto(self, path: None = None) -> str: ...

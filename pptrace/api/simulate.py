@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import pandas as pd
 
+from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import UsageError
 from pptrace.schedule import registry
@@ -30,7 +31,7 @@ _MOST_MS = 1e9
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedStep:
+class SimulatedStep(Exports):
     """What :func:`simulate` returns: one step of a schedule. Time starts at 0 with the first action."""
 
     simulation: Simulation
@@ -80,33 +81,15 @@ class SimulatedStep:
 
         return timeline(self.ops, extent_ns=extent_ns)
 
-    @overload
-    def to_json(self, path: None = None, *, ops: bool = False) -> str: ...
-    @overload
-    def to_json(self, path: FilePath, *, ops: bool = False) -> None: ...
-    def to_json(self, path: FilePath | None = None, *, ops: bool = False) -> str | None:
-        """JSON (``pptrace.simulation/1``) as text, or written to a file; with ``ops``, every action of each rank.
+    def _json_object(self, with_ops: bool) -> dict[str, Any]:
+        from pptrace.report.to_json import simulation_object
 
-        Raises:
-            PptraceError: the file cannot be written.
-        """
-        from pptrace.report.to_json import dump, simulation_object
+        return simulation_object(self.simulation, with_ops)
 
-        return text_or_file(dump(simulation_object(self.simulation, ops)), path)
-
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: FilePath) -> None: ...
-    def to_html(self, path: FilePath | None = None) -> str | None:
-        """A page with figures and picture as text, or written to a file: one file that loads nothing from elsewhere.
-
-        Raises:
-            PptraceError: the file cannot be written.
-        """
+    def _page(self) -> str:
         from pptrace.report.html import simulation_page
 
-        return text_or_file(simulation_page(self.simulation), path)
+        return simulation_page(self.simulation)
 
     @overload
     def to_csv(self, path: None = None) -> str: ...

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from pptrace.analysis.result import Report
-from pptrace.api.load import load
 from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
+from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
-from pptrace.ingest import Progress
+from pptrace.workflow.load import load
 
 
 @click.command(name="analyze")
@@ -70,14 +70,9 @@ class AnalyzeOptions:
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
-    run = load(
-        paths,
-        schedule=options.schedule,
-        step=options.step,
-        jobs=options.jobs,
-        progress=_progress(),
-        cache=not options.no_cache,
-    )
+    with reading_bar() as on_progress:
+        analysis = load(paths, options.schedule, options.step, options.jobs, on_progress, cache=not options.no_cache)
+    run = Run(analysis)
     try:
         if options.csv_dir is not None:
             _write_tables(run, options.csv_dir)
@@ -106,7 +101,9 @@ def analyze_and_print(paths: Sequence[Path]) -> None:
     Raises:
         PptraceError: nothing can be analysed.
     """
-    _print(load(paths, jobs=None, progress=_progress()).report)
+    with reading_bar() as on_progress:
+        analysis = load(paths, jobs=None, on_progress=on_progress)
+    _print(analysis.report)
 
 
 def _print(report: Report, show_all: bool = False) -> None:
@@ -118,21 +115,3 @@ def _print(report: Report, show_all: bool = False) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     print_report(report, console, Amount.WHOLE if show_all else Amount.BRIEF)
-
-
-def _progress() -> Progress | None:
-    """A callback that writes the progress of reading on one line of a terminal; None where stderr is none."""
-    if not sys.stderr.isatty():
-        return None
-    shown = ""
-
-    def show(done: float, total: int) -> None:
-        nonlocal shown
-        line = f"read {int(done)} of {total} traces" if total > 1 else "read the trace"
-        line += f", {done / total:.0%}"
-        if line != shown:
-            sys.stderr.write(line + ("\n" if done == total else "\r"))  # an error's line would overwrite it
-            sys.stderr.flush()
-        shown = line
-
-    return show

@@ -35,7 +35,7 @@ class Presence(StrEnum):
     ALIVE = "alive"
     GONE = "gone"  # the process has ended, cleanly or not
     EMPTY = "empty"  # it left a dump without calls, one that cannot be read, or none
-    UNSEEN = "unseen"  # on another node, without data here
+    UNKNOWN = "unseen"  # on another node, without data here
 
 
 @dataclass(frozen=True, slots=True)

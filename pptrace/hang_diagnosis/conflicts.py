@@ -117,19 +117,19 @@ def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
     indices = [index for index, other in enumerate(calls) if other is call]
     if not indices:
         return None
-    place = indices[0]
-    signatures = [other.signature for other in calls[: place + 1]]
-    alike = {end: length for end in range(1, place) if (length := _num_alike(signatures, end, place))}
+    position = indices[0]
+    signatures = [other.signature for other in calls[: position + 1]]
+    alike = {end: length for end in range(1, position) if (length := _num_alike(signatures, end, position))}
     if not alike:
         return None
     longest = [end for end, length in alike.items() if length == max(alike.values())]
-    if any(signatures[end] == signatures[place] for end in longest):
+    if any(signatures[end] == signatures[position] for end in longest):
         return False
-    followed = max((length for end, length in alike.items() if signatures[end] == signatures[place]), default=0)
-    return followed < place - longest[-1]
+    followed = max((length for end, length in alike.items() if signatures[end] == signatures[position]), default=0)
+    return followed < position - longest[-1]
 
 
-def _num_alike(signatures: Sequence[Hashable], end: int, place: int) -> int:
+def _num_alike(signatures: Sequence[Hashable], end: int, position: int) -> int:
     """How many calls before two places are the same, counted up to a limit."""
     most = min(end, _LONGEST_CONTEXT)
-    return next((back for back in range(most) if signatures[end - 1 - back] != signatures[place - 1 - back]), most)
+    return next((back for back in range(most) if signatures[end - 1 - back] != signatures[position - 1 - back]), most)

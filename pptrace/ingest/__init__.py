@@ -2,15 +2,17 @@
 
 from pptrace.ingest.formats import FORMATS, Format, detect, read_file, read_trace
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs, open_inputs
-from pptrace.ingest.job.read_job import Progress, ReadFailure, ReadResult, read_each, read_traces
+from pptrace.ingest.job.read_job import ReadFailure, ReadResult, read_each, read_traces
+from pptrace.ingest.job.read_progress import JobProgress, OnProgress
 from pptrace.ingest.kineto.reader import read_kineto
 
 __all__ = [
     "FORMATS",
     "Format",
     "InputFile",
+    "JobProgress",
+    "OnProgress",
     "OpenedInputs",
-    "Progress",
     "ReadFailure",
     "ReadResult",
     "detect",

@@ -35,13 +35,13 @@ _ARCHIVES = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
 }
-_TAR_PLACE, _TAR_MAGIC = 257, b"ustar"
+_TAR_OFFSET, _TAR_MAGIC = 257, b"ustar"
 _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNanoseconds)"\s*:|"ph"\s*:\s*"')
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a file may be read: on how many cores, and who is told what part of it has been (:func:`read_kineto`)."""
+    """How a file may be read: on how many cores, and what is called with the part that has been read (:func:`read_kineto`)."""
 
     cores: int = 1
     on_progress: ReadProgress | None = None
@@ -219,7 +219,7 @@ def _without(paths: Iterable[Path], related: Callable[[Format], Callable[[Path],
 
 def archive_of(start: bytes) -> str | None:
     """The kind of archive, or of compression that is not read, that these (gunzipped) bytes begin; None for any other file."""
-    if start[_TAR_PLACE : _TAR_PLACE + len(_TAR_MAGIC)] == _TAR_MAGIC:
+    if start[_TAR_OFFSET : _TAR_OFFSET + len(_TAR_MAGIC)] == _TAR_MAGIC:
         return "tar"
     return next((kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)), None)
 

@@ -80,8 +80,8 @@ class MeshInfo:
         if axis == "embd":
             return (pipeline[0], pipeline[-1]) if pipeline and rank in (pipeline[0], pipeline[-1]) else None
         if axis == "mirror" and pipeline:
-            place = pipeline.index(rank)
-            return tuple(pipeline[index] for index in sorted((place, len(pipeline) - 1 - place)))
+            pp_rank = pipeline.index(rank)
+            return tuple(pipeline[index] for index in sorted((pp_rank, len(pipeline) - 1 - pp_rank)))
         if not set(names := axis.split("-")) <= set(MESH_ORDER):
             return None
         sizes = {name: getattr(self, name) or 1 for name in MESH_ORDER}

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.intervals import NestedIntervals
+
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -71,6 +73,15 @@ class Events:
         """End times of some rows, ns; computing only these saves memory: all ends of a large trace take as much as its starts."""
         ends: Int64 = self.start_ns[rows] + self.dur_ns[rows]
         return ends
+
+    def rows_by_thread(self, rows: npt.NDArray[np.intp]) -> dict[int, npt.NDArray[np.intp]]:
+        """Some rows by their thread, each in the order given."""
+        threads = self.thread[rows]
+        return {thread: rows[threads == thread] for thread in np.unique(threads).tolist()}
+
+    def intervals_of(self, rows: npt.NDArray[np.intp]) -> NestedIntervals:
+        """The times of some rows, which are in the order of the events."""
+        return NestedIntervals(self.start_ns[rows], self.ends_of(rows))
 
 
 SESSION = "session "

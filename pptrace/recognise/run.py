@@ -345,8 +345,8 @@ def _inferences(
 
     Args:
         ops, mesh: as labels and groups tell them.
-        placed: with what order told besides.
-        order: what was taken for the stages; "" where they are told.
+        placed: with what followed from the order of ops.
+        order: what was taken for the stages; "" where they are known.
         has_own_lines: whether lines of the ranks say how their ops were inferred.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS)]

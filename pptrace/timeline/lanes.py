@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.clock import Clock
-from pptrace.intervals import Int64, clip, length, lengths_within, merge, subtract, union
+from pptrace.intervals import Int64, NestedIntervals, clip, length, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
@@ -22,11 +22,12 @@ class Lane:
 
     ``compute`` is the union of its compute kernels or, without device events, of its F/B/I/W ops, or without these of its
     host's operators, minus the communication nested in them: a host range waits for what it calls, whereas what a table puts
-    on the device runs beside its device ops.
-    ``transfer`` is communication with all sides present; ``exposed`` is the part of it beside no compute
+    on the device is overlapped with its device ops.
+    ``transfer`` is communication with all sides present; ``exposed`` is the part of it that no compute overlaps
     during which the rank posted that transfer or waited for it: one that was posted ahead and has come before its reader
     asks for it is not exposed, and what else the rank waits for meanwhile is not its doing.
-    ``unknown`` is communication beside no compute whose other side is not in the traces: waiting or transfer, which is unknown.
+    ``unknown`` is communication that no compute overlaps and whose other side is not in the traces: waiting or
+    transfer, which is unknown.
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
@@ -119,9 +120,7 @@ def is_nested(comms: Slice, ops: Slice, is_table: bool) -> npt.NDArray[np.bool_]
     if not len(ops) or not len(comms):
         return np.zeros(len(comms), dtype=np.bool_)
     ordered = ops.sorted_by(("start_ns",))
-    index = np.searchsorted(ordered["start_ns"], comms["start_ns"], side="right") - 1
-    latest_end = np.maximum.accumulate(ordered["end_ns"])
-    inside: npt.NDArray[np.bool_] = (index >= 0) & (comms["end_ns"] <= latest_end[np.maximum(index, 0)])
+    inside = NestedIntervals(ordered["start_ns"], ordered["end_ns"]).cover(comms["start_ns"], comms["end_ns"])
     if is_table and (ops["clock"] == "device").all():
         inside &= comms["clock"] != "device"
     return inside

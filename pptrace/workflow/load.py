@@ -10,7 +10,7 @@ from typing import Any
 from pptrace.analysis.hang import diagnose_dumps, dump_paths, read_dumped_ranks
 from pptrace.analysis.verdict import with_verdict
 from pptrace.hang_diagnosis.words import as_json
-from pptrace.ingest import Progress, open_inputs, read_each
+from pptrace.ingest import OnProgress, open_inputs, read_each
 from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.flight_recorder.dump import read_dumps, sniff_flight
 from pptrace.ingest.flight_recorder.reader import DUMP_PRODUCER, NO_CALLS
@@ -28,7 +28,7 @@ def load(
     schedule: str | None = None,
     step: int | None = None,
     jobs: int | None = 1,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     cache: bool = True,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
@@ -41,7 +41,7 @@ def load(
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_each(inputs, recognise_trace, jobs, progress, RankStore() if cache else None)
+    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None)
     run = inputs.run or {}
     world_size = run.get("world_size")
     dumps, unreadable = read_dumps(inputs.dumps)

@@ -19,13 +19,13 @@ from tests.adapters.heard import HeardSession, alone_as
 
 
 @pytest.fixture
-def said() -> list[str]:
+def lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def hooks(said: list[str]) -> Iterator[Hooks]:
-    hooks = Hooks(said.append)
+def hooks(lines: list[str]) -> Iterator[Hooks]:
+    hooks = Hooks(lines.append)
     yield hooks
     hooks.remove()
 

@@ -24,13 +24,13 @@ WITH = "forward_backward_pipelining_with_interleaving"
 
 
 @pytest.fixture
-def said() -> list[str]:
+def lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def hooks(said: list[str]) -> Iterator[Hooks]:
-    hooks = Hooks(said.append)
+def hooks(lines: list[str]) -> Iterator[Hooks]:
+    hooks = Hooks(lines.append)
     yield hooks
     hooks.remove()
 
@@ -93,7 +93,7 @@ def test_what_runs_while_nobody_listens_still_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_an_error_in_the_script_leaves_no_range_open_and_the_next_pass_counts_anew(
-    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, lines: list[str]
 ) -> None:
     schedules, session = fake_megatron.install(monkeypatch), HeardSession()
 
@@ -110,7 +110,7 @@ def test_an_error_in_the_script_leaves_no_range_open_and_the_next_pass_counts_an
         session.recorder.marks.clear()
         run_pass(schedules, 4)
     assert session.words == fake_megatron.expected(2, 1, 4)
-    assert said == []
+    assert lines == []
 
 
 def test_shapes_that_are_sent_before_tensors_are_messages_without_a_microbatch(
@@ -201,7 +201,7 @@ def test_a_version_that_is_not_known_is_said_in_one_line(
 
 
 def test_a_hook_that_raises_takes_itself_out_and_the_pass_ends_as_without_it(
-    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, hooks: Hooks, lines: list[str]
 ) -> None:
     schedules, session = fake_megatron.install(monkeypatch), HeardSession()
     with alone_as(0, 2):
@@ -213,7 +213,7 @@ def test_a_hook_that_raises_takes_itself_out_and_the_pass_ends_as_without_it(
         monkeypatch.setattr(HeardSession, "describe_watched", broken)
         assert run_pass(schedules, 2) == ["loss"]
         assert run_pass(schedules, 2) == ["loss"]
-    assert said == [
+    assert lines == [
         f"the hook of {WITHOUT} raised RuntimeError: no disk; it is taken out, the script goes on without it"
     ]
     assert session.words == []

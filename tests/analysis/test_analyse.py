@@ -150,15 +150,15 @@ def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -
     for place, rank in ranks_of(analysis_of(recording).report, recording):
         transfers = recording.run.transfers(place)
         for kind in ("send", "recv"):
-            mine = [done for done in transfers if done.action.kind.is_send == (kind == "send")]
+            sent = [done for done in transfers if done.action.kind.is_send == (kind == "send")]
             found = [comm for comm in rank.comms if (comm.axis, comm.kind) == ("pp", kind)]
-            assert len(found) == (1 if mine else 0)
+            assert len(found) == (1 if sent else 0)
             for summary in found:
-                moved = sum(moved_until(recording, done) - done.met for done in mine)
-                assert (summary.count, summary.bytes) == (len(mine), BYTES * len(mine))
+                moved = sum(moved_until(recording, done) - done.met for done in sent)
+                assert (summary.count, summary.bytes) == (len(sent), BYTES * len(sent))
                 assert summary.wait_ns == summary.total_ns - moved
                 if moved:
-                    assert summary.algbw_gbps == pytest.approx(BYTES * len(mine) / moved)
+                    assert summary.algbw_gbps == pytest.approx(BYTES * len(sent) / moved)
                     assert summary.busbw_gbps == summary.algbw_gbps
                 else:
                     assert summary.algbw_gbps is None
@@ -348,15 +348,15 @@ def test_a_missing_rank_is_named_and_what_remains_is_analysed() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_rank_is_called_short_only_when_an_op_is_missing(name: str) -> None:
-    def told(traces: list[Trace]) -> list[str]:
+    def notes_of(traces: list[Trace]) -> list[str]:
         return [line for line in analyse(traces).report.warnings if "its trace has" in line]
 
     plan = build(name, 4, 8, SCHEDULES[name].default_chunks)
     traces = record(plan).traces()
-    assert told(traces) == []
+    assert notes_of(traces) == []
     lost = next(action for action in reversed(plan.ranks[2]) if action.kind in (Kind.B, Kind.I))
     traces[2] = renamed(traces[2], lambda mark: mark.replace(f"pp1:{lost} ", "lost "))
-    assert len(told(traces)) == 1
+    assert len(notes_of(traces)) == 1
 
 
 def test_a_missing_rank_of_another_run_is_counted_from_its_size() -> None:

@@ -43,8 +43,8 @@ def write(path: Path, entries: Sequence[Entry], groups: Mapping[str, Sequence[in
     for key, ranks in groups.items():
         name, desc = key.split()
         config[name] = {"name": name, "desc": desc, "ranks": str(list(ranks))}
-    numbered = [{"record_id": index, **each} for index, each in enumerate(entries)]
-    path.write_bytes(pickle.dumps({"version": version, "pg_config": config, "pg_status": {}, "entries": numbered}))
+    records = [{"record_id": index, **each} for index, each in enumerate(entries)]
+    path.write_bytes(pickle.dumps({"version": version, "pg_config": config, "pg_status": {}, "entries": records}))
 
 
 def verdict(*paths: Path) -> tuple[str, list[int]] | None:
@@ -129,20 +129,20 @@ def test_messages_are_counted_from_the_last_complete_one_where_the_recorder_drop
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "line"),
     [
         ({"profiling_name": "nccl:_reduce_scatter_base"}, "reduce_scatter on rank 1 but all_reduce on ranks 0, 2, 3"),
         ({"input_sizes": [[8, 256]]}, "8192 bytes on rank 1 but all_reduce of 4096 bytes on ranks 0, 2, 3"),
         ({"input_dtypes": ["Half"], "output_dtypes": ["Half"]}, "2048 bytes on rank 1"),
     ],
 )
-def test_a_call_that_does_not_fit_is_a_mismatch(tmp_path: Path, odd: Entry, told: str) -> None:
+def test_a_call_that_does_not_fit_is_a_mismatch(tmp_path: Path, odd: Entry, line: str) -> None:
     for rank in range(4):
         more = odd if rank == 1 else {}
         own = [entry("nccl:all_reduce", 7, "started", **more)]
         write(tmp_path / f"nccl_trace_rank_{rank}", own, {"0 default_pg": range(4)})
     assert verdict(tmp_path) == ("mismatch", [1])
-    assert told in pptrace_here("hang", tmp_path).out
+    assert line in pptrace_here("hang", tmp_path).out
 
 
 def test_what_a_device_has_queued_waits_for_what_it_is_in(tmp_path: Path) -> None:

@@ -224,13 +224,13 @@ def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     assert [more - less for more, less in zip(counts, plain, strict=True)] == [2 * 2 * 2] * 2 + [0] * 2
 
 
-def told(**changes: object) -> Mapping[str, object]:
+def facts_of_run(**changes: object) -> Mapping[str, object]:
     return {"name": "gpt"} | asdict(facts()) | {"layers_per_stage": [4]} | changes
 
 
 def test_facts_are_read_as_they_were_told() -> None:
-    assert read_gpt_facts(told()) == facts()
-    assert read_gpt_facts(told(more=1)) == facts()
+    assert read_gpt_facts(facts_of_run()) == facts()
+    assert read_gpt_facts(facts_of_run(more=1)) == facts()
 
 
 @pytest.mark.parametrize(
@@ -251,22 +251,22 @@ def test_facts_are_read_as_they_were_told() -> None:
     ],
 )
 def test_facts_that_make_no_sense_predict_nothing(changes: dict[str, object]) -> None:
-    assert read_gpt_facts(told(**changes)) is None
+    assert read_gpt_facts(facts_of_run(**changes)) is None
 
 
 def test_facts_of_older_traces_predict_nothing() -> None:
     for name in asdict(facts()):
-        assert read_gpt_facts({key: value for key, value in told().items() if key != name}) is None
+        assert read_gpt_facts({key: value for key, value in facts_of_run().items() if key != name}) is None
     assert read_gpt_facts(None) is None
 
 
 def test_a_run_that_fits_its_facts_is_predicted() -> None:
     plan = build("1f1b", 2, 4)
     schedule = ScheduleInfo(plan, plan.name, PlanSource.METADATA)
-    model = told(layers_per_stage=[2, 2])
+    model = facts_of_run(layers_per_stage=[2, 2])
     assert volume_of_run([{}, model], mesh(pp=2), schedule) is not None
     assert volume_of_run([{}], mesh(pp=2), schedule) is None
-    assert volume_of_run([told()], mesh(pp=2), schedule) is None  # one stage's layers, and two stages
-    assert volume_of_run([told(layers_per_stage=[2, 2], ulysses=3)], mesh(pp=2, cp=2), schedule) is None
+    assert volume_of_run([facts_of_run()], mesh(pp=2), schedule) is None  # one stage's layers, and two stages
+    assert volume_of_run([facts_of_run(layers_per_stage=[2, 2], ulysses=3)], mesh(pp=2, cp=2), schedule) is None
     assert volume_of_run([model], mesh(pp=2), replace(schedule, source=PlanSource.OPTION)) is None
     assert volume_of_run([model], mesh(pp=2), replace(schedule, mismatches=("rank 0: …",))) is None

@@ -95,8 +95,8 @@ def compare(sides: dict[str, Attention], inputs: list[Tensor], gradient: Tensor)
         output = attention(*inputs)
         found.append((output.detach(), *torch.autograd.grad(output, inputs, gradient)))
     tolerance = 1e-4 if gradient.dtype is torch.float32 else 5e-2
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+    for ours, other in zip(*found, strict=True):
+        torch.testing.assert_close(ours, other, rtol=tolerance, atol=tolerance)
 
 
 def work(rank: int, port: int, setting: Setting, answers: SimpleQueue[Seconds]) -> None:
@@ -133,13 +133,13 @@ def launch(setting: Setting) -> Seconds:
     return answers.get()
 
 
-def report(setting: Setting, mine: list[float], others: list[float]) -> None:
-    ratios = sorted(a / b for a, b in zip(mine, others, strict=True))
+def report(setting: Setting, ours: list[float], others: list[float]) -> None:
+    ratios = sorted(a / b for a, b in zip(ours, others, strict=True))
     ratio = statistics.median(ratios)
     spread = f"{ratios[len(ratios) // 4]:.3f}–{ratios[-1 - len(ratios) // 4]:.3f}"
     print(
         f"cp={setting.cp} s={setting.sequence:6} {str(setting.dtype).removeprefix('torch.'):8} torch by "
-        f"{setting.rotation.lower()}: ours {statistics.median(mine) * 1e3:8.2f} ms   torch "
+        f"{setting.rotation.lower()}: ours {statistics.median(ours) * 1e3:8.2f} ms   torch "
         f"{statistics.median(others) * 1e3:8.2f} ms   ratio {ratio:.3f} (middle half {spread}; target ≤ 1.0): "
         f"{'met' if ratio <= 1 else 'MISSED'}"
     )

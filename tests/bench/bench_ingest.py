@@ -126,8 +126,8 @@ class Side:
             lines = done.stderr.strip().splitlines() or ["no output"]
             print(f"{self.name:28} left out: {lines[-1][:90]}")
             return None
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return told
+        measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return measured
 
 
 def _sample() -> bytes:
@@ -202,11 +202,11 @@ def _measure(sides: Sequence[Side], rounds: int, cache: Path) -> dict[str, dict[
     failed: set[str] = set()
     for _ in range(rounds):
         for side in sides:
-            told = None if side.name in failed else side.measure(cache)
-            if told is None:
+            measured = None if side.name in failed else side.measure(cache)
+            if measured is None:
                 failed.add(side.name)
-            elif side.name not in best or told["wall_s"] < best[side.name]["wall_s"]:
-                best[side.name] = told
+            elif side.name not in best or measured["wall_s"] < best[side.name]["wall_s"]:
+                best[side.name] = measured
     return best
 
 
@@ -216,12 +216,12 @@ def _print(best: dict[str, dict[str, Any]], size: int) -> None:
     limit = _LIMIT_BYTES + _LIMIT_BYTES_PER_EVENT * events
     ratios = ("wall_s", "cpu_s")
     print(f"{'':28} {'cpu s':>7} {'wall s':>7} {'MB/s':>6} {'M ev/s':>6} {'peak MB':>8} {'× orjson, wall, cpu':>20}")
-    for name, told in best.items():
-        wall = told["wall_s"]
-        by = [f"{base[kind] / told[kind]:9.2f}" if base else f"{'–':>9}" for kind in ratios]
+    for name, measured in best.items():
+        wall = measured["wall_s"]
+        by = [f"{base[kind] / measured[kind]:9.2f}" if base else f"{'–':>9}" for kind in ratios]
         print(
-            f"{name:28} {told['cpu_s']:7.2f} {wall:7.2f} {size / wall / 1e6:6.0f} {events / wall / 1e6:6.2f} "
-            f"{told['peak_bytes'] / 1e6:8.0f} {' '.join(by):>20}"
+            f"{name:28} {measured['cpu_s']:7.2f} {wall:7.2f} {size / wall / 1e6:6.0f} {events / wall / 1e6:6.2f} "
+            f"{measured['peak_bytes'] / 1e6:8.0f} {' '.join(by):>20}"
         )
     print(f"limit of memory for {events:,} events: {limit / 1e6:.0f} MB")
 
@@ -240,12 +240,12 @@ def _report_directory(text: bytes, num_ranks: int) -> None:
         done = subprocess.run([sys.executable, str(program), folder], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"the directory of {num_ranks} ranks: {done.stderr.strip().splitlines()[-1]}")
-        told = json.loads(done.stdout.strip().splitlines()[-1])
+        measured = json.loads(done.stdout.strip().splitlines()[-1])
     events = replicated.count(b'"ph": "X"') * num_ranks
     print(
-        f"{num_ranks} ranks of {len(replicated) / 1e6:.0f} MB: {told['wall_s']:.1f} s, peak {told['peak_bytes'] / 1e6:.0f} MB, "
-        f"of the largest other process {told['child_bytes'] / 1e6:.0f} MB; {events:,} events of 45 bytes would be "
-        f"{events * 45 / 1e6:.0f} MB"
+        f"{num_ranks} ranks of {len(replicated) / 1e6:.0f} MB: {measured['wall_s']:.1f} s, "
+        f"peak {measured['peak_bytes'] / 1e6:.0f} MB, of the largest other process "
+        f"{measured['child_bytes'] / 1e6:.0f} MB; {events:,} events of 45 bytes would be {events * 45 / 1e6:.0f} MB"
     )
 
 

@@ -36,7 +36,7 @@ from instrument.data.text import TextData
 from instrument.launch.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import ParallelOptions
 from instrument.pipeline.partition import partition
 from instrument.recorder import Range, Recorder
@@ -229,7 +229,7 @@ def make_step(setting: Setting, recorder: Recorder) -> Callable[[], None]:
     route = Route.HOST_STAGED if device.type == "cuda" else Route.DIRECT
     wiring = Wiring(device, route=route, parallel=ParallelOptions(setting.sequence_parallel))
     cut = partition(setting.layers, plan.num_stages)
-    runtime = make_gpt_runtime(mesh, plan, config, cut, 2, wiring, recorder)
+    runtime = make_gpt_runtime(mesh, GptPipeline(plan, config, cut, 2), wiring, recorder)
     optimizer = torch.optim.AdamW(runtime.program.parameters(), 1e-4)
     batch = TextData(setting.microbatches, 2, setting.sequence).batch(0, 0).to(device)
 

@@ -38,7 +38,7 @@ from instrument.data.text import Batch, TextData
 from instrument.examples.gpt_arguments import DEFAULT_PREFETCH
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, cross_entropy, make_stages
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.partition import partition
 from instrument.pipeline.transport import Mode
 from instrument.recorder import Recorder
@@ -90,7 +90,8 @@ def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.n
     plan = setting.plan
     cut = partition(setting.layers, plan.num_stages)
     wiring = Wiring(CPU, Mode.BATCHED, prefetch_depth=setting.prefetch)
-    runtime = make_gpt_runtime(mesh, plan, setting.config, cut, setting.microbatch_size, wiring, Recorder())
+    gpt = GptPipeline(plan, setting.config, cut, setting.microbatch_size)
+    runtime = make_gpt_runtime(mesh, gpt, wiring, Recorder())
 
     def step() -> None:
         runtime.run(batch, 0)
@@ -100,17 +101,17 @@ def ours(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.n
 
 def theirs(setting: Setting, mesh: Mesh, batch: Batch) -> tuple[Step, list[torch.nn.Parameter]]:
     plan = setting.plan
-    mine = plan.stages_of(mesh.pp_rank)
-    modules = make_stages(setting.config, partition(setting.layers, plan.num_stages), mine)
+    rank_stages = plan.stages_of(mesh.pp_rank)
+    modules = make_stages(setting.config, partition(setting.layers, plan.num_stages), rank_stages)
     group = mesh.groups[Axis.PP]
-    stages = [PipelineStage(modules[stage], stage, plan.num_stages, CPU, group=group) for stage in mine]
+    stages = [PipelineStage(modules[stage], stage, plan.num_stages, CPU, group=group) for stage in rank_stages]
     schedule: Any
     if setting.schedule in SINGLE:
         schedule = SINGLE[setting.schedule](stages[0], setting.microbatches, loss_fn=cross_entropy)
     else:
         schedule = MULTI[setting.schedule](stages, setting.microbatches, loss_fn=cross_entropy)
-    inputs = (batch.tokens.flatten(0, 1),) if 0 in mine else ()
-    targets = batch.targets.flatten(0, 1) if plan.num_stages - 1 in mine else None
+    inputs = (batch.tokens.flatten(0, 1),) if 0 in rank_stages else ()
+    targets = batch.targets.flatten(0, 1) if plan.num_stages - 1 in rank_stages else None
 
     def step() -> None:
         losses: list[torch.Tensor] | None = None if targets is None else []
@@ -142,8 +143,8 @@ def work(rank: int, port: int, setting: Setting, launch: int, answers: SimpleQue
     sides = {name: makers[name](setting, mesh, batch) for name in order}
     for step, _ in sides.values():
         step()
-    for mine, other in zip(sides["ours"][1], sides["theirs"][1], strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
+    for one, other in zip(sides["ours"][1], sides["theirs"][1], strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
     seconds: Seconds = {"ours": [], "theirs": []}
     for turn in range(setting.rounds + 1):
         for name in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
@@ -163,12 +164,12 @@ def compare(setting: Setting, launch: int) -> Seconds:
     return answers.get()
 
 
-def report(setting: Setting, mine: list[float], others: list[float]) -> None:
-    ratios = sorted(a / b for a, b in zip(mine, others, strict=True))
+def report(setting: Setting, ours_s: list[float], others: list[float]) -> None:
+    ratios = sorted(a / b for a, b in zip(ours_s, others, strict=True))
     ratio = statistics.median(ratios)
     spread = f"{ratios[len(ratios) // 4]:.3f}–{ratios[-1 - len(ratios) // 4]:.3f}"
     print(
-        f"{setting.schedule:16} p={setting.pp} m={setting.microbatches}: ours {statistics.median(mine) * 1e3:7.1f} ms   "
+        f"{setting.schedule:16} p={setting.pp} m={setting.microbatches}: ours {statistics.median(ours_s) * 1e3:7.1f} ms   "
         f"torch {statistics.median(others) * 1e3:7.1f} ms   ratio {ratio:.3f} (middle half {spread}; target ≤ 1.0): "
         f"{'met' if ratio <= 1 else 'MISSED'}"
     )

@@ -196,9 +196,9 @@ def results(side: Side) -> Iterator[tuple[str, Tensor]]:
     side.clear()
 
 
-def compare(mine: Side, other: Side) -> None:
+def compare(ours: Side, other: Side) -> None:
     """Fail unless both give the same output and gradients."""
-    for (name, found), (wanted_name, wanted) in zip(results(mine), results(other), strict=True):
+    for (name, found), (wanted_name, wanted) in zip(results(ours), results(other), strict=True):
         assert name == wanted_name
         largest = float(wanted.abs().max())
         torch.testing.assert_close(
@@ -257,13 +257,13 @@ def launch(setting: Setting) -> Seconds:
     return answers.get()
 
 
-def report(setting: Setting, form: str, mine: list[float], others: list[float]) -> None:
-    ratios = sorted(a / b for a, b in zip(mine, others, strict=True))
+def report(setting: Setting, form: str, ours: list[float], others: list[float]) -> None:
+    ratios = sorted(a / b for a, b in zip(ours, others, strict=True))
     ratio = statistics.median(ratios)
     spread = f"{ratios[len(ratios) // 4]:.3f}–{ratios[-1 - len(ratios) // 4]:.3f}"
     print(
         f"tp={setting.tp} b={setting.microbatch_size} s={setting.sequence} h={setting.hidden} {form:10}: "
-        f"ours {statistics.median(mine) * 1e3:7.2f} ms   torch {statistics.median(others) * 1e3:7.2f} ms   "
+        f"ours {statistics.median(ours) * 1e3:7.2f} ms   torch {statistics.median(others) * 1e3:7.2f} ms   "
         f"ratio {ratio:.3f} (middle half {spread}; target ≤ 1.0): {'met' if ratio <= 1 else 'MISSED'}",
         flush=True,
     )

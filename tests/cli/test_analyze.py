@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pptrace.cli import analyze
 from tests.support.programs import SAMPLES, Ended, one_line, pptrace, pptrace_here
 
 P4 = SAMPLES / "1f1b_p4"
@@ -265,18 +263,3 @@ class TestBadInput:
         report = report_of(file)
         assert any("no labels of ops" in line for line in report["warnings"])  # as of a trace without marks
         assert any("grammar version 9" in line for line in report["warnings"])
-
-
-def test_a_terminal_is_told_how_far_reading_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    show = analyze._progress()
-    assert show is not None
-    for done in (0.101, 0.102, 0.5, 1):
-        show(done, 1)
-    assert terminal.getvalue() == "read the trace, 10%\rread the trace, 50%\rread the trace, 100%\n"
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    assert analyze._progress() is None

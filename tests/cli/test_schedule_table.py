@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.errors import UsageError
-from pptrace.schedule.actions import parse_action
-from pptrace.schedule.plan import make_plan
-from pptrace.schedule.registry import build
-from tests.support.sleeping import Measured, SleepingRun, forwards_in_flight
+from tests.support.sleeping import Measured, SleepingRun
 from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
 
 
@@ -45,10 +42,3 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     page.write_text("no markers")
     assert main(["--write", str(page)]) == 2
     assert capsys.readouterr().err.startswith(f"schedule_table: {page}: expected one line")
-
-
-def test_forwards_in_flight_end_with_their_b_or_i() -> None:
-    cells = ("0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0I2", "0W1", "0W2")
-    plan = make_plan("test", [[parse_action(cell) for cell in cells]])
-    assert forwards_in_flight(plan, 0) == 2
-    assert [forwards_in_flight(build("1f1b", 4, 8, 1), rank) for rank in range(4)] == [4, 3, 2, 1]

@@ -40,8 +40,8 @@ def test_every_call_is_one_row_that_ends_when_its_work_is_done(pool: Pool, tmp_p
         assert (calls["posted_ns"] <= calls["asked_ns"]).all()
         assert (calls["asked_ns"] <= calls["end_ns"]).all()
         in_half = (trace.rank or 0) < 2
-        told = SIZES if in_half else {kind: sizes & {1.0, 3.0} for kind, sizes in SIZES.items()}
-        assert sizes_by_kind(calls) == (told if record_shapes else {})
+        expected = SIZES if in_half else {kind: sizes & {1.0, 3.0} for kind, sizes in SIZES.items()}
+        assert sizes_by_kind(calls) == (expected if record_shapes else {})
 
 
 def sizes_by_kind(calls: pd.DataFrame) -> dict[str, set[int]]:
@@ -89,14 +89,14 @@ def test_ranks_of_one_host_are_on_its_clock_and_those_of_one_that_was_put_wrong_
         assert clock.uncertainty_ns is not None
         key = ["rank", "kind", "peer", "nth"]
         for name in ("start_ns", "end_ns"):
-            both = numbered(right.data.comms).merge(numbered(found.data.comms), on=key, suffixes=("", "_found"))
+            both = with_numbers(right.data.comms).merge(with_numbers(found.data.comms), on=key, suffixes=("", "_found"))
             moved = both[f"{name}_found"] - both[name]
             first = moved[both["rank"] == 0]
             drift = first.max() - first.min()  # the common clock is that of rank 0, which is wrong as well
             assert (moved - first.mean()).abs().max() <= clock.uncertainty_ns + drift
 
 
-def numbered(comms: pd.DataFrame) -> pd.DataFrame:
+def with_numbers(comms: pd.DataFrame) -> pd.DataFrame:
     ordered = comms.sort_values("start_ns", kind="stable")
     return ordered.assign(nth=ordered.groupby(["rank", "kind", "peer"]).cumcount())
 

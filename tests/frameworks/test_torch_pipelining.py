@@ -86,10 +86,10 @@ def test_waiting_inside_a_label_is_no_compute(pool: Pool, tmp_path: Path) -> Non
     for rank in range(2):
         events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
         labels = {e["name"]: e["dur"] * 1e3 for e in events if e.get("ph") == "X" and e["name"].startswith("PP:")}
-        mine = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
-        assert len(mine) == 16
+        rank_ops = ops[(ops["rank"] == rank) & ops["kind"].isin(COMPUTE_KINDS)]
+        assert len(rank_ops) == 16
         shorter = 0
-        for op in mine.itertuples():
+        for op in rank_ops.itertuples():
             label = labels[f"PP:{op.stage}{op.kind}{op.microbatch}"]
             assert 0 < op.end_ns - op.start_ns <= label
             shorter += op.end_ns - op.start_ns < 0.95 * label
@@ -114,17 +114,17 @@ def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
     assert found.schedule.name == name
     ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
     for rank in range(world):
-        mine = ops[ops["rank"] == rank].sort_values("start_ns")
-        assert len(mine) == len(seen[rank]) == 2 * run.microbatches * run.steps
-        assert set(mine["stage"]) == {rank}
-        for op, (kind, microbatch, start, end) in zip(mine.itertuples(), seen[rank], strict=True):
+        rank_ops = ops[ops["rank"] == rank].sort_values("start_ns")
+        assert len(rank_ops) == len(seen[rank]) == 2 * run.microbatches * run.steps
+        assert set(rank_ops["stage"]) == {rank}
+        for op, (kind, microbatch, start, end) in zip(rank_ops.itertuples(), seen[rank], strict=True):
             assert (op.kind, op.microbatch) == (kind, microbatch)
             assert min(op.end_ns, end) > max(op.start_ns, start)
         alone = recognise([read_kineto(tmp_path / f"rank{rank}.json")]).ops
         alone = alone[alone["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
         for column in ("kind", "start_ns", "end_ns"):
-            assert alone[column].tolist() == mine[column].tolist()
-        assert all(one in (-1, all_) for one, all_ in zip(alone["microbatch"], mine["microbatch"], strict=True))
+            assert alone[column].tolist() == rank_ops[column].tolist()
+        assert all(one in (-1, all_) for one, all_ in zip(alone["microbatch"], rank_ops["microbatch"], strict=True))
 
 
 def test_an_overlapped_pair_gives_both_halves_and_no_message_speaks_against_the_hosts_clock(

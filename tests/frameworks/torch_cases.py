@@ -179,15 +179,17 @@ def train_profiled(run: TorchRun, folder: str) -> str:
     rank = dist.get_rank()
     plan = run.plan
     config = GptConfig(2 * plan.num_stages, run.hidden, 4, 16)
-    mine = plan.stages_of(rank)
-    modules = make_stages(config, partition(config.layers, plan.num_stages), mine)
-    stages = [PipelineStage(modules[stage], stage, plan.num_stages, CPU, group=dist.group.WORLD) for stage in mine]
+    rank_stages = plan.stages_of(rank)
+    modules = make_stages(config, partition(config.layers, plan.num_stages), rank_stages)
+    stages = [
+        PipelineStage(modules[stage], stage, plan.num_stages, CPU, group=dist.group.WORLD) for stage in rank_stages
+    ]
     chosen = SCHEDULES[run.schedule]
     single = run.schedule in ("gpipe", "1f1b")
     schedule = chosen(stages[0] if single else stages, run.microbatches, loss_fn=cross_entropy)
     batch = TextData(run.microbatches, 2, config.sequence).batch(0, 0)
-    inputs = (batch.tokens.flatten(0, 1),) if 0 in mine else ()
-    targets = batch.targets.flatten(0, 1) if plan.num_stages - 1 in mine else None
+    inputs = (batch.tokens.flatten(0, 1),) if 0 in rank_stages else ()
+    targets = batch.targets.flatten(0, 1) if plan.num_stages - 1 in rank_stages else None
     optimizer = torch.optim.AdamW(torch.nn.ModuleList(modules.values()).parameters())
 
     def step() -> None:

@@ -58,20 +58,20 @@ def to_text(summary: Summary) -> str:
     lines = [f"GPU {kind}: {summary.outcome} in {summary.seconds:.0f} of {summary.budget_s:.0f} s", ""]
     lines += [_part_line(part) for part in summary.parts]
     for part in summary.parts:
-        told = [check for check in part.checks if check.outcome is not Outcome.PASSED]
+        shown = [check for check in part.checks if check.outcome is not Outcome.PASSED]
         figures = [check for check in part.checks if check.outcome is Outcome.PASSED and check.figures]
         if not (part.checks or part.note):
             continue
         lines += ["", f"{part.name}: {part.note}".rstrip(": ")]
-        lines += [f"  {check.outcome:8} {check.name}: {_short(check.detail)}" for check in told]
+        lines += [f"  {check.outcome:8} {check.name}: {_short(check.detail)}" for check in shown]
         lines += [f"  {check.name}: {_short(json.dumps(check.figures, ensure_ascii=False))}" for check in figures]
     return "\n".join(lines) + "\n"
 
 
 def _part_line(part: PartResult) -> str:
     counts = Counter(check.outcome for check in part.checks)
-    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]) or "no checks"
-    return f"{part.outcome:8} {part.seconds:6.1f} s  {part.name:12} {part.about} ({told})"
+    shown = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]) or "no checks"
+    return f"{part.outcome:8} {part.seconds:6.1f} s  {part.name:12} {part.about} ({shown})"
 
 
 def _short(text: str) -> str:

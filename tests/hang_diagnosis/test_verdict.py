@@ -136,20 +136,20 @@ def test_an_asynchronous_call_blocks_nobody_and_serves_the_other_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "line"),
     [
         ({"kind": "barrier"}, "barrier on rank 2 but all_reduce on ranks 0, 1, 3"),
         ({"num_bytes": 32}, "all_reduce of 32 bytes on rank 2 but all_reduce of 16 bytes on ranks 0, 1, 3"),
         ({"dtype": "Half"}, "all_reduce of Half on rank 2 but all_reduce of Float on ranks 0, 1, 3"),
     ],
 )
-def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], told: str) -> None:
+def test_the_odd_one_out_is_guilty_of_a_mismatch(odd: dict[str, object], line: str) -> None:
     usual = {"kind": "all_reduce", "num_bytes": 16, "dtype": "Float"}
     ranks = [RankCalls(rank, (blocking(seq=4, **({**usual, **odd} if rank == 2 else usual)),)) for rank in range(4)]  # type: ignore[arg-type]
     diagnosis = diagnose(ranks)
     assert diagnosis.hang is not None
     assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == (Verdict.MISMATCH, (2,))
-    assert told in sentence(diagnosis)
+    assert line in sentence(diagnosis)
 
 
 def test_of_two_ranks_that_differ_the_one_that_breaks_its_habit_is_guilty() -> None:
@@ -253,7 +253,7 @@ def test_a_receive_from_any_rank_waits_only_while_nobody_can_send() -> None:
 
 
 def test_ranks_of_another_node_are_not_blamed() -> None:
-    missing_device_events = [RankCalls(rank, presence=Presence.UNSEEN) for rank in (2, 3)]
+    missing_device_events = [RankCalls(rank, presence=Presence.UNKNOWN) for rank in (2, 3)]
     here = [RankCalls(rank, (blocking("barrier", 0),)) for rank in (0, 1)]
     diagnosis = diagnose([*here, *missing_device_events])
     assert diagnosis.hang is None

@@ -377,6 +377,6 @@ def test_ranges_that_name_their_rank_and_step_are_a_run_of_several_ranks(
         assert [step.step for step in report.steps] == [5, 6]
         planned = registry.build(name, pp, m, v)
         for rank in report.steps[1].ranks:
-            told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
-            assert told == [(a.stage, str(a.kind), a.microbatch) for a in planned.compute_actions(rank.rank // dp)]
+            ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+            assert ops == [(a.stage, str(a.kind), a.microbatch) for a in planned.compute_actions(rank.rank // dp)]
         assert not any("of ranks assumed" in line for line in report.warnings)

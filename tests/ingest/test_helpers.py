@@ -179,11 +179,11 @@ def test_a_file_without_a_trace_ends_the_helpers(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"), [("B", r"20000 begin/end pairs"), ("s", r"20000 events and no complete one")]
+    ("phase", "line"), [("B", r"20000 begin/end pairs"), ("s", r"20000 events and no complete one")]
 )
-def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, told: str) -> None:
+def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, line: str) -> None:
     path = write([{"ph": phase, "name": "op", "ts": index, "pid": 1, "tid": 1} for index in range(20_000)])
-    with pytest.raises(TraceError, match=told):
+    with pytest.raises(TraceError, match=line):
         read_shared(path)
     assert any(made[0].offered)
 

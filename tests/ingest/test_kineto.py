@@ -178,12 +178,12 @@ def test_wrong_types_cost_only_the_field(write: Write, op: Op) -> None:
 
 def test_nodes_of_autograd_and_messages_keep_their_sequence_numbers(write: Write, op: Op) -> None:
     """Those of other operators are not read; a node that has none, as of an accumulated gradient, joins nothing."""
-    node, numbered = "autograd::engine::evaluate_function: ", {"Sequence number": 7, "Fwd thread id": 1}
+    node, sequence_args = "autograd::engine::evaluate_function: ", {"Sequence number": 7, "Fwd thread id": 1}
     events = [
-        op(ts=1, name=node + "MmBackward0", args=numbered),
+        op(ts=1, name=node + "MmBackward0", args=sequence_args),
         op(ts=2, name=node + "torch::autograd::AccumulateGrad", args={"Ev Idx": 3}),
-        op(ts=3, name="c10d::send", args=numbered | {"Sequence number": 9}),
-        op(ts=4, name="aten::mm", args=numbered),
+        op(ts=3, name="c10d::send", args=sequence_args | {"Sequence number": 9}),
+        op(ts=4, name="aten::mm", args=sequence_args),
         op(ts=5, name=node + "AddBackward0", args={"Sequence number": -1}),
         op(ts=6, name=node + "AddBackward0"),
     ]

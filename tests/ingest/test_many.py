@@ -4,7 +4,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.ingest import InputFile, OpenedInputs, ReadResult, open_inputs, read_traces
+from pptrace.ingest import InputFile, JobProgress, OpenedInputs, ReadResult, open_inputs, read_traces
 from pptrace.ingest.job import read_job
 from pptrace.model.tables import InputFormat
 
@@ -60,14 +61,14 @@ def test_two_files_of_one_rank_become_two_ranks(write: Write, op: Op) -> None:
 
 
 @pytest.mark.parametrize(("name", "taken"), [("x.json", 0), ("rank2.json", 2), ("rank7.json", 0)])
-@pytest.mark.parametrize(("said", "size"), [(9, 4), (1_000_000_000, 4), (4, 4)])
+@pytest.mark.parametrize(("declared", "size"), [(9, 4), (1_000_000_000, 4), (4, 4)])
 def test_a_rank_that_its_job_does_not_have_is_not_believed(
-    write: Write, op: Op, name: str, taken: int, said: int, size: int
+    write: Write, op: Op, name: str, taken: int, declared: int, size: int
 ) -> None:
-    path = write([op()], name, {"distributedInfo": {"rank": said, "world_size": size}})
+    path = write([op()], name, {"distributedInfo": {"rank": declared, "world_size": size}})
     result = read_traces(open_inputs([path]), 1)
     assert ranks(result) == [(taken, name)]
-    line = f"{path}: says rank {said} of a job of {size} ranks, which cannot be; read as rank {taken}"
+    line = f"{path}: says rank {declared} of a job of {size} ranks, which cannot be; read as rank {taken}"
     assert result.warnings == (line,)
 
 
@@ -119,25 +120,45 @@ def test_processes_give_the_same_as_reading_here(
     monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
     paths = [write([op(ts=index + rank) for index in range(500)], f"rank{rank}.json.gz") for rank in range(3)]
     paths.append(write(b'{"traceEvents": [' + b" " * 200, "rank3.json"))
-    done: list[tuple[float, int]] = []
-    result = read_traces(open_inputs(paths), jobs, lambda *progress: done.append(progress))
+    steps: list[JobProgress] = []
+    result = read_traces(open_inputs(paths), jobs, steps.append)
     assert ranks(result) == [(rank, f"rank{rank}.json.gz") for rank in range(3)]
     assert [int(trace.events.start_ns[0]) for trace in result.traces] == [0, 1000, 2000]
     assert all(np.array_equal(np.diff(trace.events.start_ns), np.full(499, 1000)) for trace in result.traces)
     assert len(result.failures) == 1
-    assert done == sorted(done)
-    assert [told for told in done if told[0] == int(told[0])] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert_grows_to_all(steps, paths)
 
 
 @pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
 def test_a_large_file_tells_how_much_of_it_has_been_read(write: Write, op: Op, name: str) -> None:
     path = write([op(name=random.Random(index).randbytes(40).hex()) for index in range(6000)], name)
-    done: list[tuple[float, int]] = []
-    read_traces(open_inputs([path]), 1, lambda *progress: done.append(progress))
-    assert done == sorted(done)
-    assert done[-1] == (1, 1)
-    assert all(0 < part < 1 for part, _ in done[:-1])
-    assert len({part for part, _ in done}) > 3
+    steps: list[JobProgress] = []
+    read_traces(open_inputs([path]), 1, steps.append)
+    assert_grows_to_all(steps, [path])
+    assert len({step.bytes_read for step in steps if 0 < step.files_read < 1}) > 3
+
+
+def test_progress_of_reading_processes_includes_files_that_are_not_read_to_their_end(
+    write: Write, op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(read_job, "_POLL_S", 0.001)
+    events = [op(name=random.Random(index).randbytes(40).hex()) for index in range(40_000)]
+    paths = [write(events, f"rank{rank}.json") for rank in range(2)]
+    steps: list[JobProgress] = []
+    read_traces(open_inputs(paths), 2, steps.append)
+    assert_grows_to_all(steps, paths)
+    assert any(0 < step.files_read < 1 and 0 < step.bytes_read < step.num_bytes / 2 for step in steps)
+
+
+def assert_grows_to_all(steps: Sequence[JobProgress], paths: Sequence[Path]) -> None:
+    """From none to all files and bytes, without a step back."""
+    num_bytes = sum(path.stat().st_size for path in paths)
+    assert steps[0] == JobProgress(0, len(paths), 0, num_bytes)
+    assert steps[-1] == JobProgress(len(paths), len(paths), num_bytes, num_bytes)
+    for before, after in pairwise(steps):
+        assert before.files_read <= after.files_read
+        assert before.bytes_read <= after.bytes_read
 
 
 class Deadly(InputFile):
@@ -152,11 +173,11 @@ def test_a_reader_process_that_dies_is_replaced_by_reading_here(
 ) -> None:
     monkeypatch.setattr(read_job, "_LARGE_BYTES", 100)
     paths = [write([op() for _ in range(50)], f"rank{rank}.json") for rank in range(3)]
-    done: list[tuple[float, int]] = []
+    steps: list[JobProgress] = []
     files = tuple(Deadly(path, InputFormat.KINETO, None, path.stat().st_size) for path in paths)
-    result = read_traces(OpenedInputs(files), 2, lambda *progress: done.append(progress))
+    result = read_traces(OpenedInputs(files), 2, steps.append)
     assert ranks(result) == [(rank, f"rank{rank}.json") for rank in range(3)]
-    assert [told for told in done if told[0] == int(told[0])] == [(1, 3), (2, 3), (3, 3)]
+    assert_grows_to_all(steps, paths)
 
 
 _READS_TWO = """

@@ -87,14 +87,14 @@ def test_without_event_timestamps_durations_are_known_and_nothing_that_needs_a_t
     assert {(total.busy_ns, total.overlap_ratio) for total in totals.values()} == {(None, None)}
     assert analysis.data.comms.empty  # no picture shows a call at the time at which it was written down
     assert analysis.report.clock.method == "none"
-    assert any("NCCL_INSPECTOR_DUMP_VERBOSE=1" in told for told in analysis.report.warnings)
+    assert any("NCCL_INSPECTOR_DUMP_VERBOSE=1" in line for line in analysis.report.warnings)
 
 
 def test_one_file_of_many_does_not_say_its_rank_where_no_communicator_holds_all(tmp_path: Path) -> None:
     own = {rank: [call for call in calls_of(rank) if call.comm != WORLD] for rank in range(4)}
     report = load([write_run(tmp_path, own)], cache=False).report
     assert [entry.rank for entry in report.inputs] == [0, 1, 2, 3]
-    assert sum("its rank is not in it" in told for told in report.warnings) == 4
+    assert sum("its rank is not in it" in line for line in report.warnings) == 4
     assert report.mesh.pp is None
 
 
@@ -109,7 +109,7 @@ def test_places_in_different_communicators_are_no_ranks(tmp_path: Path) -> None:
     """Two of four processes, each of another pair: both pairs are as large as there are files."""
     own = {rank: [call for call in calls_of(rank) if call.comm in TENSOR] for rank in (1, 2)}
     analysis = load([write_run(tmp_path, own)], cache=False)
-    assert any("their ranks are null" in told for told in analysis.report.warnings)
+    assert any("their ranks are null" in line for line in analysis.report.warnings)
     assert (analysis.data.comms["match"] == -1).all()
     assert set(analysis.data.comms["axis"]) == {"tp"}
 
@@ -153,7 +153,7 @@ def test_calls_timed_by_the_host_alone_are_counted_and_left_out(tmp_path: Path) 
     ]
     (trace,) = read_nccl_inspector(write_process(tmp_path, 0, calls))
     assert trace.num_events == 3
-    assert [told for told in trace.warnings if "left out 2 calls timed on the host" in told]
+    assert [line for line in trace.warnings if "left out 2 calls timed on the host" in line]
 
 
 def test_a_cut_file_keeps_its_whole_lines(tmp_path: Path) -> None:

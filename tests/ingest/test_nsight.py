@@ -206,8 +206,8 @@ def test_several_processes_are_no_rank_of_their_launcher_s_environment(tmp_path:
     report = Report([Process(11, MIXED), Process(10, MIXED)], environment={"RANK": "4"})
     path = write_report(report, tmp_path / "rank3.sqlite")
     assert ranks(path) == [None, None]
-    told = Report([Process(11, MIXED, ("MPI Rank 0",)), Process(10, MIXED, ("MPI Rank 1",))])
-    assert ranks(write_report(told, path)) == [0, 1]
+    report = Report([Process(11, MIXED, ("MPI Rank 0",)), Process(10, MIXED, ("MPI Rank 1",))])
+    assert ranks(write_report(report, path)) == [0, 1]
     doubled = Report([Process(11, MIXED, ("MPI Rank 1",)), Process(10, MIXED, ("MPI Rank 1",))])
     assert ranks(write_report(doubled, path)) == [None, None]
 

@@ -250,8 +250,11 @@ def test_tables_of_other_runs_and_other_clocks_are_refused(tmp_path: Path) -> No
     steps_of(5).to_csv(tmp_path / "a.csv", index=False)
     steps_of(5, name="gpipe").to_csv(tmp_path / "b.csv", index=False)
     steps_of(5).assign(step=6).to_csv(tmp_path / "c.csv", index=False)
-    for other, told in (("b", r"another run than .*a\.csv \(both hold step 5 of rank 0\)"), ("c", "on another clock")):
-        with pytest.raises(TraceError, match=told):
+    for other, message in (
+        ("b", r"another run than .*a\.csv \(both hold step 5 of rank 0\)"),
+        ("c", "on another clock"),
+    ):
+        with pytest.raises(TraceError, match=message):
             load([tmp_path / "a.csv", tmp_path / f"{other}.csv"])
 
 
@@ -362,8 +365,8 @@ def test_communication_within_an_op_is_beside_it_where_both_are_on_the_device(
     on_device = (ops, comms) == ("device", "device")
     assert (first.compute_ns, first.exposed_comm_ns) == ((100, 0) if on_device else (80, 20))
     assert [comm.hidden_ns for comm in first.comms] == [20 if on_device else 0]
-    told = [line for line in report.warnings if "taken out of compute (2 rows)" in line]
-    assert len(told) == (not on_device)
+    lines = [line for line in report.warnings if "taken out of compute (2 rows)" in line]
+    assert len(lines) == (not on_device)
 
 
 BAD = [
@@ -623,8 +626,10 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
         spans = own.groupby("dp_rank").apply(lambda part: part["end"].max() - part["start_ts"].min())
         assert step.span_ns == pytest.approx(spans.max() * 1e9, abs=2)
         for rank in step.ranks:
-            mine = own[own["rank"] == rank.rank]
-            assert rank.compute_ns == pytest.approx(mine["duration"].astype("float64").sum() * 1e9, rel=1e-5)  # float32
+            rank_rows = own[own["rank"] == rank.rank]
+            assert rank.compute_ns == pytest.approx(
+                rank_rows["duration"].astype("float64").sum() * 1e9, rel=1e-5
+            )  # float32
             assert rank.bubble_ns is not None
         last = [rank.compute_ns for rank in step.ranks if rank.stage == 3]
         assert min(last) > 1.5 * max(rank.compute_ns for rank in step.ranks if rank.stage != 3)

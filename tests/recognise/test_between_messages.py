@@ -70,8 +70,8 @@ def test_labelled_forward_and_backward_steps_are_the_ops_to_the_nanosecond(optim
         2,
     )
     check_ops(report, ranks, slack=0)
-    told = "no label ends a step: 2 steps, each assumed to end where all ranks have run as many backwards as forwards"
-    assert (told in report.report.warnings) is not optimizer
+    line = "no label ends a step: 2 steps, each assumed to end where all ranks have run as many backwards as forwards"
+    assert (line in report.report.warnings) is not optimizer
 
 
 @pytest.mark.parametrize("optimizer", [True, False])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.recognise.labels import read_label
-from pptrace.schedule.actions import Action, Kind
+from pptrace.recognise.labels import LabelledAction, read_label
+from pptrace.schedule.actions import Kind
 
 REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "framework_labels.json"
 P2P = "megatron.core.pipeline_parallel.p2p_communication."
@@ -61,16 +61,24 @@ def test_a_name_says_its_ops_and_messages(name: str, expected: list[str]) -> Non
     [
         ("ProfilerStep#12", "STEP", 12),
         ("iter_3_17", "STEP", 17),
-        ("train_batch_iter", "STEP", -1),
-        ("Optimizer.step#AdamW.step", "OPTIMIZER", -1),
-        ("PP:0REDUCE_GRAD", "GRAD_SYNC", -1),
-        ("sync_gradients_across_dp", "GRAD_SYNC", -1),
+        ("train_batch_iter", "STEP", None),
+        ("Optimizer.step#AdamW.step", "OPTIMIZER", None),
+        ("PP:0REDUCE_GRAD", "GRAD_SYNC", None),
+        ("sync_gradients_across_dp", "GRAD_SYNC", None),
     ],
 )
-def test_a_name_says_what_frames_the_ops_of_a_step(name: str, span: str, step: int) -> None:
+def test_a_name_says_what_frames_the_ops_of_a_step(name: str, span: str, step: int | None) -> None:
     label = read_label(name)
     assert label is not None
     assert (label.span, label.step, label.actions) == (span, step, ())
+
+
+def test_a_stage_that_a_name_does_not_have_is_none_and_its_chunk_stands_apart() -> None:
+    flush, named = read_label("W_clear.1.0"), read_label("PP:3F2")
+    assert flush is not None
+    assert named is not None
+    assert flush.actions == (LabelledAction(Kind.W, stage=None, microbatch=None, chunk=1),)
+    assert named.actions == (LabelledAction(Kind.F, stage=3, microbatch=2, chunk=0),)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +129,9 @@ def test_no_name_that_is_known_is_read_as_another_kind_of_op() -> None:
         if label is None or not label.actions:
             continue
         read += 1
-        found: list[Action] = list(label.actions)
+        kinds = [action.kind for action in label.actions]
         if entry["op"] in _OPS:
-            assert [action.kind for action in found] == [_OPS[entry["op"]]], entry["example"]
+            assert kinds == [_OPS[entry["op"]]], entry["example"]
         else:
             assert entry["op"] in ("F_B_OVERLAP", "P2P_BATCH", "META_EMIT_NVTX_SUFFIX") or entry["op"].startswith(
                 "SEND_"

@@ -24,14 +24,14 @@ SLOT = 10_000
 
 @dataclass(frozen=True)
 class Program:
-    """What each rank of a pipeline does: ``scraps`` is the chance that something runs where something may, ``numbers`` whether
+    """What each rank of a pipeline does: ``noise`` is the chance that something runs where something may, ``numbers`` whether
     autograd's nodes are numbered, as torch does it.
     """
 
     plan: Plan
     steps: int = 2
     seed: int = 0
-    scraps: float = 0.0
+    noise: float = 0.0
     optimizer: bool = True
     peers: bool = True
     tensors: int = 1
@@ -80,7 +80,7 @@ class _Rank:
 
     def op(self, kind: Kind, step: int, microbatch: int, start: int) -> None:
         """Few operators, of which a backward may have one alone; around them what an op does not consist of."""
-        self.maybe_scraps(start + 100, 8)
+        self.maybe_noise(start + 100, 8)
         name = "aten::mm" if kind is Kind.F else NODE.format("Mm")
         count = 1 if self.random.random() < 0.3 and kind is not Kind.F else 3
         if kind is Kind.F:
@@ -93,8 +93,8 @@ class _Rank:
         if kind is Kind.F:
             self.operator("aten::detach", start + 7000, start + 7010)
 
-    def maybe_scraps(self, start: int, most: int) -> None:
-        if self.random.random() < self.program.scraps:
+    def maybe_noise(self, start: int, most: int) -> None:
+        if self.random.random() < self.program.noise:
             for place in range(self.random.randint(1, most)):
                 self.operator("aten::zero_", start + 300 * place, start + 300 * place + 250)
 
@@ -108,12 +108,12 @@ class _Rank:
             self.events.append(Event(Category.ANNOTATION, work, begin + 5, end, thread=MAIN_THREAD))
 
     def between_steps(self, start: int) -> None:
-        self.maybe_scraps(start - 30 * SLOT, 40)
-        if self.random.random() < self.program.scraps:
+        self.maybe_noise(start - 30 * SLOT, 40)
+        if self.random.random() < self.program.noise:
             self.operator("c10d::barrier", start, start + 50)
 
     def after(self, start: int) -> None:
-        self.maybe_scraps(start, 40)
+        self.maybe_noise(start, 40)
         if self.program.optimizer:
             self.events.append(
                 Event(
@@ -158,11 +158,11 @@ def found_ops(found: RecognisedRun) -> dict[tuple[int, int], str]:
 
 def check_never_wrong(program: Program, found: RecognisedRun) -> int:
     """Each op that has a name has the right one; how many have."""
-    told = found_ops(found)
-    for (rank, start, end), name in told.items():
+    ops = found_ops(found)
+    for (rank, start, end), name in ops.items():
         inside = [text for (r, at), text in program.truth.items() if r == rank and start <= at < end]
         assert [text.split()[0] for text in inside] == [name], (rank, start, end)
-    return len(told)
+    return len(ops)
 
 
 PLANS = st.builds(
@@ -176,9 +176,9 @@ PLANS = st.builds(
 @settings(max_examples=15, deadline=None)
 @given(PLANS, st.integers(0, 1000), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
 def test_every_op_is_found_whatever_runs_between_the_ops(
-    plan: Plan, seed: int, scraps: float, optimizer: bool, peers: bool, tensors: int
+    plan: Plan, seed: int, noise: float, optimizer: bool, peers: bool, tensors: int
 ) -> None:
-    program = Program(plan, 2, seed, scraps, optimizer, peers, tensors)
+    program = Program(plan, 2, seed, noise, optimizer, peers, tensors)
     found = recognise(program.traces())
     count = check_never_wrong(program, found)
     if plan.name == "eager-1f1b" and not count:
@@ -193,7 +193,7 @@ def test_every_op_is_found_whatever_runs_between_the_ops(
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_evaluation_between_steps_is_of_none(name: str) -> None:
-    program = Program(build(name, 3, 5), 3, evaluates=True, scraps=0.5)
+    program = Program(build(name, 3, 5), 3, evaluates=True, noise=0.5)
     found = recognise(program.traces())
     assert check_never_wrong(program, found) == len(program.truth)
     assert found.schedule.name == name
@@ -234,8 +234,8 @@ def cut_on(rng: random.Random, events: list[Event]) -> list[Event]:
 
 @settings(max_examples=10, deadline=None)
 @given(PLANS, st.integers(0, 1000), st.sampled_from([0.3, 1.0]), st.booleans())
-def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, scraps: float, peers: bool) -> None:
-    program = Program(plan, 2, seed, scraps, peers=peers, numbers=False)
+def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, noise: float, peers: bool) -> None:
+    program = Program(plan, 2, seed, noise, peers=peers, numbers=False)
     count = check_never_wrong(program, recognise(program.traces()))
     assert count in (0, len(program.truth) // 2, len(program.truth))  # of two steps, none, one or both
 
@@ -249,9 +249,9 @@ def test_without_numbers_of_nodes_an_op_is_right_or_null(plan: Plan, seed: int, 
     st.floats(0, 1),
 )
 def test_damage_on_one_rank_never_makes_an_op_another(
-    plan: Plan, seed: int, damage: Damage, optimizer: bool, scraps: float
+    plan: Plan, seed: int, damage: Damage, optimizer: bool, noise: float
 ) -> None:
-    program = Program(plan, 2, seed, scraps, optimizer, peers=False, numbers=seed % 2 == 0)
+    program = Program(plan, 2, seed, noise, optimizer, peers=False, numbers=seed % 2 == 0)
     rng = random.Random(seed)
     run = run_on_paper(plan, lambda _: SLOT, latency=700)
     hurt = rng.randrange(plan.pp)
@@ -306,7 +306,7 @@ def test_messages_of_what_is_no_pipeline_are_of_no_op(programs: tuple[str, ...])
 
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_one_rank_whose_order_tells_no_ops_says_that_the_others_would(optimizer: bool) -> None:
-    traces = Program(build("1f1b", 4, 8), scraps=0.9, peers=False, optimizer=optimizer, numbers=False).traces()
+    traces = Program(build("1f1b", 4, 8), noise=0.9, peers=False, optimizer=optimizer, numbers=False).traces()
     alone = recognise(traces[1:2], num_ranks=4)
     assert not alone.ops["kind"].isin(COMPUTE_KINDS).any()
     assert any("give the traces of the other ranks" in line for line in alone.warnings)

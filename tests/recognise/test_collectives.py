@@ -382,9 +382,9 @@ def test_kernels_that_no_plan_explains_leave_the_bubble_known_and_the_report_say
         assert step.span_ns is not None
         assert (rank.compute_ns, rank.exposed_comm_ns) == (4 * 80, 0)
         assert rank.bubble_ns == step.span_ns - 4 * 80
-    told = [line for line in report.warnings if "without a recorded group or peer" in line]
-    assert len(told) == 1
-    assert "18 messages, which count as waiting (bubble) and 4 collectives" in told[0]
+    lines = [line for line in report.warnings if "without a recorded group or peer" in line]
+    assert len(lines) == 1
+    assert "18 messages, which count as waiting (bubble) and 4 collectives" in lines[0]
 
 
 def test_a_ring_exchange_of_user_buffers_is_one_kind_inside_ops_and_between_them() -> None:

@@ -17,11 +17,11 @@ SHAPES = [("1f1b", 3, 4, 1), ("interleaved-1f1b", 2, 4, 2), ("interleaved-1f1b",
 
 def table_of(shape: tuple[str, int, int, int], path: Path) -> pd.DataFrame:
     """Write ops and messages as a table without directions; the messages as they are."""
-    told = recognise(record(build(*shape), latency=70).traces())
-    rows = pd.concat([told.ops, told.comms], ignore_index=True).drop(columns=["direction", "match"])
+    run = recognise(record(build(*shape), latency=70).traces())
+    rows = pd.concat([run.ops, run.comms], ignore_index=True).drop(columns=["direction", "match"])
     whole = {name: "Int64" for name in rows if rows[name].dtype == float}
     rows.astype(whole).to_csv(path, index=False)
-    return in_order(told.comms)
+    return in_order(run.comms)
 
 
 def in_order(comms: pd.DataFrame) -> pd.DataFrame:

@@ -103,7 +103,7 @@ def messages(analysis: Analysis) -> pd.DataFrame:
     return comms[comms["kind"].isin(("send", "recv", "send_recv"))]
 
 
-def told(analysis: Analysis) -> list[str]:
+def warnings_of(analysis: Analysis) -> list[str]:
     return [line for line in analysis.report.warnings if "flight-recorder" in line]
 
 
@@ -133,8 +133,8 @@ def test_messages_that_show_as_kernels_alone_are_those_of_the_plan_with_their_pe
     kind = found["kind"].str.upper() + "_" + found["direction"].astype(str)
     name = found["stage"].astype(str) + kind + found["microbatch"].astype(str)
     assert set(zip(found["rank"], name, found["peer"], strict=True)) == truth
-    assert len(told(analysis)) == 1
-    assert "name the groups, peers and sizes of all" in told(analysis)[0]
+    assert len(warnings_of(analysis)) == 1
+    assert "name the groups, peers and sizes of all" in warnings_of(analysis)[0]
 
 
 def test_a_dump_that_keeps_the_last_calls_alone_names_those(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_dump_whose_calls_are_not_the_traces_changes_nothing_and_says_so(tmp_p
     without = load([tmp_path / "without"], cache=False)
     analysis = analysed(tmp_path / "with", Unlabelled(), "kineto", run, OTHERS[case])
     pd.testing.assert_frame_equal(analysis.data.comms, without.data.comms)
-    (line,) = told(analysis)
+    (line,) = warnings_of(analysis)
     assert line.startswith("flight-recorder dump nccl_trace_rank_0 and 1 more: ")
     assert line.endswith("not used")
 
@@ -176,5 +176,5 @@ def test_dumps_of_no_rank_with_a_trace_and_damaged_ones_are_told_and_left_out(tm
     whole.write_bytes(whole.read_bytes()[:-9])
     analysis = load([tmp_path], cache=False)
     assert [info.rank for info in analysis.report.inputs] == [0, 1]
-    assert told(analysis) == ["flight-recorder dump nccl_trace_rank_5: no trace is of its rank: not used"]
+    assert warnings_of(analysis) == ["flight-recorder dump nccl_trace_rank_5: no trace is of its rank: not used"]
     assert any("damaged dump" in line and "left out" in line for line in analysis.report.warnings)

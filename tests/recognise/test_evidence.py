@@ -27,7 +27,7 @@ def cells(found: RecognisedRun, rank: int) -> list[str]:
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
-def found_in(style: Style, run: PaperRun) -> RecognisedRun:
+def recognise_run(style: Style, run: PaperRun) -> RecognisedRun:
     return recognise([make_trace(events_of(style, run, rank, 2), rank) for rank in range(run.plan.pp)])
 
 
@@ -83,9 +83,9 @@ def check_messages(found: RecognisedRun) -> None:
     """They are those of the plan in each of two steps, and have met."""
     comms = found.comms[found.comms["axis"] == "pp"]
     for rank in range(4):
-        mine = comms[comms["rank"] == rank]
-        kinds = mine["kind"].str.upper() + "_" + mine["direction"].astype(str)
-        have = mine["stage"].astype(str) + kinds + mine["microbatch"].astype(str)
+        rank_comms = comms[comms["rank"] == rank]
+        kinds = rank_comms["kind"].str.upper() + "_" + rank_comms["direction"].astype(str)
+        have = rank_comms["stage"].astype(str) + kinds + rank_comms["microbatch"].astype(str)
         assert sorted(have) == sorted(str(done.action) for done in INTERLEAVED.transfers(rank) for _ in range(2))
     ends = comms.groupby("match")["rank"].agg(["size", "nunique"])
     assert (comms["match"] >= 0).all()
@@ -93,7 +93,7 @@ def check_messages(found: RecognisedRun) -> None:
 
 
 def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
-    found = found_in(InterleavedOperators(), INTERLEAVED)
+    found = recognise_run(InterleavedOperators(), INTERLEAVED)
     assert found.schedule.name == "interleaved-1f1b"
     for rank in range(4):
         assert cells(found, rank) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
@@ -102,7 +102,7 @@ def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
 
 
 def test_messages_of_one_stage_per_rank_give_high_confidence() -> None:
-    found = found_in(TorchOneFOneB(), ONE_STAGE)
+    found = recognise_run(TorchOneFOneB(), ONE_STAGE)
     assert (found.comms["match"] >= 0).all()
     assert all("high confidence" in line for line in found.warnings if line.startswith("rank "))
 
@@ -115,7 +115,7 @@ class OneFunction(MegatronNvtx):
 
 
 def test_what_a_function_moved_that_may_move_four_messages_the_ops_beside_it_tell() -> None:
-    found = found_in(OneFunction(), INTERLEAVED)
+    found = recognise_run(OneFunction(), INTERLEAVED)
     assert found.schedule.name == "interleaved-1f1b"
     assert any(
         "there are more labelled messages than interleaved-1f1b has: only those" in line for line in found.warnings
@@ -135,7 +135,7 @@ class Delayed(OneFunction):
 
 
 def test_messages_that_are_not_beside_their_ops_are_not_guessed_at() -> None:
-    found = found_in(Delayed(), INTERLEAVED)
+    found = recognise_run(Delayed(), INTERLEAVED)
     assert found.schedule.name == "interleaved-1f1b"
     assert not (found.comms["stage"] >= 0).any()
     assert any("the real ones cannot be identified" in line for line in found.warnings)
@@ -150,7 +150,7 @@ class CalledByAll(MegatronNvtx):
 
 
 def test_a_function_without_a_kernel_moved_nothing() -> None:
-    want, found = (found_in(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
+    want, found = (recognise_run(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
     assert len(found.comms) == len(want.comms) > 0
     assert (found.comms["match"] >= 0).all()
 
@@ -173,7 +173,7 @@ class KernelsOfOptimizers(TorchOneFOneB):
 
 
 def test_steps_are_told_by_the_kernels_of_optimizers_beside_operators() -> None:
-    found = found_in(KernelsOfOptimizers(), ONE_STAGE)
+    found = recognise_run(KernelsOfOptimizers(), ONE_STAGE)
     assert set(found.ops.loc[found.ops["kind"] == "F", "step"]) == {0, 1}
     for rank in range(4):
         assert cells(found, rank) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]

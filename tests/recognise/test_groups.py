@@ -353,8 +353,8 @@ def test_ends_of_a_message_that_differ_in_size_do_not_meet() -> None:
 
 
 def test_where_one_side_recorded_more_the_sizes_say_which_belong_together_or_nothing_does() -> None:
-    told = [p2p("send", 0, 1, size) for size in (1, 2, 3, 4)] + [p2p("recv", 1, 0, size) for size in (2, 3)]
-    assert match_calls(call_comms(told))["match"].tolist() == [-1, 0, 1, -1, 0, 1]
+    calls = [p2p("send", 0, 1, size) for size in (1, 2, 3, 4)] + [p2p("recv", 1, 0, size) for size in (2, 3)]
+    assert match_calls(call_comms(calls))["match"].tolist() == [-1, 0, 1, -1, 0, 1]
     equal = [p2p("send", 0, 1, 8) for _ in range(3)] + [p2p("recv", 1, 0, 8) for _ in range(2)]
     assert set(match_calls(call_comms(equal))["match"]) == {-1}
 

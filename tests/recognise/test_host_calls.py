@@ -19,8 +19,8 @@ Spans = list[tuple[int, int]]
 
 def shaped(rank: Rank, elements: int, size: int = -1) -> None:
     """Give the last event sizes, as recorded shapes tell them."""
-    told = {"in_elements": elements, "in_bytes": size, "out_bytes": size}
-    rank.args.append((rank.events[-1], ARGS | told))
+    sizes = {"in_elements": elements, "in_bytes": size, "out_bytes": size}
+    rank.args.append((rank.events[-1], ARGS | sizes))
 
 
 def post(rank: Rank, operator: str, start: int, end: int) -> None:

@@ -15,7 +15,7 @@ from tests.support.synthetic import MAIN_THREAD, NCCL_STREAM, Done, Event, Paper
 RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 
 
-def found_in(style: Style) -> RecognisedRun:
+def recognise_run(style: Style) -> RecognisedRun:
     return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
 
 
@@ -39,10 +39,10 @@ class SeveralTensors(TorchOneFOneB):
 
 
 def test_all_tensors_of_an_activation_are_its_messages() -> None:
-    found = found_in(SeveralTensors())
+    found = recognise_run(SeveralTensors())
     for rank in range(RUN.plan.pp):
-        mine = found.comms[found.comms["rank"] == rank]
-        assert len(mine) == 2 * 2 * len(list(RUN.transfers(rank)))
+        rank_comms = found.comms[found.comms["rank"] == rank]
+        assert len(rank_comms) == 2 * 2 * len(list(RUN.transfers(rank)))
         assert cells(found, rank, 1) == [str(action) for action in RUN.plan.compute_actions(rank)]
     assert (found.comms["match"] >= 0).all()
     assert (found.comms["clock"] == "device").all()
@@ -69,7 +69,7 @@ class Evaluated(TorchBatched):
 
 
 def test_forwards_of_an_evaluation_between_steps_are_not_counted() -> None:
-    found = found_in(Evaluated())
+    found = recognise_run(Evaluated())
     assert found.schedule.name == "1f1b"
     assert found.schedule.mismatches == ()
     for rank in range(RUN.plan.pp):

@@ -99,8 +99,8 @@ def test_not_where_one_lacks_or_is_too_many_or_cannot_have_met_its_other_side() 
 def test_not_where_a_message_of_the_pipeline_is_told() -> None:
     run = paper("1f1b", (3, 6, 1))
     calls, ops = traced(run)
-    told = table(COMMS, [{"rank": 2, "kind": "recv", "axis": "pp"}])
-    assert kernels_from_plan(calls, told, ops, follows(run.plan), mesh_of(3))[1] == ""
+    labelled = table(COMMS, [{"rank": 2, "kind": "recv", "axis": "pp"}])
+    assert kernels_from_plan(calls, labelled, ops, follows(run.plan), mesh_of(3))[1] == ""
 
 
 def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is_the_message() -> None:
@@ -134,11 +134,11 @@ def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is
     found, _ = kernels_from_plan(
         table(CALL_COMMS, calls), empty_table(COMMS), table(OPS, ops), follows(plan), mesh_of(2)
     )
-    told = {
+    labelled = {
         (row.rank, f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}", row.start_ns // MS)
         for row in found.itertuples()
     }
-    assert told == {(rank, name, span[0]) for rank, own in wanted.items() for name, span in own.items()}
+    assert labelled == {(rank, name, span[0]) for rank, own in wanted.items() for name, span in own.items()}
 
 
 def span_of(ms: tuple[int, int]) -> dict[str, int]:

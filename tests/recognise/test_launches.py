@@ -34,7 +34,7 @@ def planned(run: PaperRun, place: int) -> list[str]:
     return [str(action) for action in run.plan.compute_actions(place)]
 
 
-def found_in(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> RecognisedRun:
+def recognise_run(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> RecognisedRun:
     """``share`` copies of each pipeline rank, as the ranks of a run with the pipeline as its slowest or fastest axis."""
     pp = run.plan.pp
     places = [rank // share if slowest else rank % pp for rank in range(pp * share)]
@@ -61,7 +61,7 @@ class ExpertParallel(Unlabelled):
         host.launch("ncclDevKernel_SendRecv", done.start - 54, middle, middle + 9, thread, EP_STREAM)
 
 
-class Scraps(Unlabelled):
+class Noise(Unlabelled):
     """The main thread launches a small kernel before each backward, such as the loss's gradient, and scales gradients at last."""
 
     def launch_op(self, host: Host, done: Done) -> None:
@@ -76,9 +76,9 @@ class Scraps(Unlabelled):
         super().finish(host, run, rank, number)
 
 
-@pytest.mark.parametrize("style", [TensorParallel, ExpertParallel, Scraps], ids=lambda style: style.__name__)
+@pytest.mark.parametrize("style", [TensorParallel, ExpertParallel, Noise], ids=lambda style: style.__name__)
 def test_other_kernels_do_not_part_or_make_ops(style: type[Style]) -> None:
-    found = found_in(style())
+    found = recognise_run(style())
     for rank in range(3):
         for step in range(2):
             assert cells(found, rank, step) == planned(RUN, rank)
@@ -89,7 +89,7 @@ def test_other_kernels_do_not_part_or_make_ops(style: type[Style]) -> None:
 @pytest.mark.parametrize("slowest", [True, False])
 def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -> None:
     """Nothing names process groups: two ranks per stage are two pipelines, not one of twice the length."""
-    found = found_in(style(), share=2, slowest=slowest)
+    found = recognise_run(style(), share=2, slowest=slowest)
     wanted = {(0, 2, 4), (1, 3, 5)} if slowest else {(0, 1, 2), (3, 4, 5)}
     assert set(found.mesh.pipelines) == wanted
     assert (found.mesh.pp, found.mesh.dp) == (3, None)
@@ -101,7 +101,7 @@ def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -
 
 def test_the_evidence_is_told() -> None:
     """Ten messages and five kernels per op, on the first of three ranks."""
-    lines = [line for line in found_in(Unlabelled()).warnings if line.startswith("rank 0: ")]
+    lines = [line for line in recognise_run(Unlabelled()).warnings if line.startswith("rank 0: ")]
     assert len(lines) == 1
     assert "10 forwards by order of" in lines[0]
     assert "10 backwards by 50 kernels of autograd's threads" in lines[0]
@@ -122,7 +122,7 @@ class RingOnly(ExpertParallel):
 
 
 def test_messages_inside_ops_alone_are_no_pipeline() -> None:
-    found = found_in(RingOnly())
+    found = recognise_run(RingOnly())
     assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
 
 
@@ -141,7 +141,7 @@ class RingOfOperators(TorchOneFOneB):
 
 
 def test_messages_that_autograd_posts_as_well_are_no_pipeline() -> None:
-    found = found_in(RingOfOperators())
+    found = recognise_run(RingOfOperators())
     assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
 
 

@@ -49,9 +49,9 @@ PLANS = st.builds(
 @settings(max_examples=12, deadline=None)
 @given(PLANS, st.data(), st.sampled_from([0.0, 0.3, 1.0]), st.booleans(), st.booleans(), st.integers(1, 2))
 def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
-    plan: Plan, data: st.DataObject, scraps: float, optimizer: bool, peers: bool, tensors: int
+    plan: Plan, data: st.DataObject, noise: float, optimizer: bool, peers: bool, tensors: int
 ) -> None:
-    program = Program(plan, 2, data.draw(st.integers(0, 1000)), scraps, optimizer, peers, tensors)
+    program = Program(plan, 2, data.draw(st.integers(0, 1000)), noise, optimizer, peers, tensors)
     place = data.draw(st.integers(0, plan.pp - 1), label="place")
     trace = program.traces()[place]
     found = recognise([trace], num_ranks=plan.pp)
@@ -70,7 +70,7 @@ def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
 
 @pytest.mark.parametrize("ranks", [*combinations(range(4), 2), *combinations(range(4), 3)])
 def test_some_ranks_show_what_all_of_them_do_and_bound_their_bubble(ranks: tuple[int, ...]) -> None:
-    program = Program(build("1f1b", 4, 6), 2, scraps=0.5, peers=False, optimizer=False)
+    program = Program(build("1f1b", 4, 6), 2, noise=0.5, peers=False, optimizer=False)
     traces = program.traces()
     whole, part = analyse(traces), analyse([traces[rank] for rank in ranks], num_ranks=4)
     columns = ["rank", "step", "kind", "stage", "microbatch", "phase"]
@@ -114,8 +114,8 @@ def test_the_rank_whose_trace_tells_the_rest_is_named() -> None:
     found = recognise([traces[3]], num_ranks=4)
     assert {own.name for own in found.schedule.candidates} == {"1f1b", "eager-1f1b"}
     assert any("is null until the trace of rank 0 is given" in line for line in found.warnings)
-    told = recognise([traces[0], traces[3]], num_ranks=4)
-    assert (told.schedule.name, told.mesh.pp) == ("1f1b", 4)
+    recognised = recognise([traces[0], traces[3]], num_ranks=4)
+    assert (recognised.schedule.name, recognised.mesh.pp) == ("1f1b", 4)
 
 
 def program_of(kinds: str) -> Trace:

@@ -126,10 +126,10 @@ def test_waiting_and_moving_data_are_told_apart_as_they_were(recording: Recordin
     comms = with_transfers(recognise(recording.traces()).comms)
     job = recording.job
     for rank in range(job.dp * job.plan.pp):
-        mine = comms[(comms["rank"] == rank) & (comms["axis"] == "pp") & (comms["step"] == 0)]
+        messages = comms[(comms["rank"] == rank) & (comms["axis"] == "pp") & (comms["step"] == 0)]
         met = {str(done.action): done.met + recording.begin(0) for done in recording.run.transfers(rank // job.dp)}
-        assert len(mine) == len(met)
-        for row in mine.itertuples():
+        assert len(messages) == len(met)
+        for row in messages.itertuples():
             cell = f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}"
             assert row.transfer_start_ns == met[cell], cell
             assert row.transfer_end_ns >= row.transfer_start_ns + 70

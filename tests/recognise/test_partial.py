@@ -68,14 +68,14 @@ def in_order(actions: Sequence[Action]) -> Iterator[Action]:
     """Actions of which only the kinds are known: the k-th of a kind is that of microbatch k."""
     counts: Counter[Kind] = Counter()
 
-    def numbered(action: Action) -> Action:
-        parts = tuple(map(numbered, action.parts))
+    def with_number(action: Action) -> Action:
+        parts = tuple(map(with_number, action.parts))
         if parts:
             return replace(action, microbatch=parts[0].microbatch, parts=parts)
         counts[action.kind] += 1
         return replace(action, microbatch=counts[action.kind] - 1)
 
-    yield from map(numbered, actions)
+    yield from map(with_number, actions)
 
 
 def assert_right_or_open(case: Case) -> bool:
@@ -199,10 +199,10 @@ def test_bounds_of_one_rank_hold_the_bubble_that_all_ranks_together_tell(name: s
     traces = recording.traces(with_metadata=False)
     whole = analyse(traces)
     widths = []
-    for trace, told in zip(traces, whole.report.steps[0].ranks, strict=True):
+    for trace, lines in zip(traces, whole.report.steps[0].ranks, strict=True):
         alone = analyse([trace], num_ranks=3)
         ((rank,),) = [step.ranks for step in alone.report.steps]
-        bubble = own_bubble(whole, told.rank)
+        bubble = own_bubble(whole, lines.rank)
         assert bubble is not None
         assert rank.bubble_low_ns is not None
         assert rank.bubble_high_ns is not None

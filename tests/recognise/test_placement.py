@@ -12,10 +12,10 @@ from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
 from pptrace.recognise.labels import Label, read_label
 from pptrace.recognise.ops.labelled_ranges import Range, with_steps_and_microbatches
-from pptrace.recognise.placement.assign_stages import loop, zigzag
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from tests.roundtrip.files import events_of
@@ -27,7 +27,7 @@ def paper(name: str, pp: int, microbatches: int, chunks: int | None = None) -> P
     return run_on_paper(build(name, pp, microbatches, chunks), lambda action: 500, latency=130)
 
 
-def found_in(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> RecognisedRun:
+def recognise_run(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: int | None = None) -> RecognisedRun:
     return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
 
 
@@ -52,7 +52,7 @@ class Silent(ZeroBubble):
 @pytest.mark.parametrize("style", [ZeroBubble, Silent], ids=lambda style: style.__name__)
 def test_a_v_is_told_from_a_loop(style: type[Style], schedule: str, shape: str) -> None:
     run = paper(schedule, 2, 4, 2)
-    found = found_in(style(), run, range(2))
+    found = recognise_run(style(), run, range(2))
     assert [cells(found, rank) for rank in range(2)] == [
         [str(action) for action in run.plan.compute_actions(rank)] for rank in range(2)
     ]
@@ -75,7 +75,7 @@ class Shuffled(ZeroBubble):
 
 def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
     run = paper("zbv", 3, 6)
-    found = found_in(Shuffled(), run, range(3))
+    found = recognise_run(Shuffled(), run, range(3))
     assert any("V placement assumed, since the messages" in line for line in found.warnings)
     assert set(found.ops.loc[found.ops["rank"] == 0, "stage"]) - {-1} == {0, 5}
 
@@ -84,7 +84,7 @@ def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
 def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
     """As with nanotron, which profiles rank 0 only."""
     run = paper("1f1b", pp, 2 * pp)
-    found = found_in(Nanotron(), run, [0], num_ranks=pp)
+    found = recognise_run(Nanotron(), run, [0], num_ranks=pp)
     assert found.mesh.pipelines == (tuple(range(pp)),)
     assert cells(found, 0) == [str(action) for action in run.plan.compute_actions(0)]
     assert found.schedule.name == "1f1b"
@@ -94,7 +94,7 @@ def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
 
 def test_gpipe_of_one_rank_tells_no_length() -> None:
     """Every rank of GPipe has the same order."""
-    found = found_in(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
+    found = recognise_run(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
     assert (found.mesh.pp, found.mesh.pipelines) == (None, ((0,),))
     assert {candidate.name for candidate in found.schedule.candidates} == {"gpipe", "1f1b"}
 
@@ -102,7 +102,7 @@ def test_gpipe_of_one_rank_tells_no_length() -> None:
 def test_interleaved_timers_get_their_chunks_and_messages() -> None:
     """Every message meets its other end although no label says a microbatch."""
     run = paper("interleaved-1f1b", 3, 6, 2)
-    found = found_in(Timers(), run, range(3))
+    found = recognise_run(Timers(), run, range(3))
     assert found.mesh.vpp == 2
     assert [cells(found, rank) for rank in range(3)] == [
         [str(action) for action in run.plan.compute_actions(rank)] for rank in range(3)
@@ -132,10 +132,10 @@ def test_a_fit_prefers_groups_of_p_and_finds_others() -> None:
 def test_what_the_first_rank_receives_tells_the_chunks() -> None:
     """In both, a rank runs the same kinds of ops in the same order; with three chunks the first one receives 8 of 12."""
     orders = kinds_of("interleaved-1f1b", 2, 4, 3)
-    unknown, told = match_by_kinds(2, orders), match_by_kinds(2, orders, received=6)
+    unknown, ranges_of_step = match_by_kinds(2, orders), match_by_kinds(2, orders, received=6)
     assert unknown is not None
-    assert told is not None
-    assert (unknown.num_chunks, told.num_chunks) == (3, 2)
+    assert ranges_of_step is not None
+    assert (unknown.num_chunks, ranges_of_step.num_chunks) == (3, 2)
 
 
 @pytest.mark.parametrize(("schedule", "shape"), [("interleaved-1f1b", (3, 3, 2)), ("gpipe", (3, 6, 1))])
@@ -144,7 +144,7 @@ def test_forwards_that_all_come_first_are_interleaved_where_the_first_rank_recei
 ) -> None:
     """With m = p an interleaved schedule has no steady phase: the kinds of its ops are those of GPipe with twice the m."""
     run = run_on_paper(build(schedule, *shape), lambda action: 500, latency=130)
-    found = found_in(TorchBatched(), run, range(3))
+    found = recognise_run(TorchBatched(), run, range(3))
     assert found.schedule.name == schedule
     for rank in range(3):
         assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
@@ -154,7 +154,7 @@ def test_interleaved_with_all_forwards_first_is_that_and_no_breadth_first_schedu
     plan = build("interleaved-1f1b", 4, 4, 2)
     rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(4)]
     run = run_on_paper(from_rows([[str(a) for a in row] for row in rows], "custom"), lambda _: 500, latency=130)
-    found = found_in(TorchBatched(), run, range(4))
+    found = recognise_run(TorchBatched(), run, range(4))
     for rank in range(4):
         assert cells(found, rank) == [str(action) for action in rows[rank]]
     assert (found.schedule.name, found.mesh.vpp) == ("interleaved-1f1b", 2)
@@ -183,7 +183,7 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
 ) -> None:
     """Nothing tells how many ranks there were, as with Nsight reports of some of them."""
     run = paper(*schedule)
-    found = found_in(Unlabelled(), run, given)
+    found = recognise_run(Unlabelled(), run, given)
     assert found.mesh.pp == pp
     if pp is None:
         assert found.mesh.pipelines == (((given[0],),) if len(given) == 1 else ())
@@ -211,11 +211,11 @@ def actions(ranges: Sequence[Range]) -> list[str]:
 
 
 def test_a_flush_is_every_weight_gradient_that_has_not_run() -> None:
-    told = with_steps_and_microbatches(
+    ranges_of_step = with_steps_and_microbatches(
         named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0")
     )
-    assert actions(told) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
-    assert [entry.part for entry in told[-2:]] == [(0, 2), (1, 2)]
+    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
+    assert [entry.part for entry in ranges_of_step[-2:]] == [(0, 2), (1, 2)]
 
 
 def test_a_backward_without_weight_gradients_is_whole() -> None:
@@ -223,16 +223,16 @@ def test_a_backward_without_weight_gradients_is_whole() -> None:
 
 
 def test_parts_of_a_sequence_are_microbatches() -> None:
-    told = with_steps_and_microbatches(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
-    assert actions(told) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
+    ranges_of_step = with_steps_and_microbatches(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
+    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
 
 
 def test_ops_before_a_step_that_leads_belong_to_it() -> None:
     """Zero bubble runs the first forwards before its range of the step, while the last optimizer step is validated."""
     ranges = named("F0.0.0", "iter_0_7", "F1.0.0", "B0.0.0", "B1.0.0", "F0.0.0")
     step = Range(ranges[1].label, 10, 45, 1)
-    told = with_steps_and_microbatches([ranges[0], step, *ranges[2:]])
-    assert [(entry.step, str(entry.action)) for entry in told if entry.action] == [
+    ranges_of_step = with_steps_and_microbatches([ranges[0], step, *ranges[2:]])
+    assert [(entry.step, str(entry.action)) for entry in ranges_of_step if entry.action] == [
         (7, "-1F0"),
         (7, "-1F1"),
         (7, "-1B0"),
@@ -250,9 +250,9 @@ def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
 def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     ranges = named("F0.0.0", "F1.0.0", "iter_0_7", "F0.0.0", "F1.0.0", "B0.0.0", "B1.0.0")
     step = Range(ranges[2].label, 20, 69, 1)
-    told = [entry for entry in with_steps_and_microbatches([*ranges[:2], step, *ranges[3:]]) if entry.action]
-    assert actions(told) == ["-1F0", "-1F1", "-1B0", "-1B1"]
-    assert [entry.start_ns for entry in told] == [30, 40, 50, 60]
+    ranges_of_step = [entry for entry in with_steps_and_microbatches([*ranges[:2], step, *ranges[3:]]) if entry.action]
+    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1B0", "-1B1"]
+    assert [entry.start_ns for entry in ranges_of_step] == [30, 40, 50, 60]
 
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:
@@ -263,7 +263,7 @@ def test_ops_that_name_nothing_are_numbered_in_order() -> None:
 def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_order_does(
     name: str, pp: int | None
 ) -> None:
-    found = found_in(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
+    found = recognise_run(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
     assert (found.mesh.pp, found.schedule.name) == (pp, "unknown" if pp is None else name)
     if pp is None:
         assert (found.mesh.pipelines, found.mesh.dp) == ((), None)

@@ -72,11 +72,11 @@ def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording,
     compute = ops[ops["stage"] >= 0]
     for rank in range(job.dp * job.plan.pp):
         for step in range(job.steps):
-            mine = compute[(compute["rank"] == rank) & (compute["step"] == step)].sort_values("start_ns")
+            rank_ops = compute[(compute["rank"] == rank) & (compute["step"] == step)].sort_values("start_ns")
             done = recording.run.computes(rank // job.dp)
             columns = ["kind", "stage", "chunk", "microbatch", "phase", "start_ns", "end_ns"]
             at = recording.begin(step)
-            assert list(mine[columns].itertuples(index=False, name=None)) == [
+            assert list(rank_ops[columns].itertuples(index=False, name=None)) == [
                 (
                     str(d.action.kind),
                     d.action.stage,

@@ -26,9 +26,9 @@ def ops_of(steps: Sequence[Rows], ranks: Sequence[int] | None = None) -> pd.Data
         for place, row in enumerate(cells):
             for index, cell in enumerate(row):
                 action, at = parse_action(cell), 1000 * step + index
-                told = {"rank": place if ranks is None else ranks[place], "step": step, "stage": action.stage}
+                columns = {"rank": place if ranks is None else ranks[place], "step": step, "stage": action.stage}
                 rows.append(
-                    told
+                    columns
                     | {"kind": action.kind.value, "microbatch": action.microbatch, "start_ns": at, "end_ns": at + 1}
                 )
     empty = {name: "" if dtype == "str" else -1 for name, dtype in OPS.items()}

@@ -15,7 +15,7 @@ from tests.roundtrip.styles import Host, Style, TorchBatched, TorchLabels
 from tests.support.synthetic import Event, PaperRun, make_trace, run_on_paper
 
 
-class Numbered(TorchBatched):
+class WithStepRanges(TorchBatched):
     """With the profiler's own range around each step."""
 
     def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
@@ -54,8 +54,8 @@ def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
         (TorchLabels(), "1f1b", [3, 6, 5], 1),
         (TorchLabels(), "interleaved-1f1b", [3, 9, 6], 2),
         (TorchLabels(), "zb-h1", [4, 8], 1),
-        (Numbered(), "1f1b", [3, 6, 5], 1),
-        (Numbered(), "interleaved-1f1b", [6, 12, 9], 2),
+        (WithStepRanges(), "1f1b", [3, 6, 5], 1),
+        (WithStepRanges(), "interleaved-1f1b", [6, 12, 9], 2),
     ],
 )
 def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
@@ -71,8 +71,8 @@ def test_each_step_follows_the_schedule_with_its_own_number_of_microbatches(
         ideal = analyse(traces_of(TorchLabels(), [run])).report.steps[0]
         assert step.bubble.ideal_ratio == ideal.bubble.ideal_ratio is not None
         for rank, alone in zip(step.ranks, ideal.ranks, strict=True):
-            told = [(op.stage, op.kind, op.microbatch, op.phase) for op in rank.ops]
-            assert told == [(op.stage, op.kind, op.microbatch, op.phase) for op in alone.ops]
+            ops = [(op.stage, op.kind, op.microbatch, op.phase) for op in rank.ops]
+            assert ops == [(op.stage, op.kind, op.microbatch, op.phase) for op in alone.ops]
             edges = [(phase.num_forward, phase.num_backward) for phase in rank.phases.values()]
             assert edges == [(phase.num_forward, phase.num_backward) for phase in alone.phases.values()]
     assert any("has another number of microbatches: compared with" in line for line in report.warnings)
@@ -93,20 +93,20 @@ def test_a_step_that_has_part_of_its_ops_is_of_the_longer_plan() -> None:
 @pytest.mark.parametrize("share", [0.4, 0.8])
 def test_a_step_cut_off_at_its_end_keeps_its_stages_and_hides_nothing_of_the_others(share: float) -> None:
     runs = runs_of("interleaved-1f1b", [9, 9], 2)
-    whole = analyse(traces_of(Numbered(), runs[:1])).report.steps[0]
+    whole = analyse(traces_of(WithStepRanges(), runs[:1])).report.steps[0]
     end = step_begins(runs[0], 1) + int(share * runs[1].end)
     traces = []
     for rank in range(3):
-        events = [event for event in events_of(Numbered(), runs, rank) if event.start < end]
+        events = [event for event in events_of(WithStepRanges(), runs, rank) if event.start < end]
         kept = [event for event in events if event.end <= end or event.name.startswith("Profiler")]
         traces.append(make_trace(kept, rank))
     report = analyse(traces).report
     assert report.steps[0].bubble == whole.bubble
     for rank in report.steps[1].ranks:
         planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
-        told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
-        assert 0 < len(told) < len(planned)
-        assert told == planned[: len(told)]
+        ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+        assert 0 < len(ops) < len(planned)
+        assert ops == planned[: len(ops)]
 
 
 def test_a_step_cut_off_at_its_beginning_is_the_end_of_its_plan() -> None:
@@ -115,27 +115,27 @@ def test_a_step_cut_off_at_its_beginning_is_the_end_of_its_plan() -> None:
     begin = step_begins(runs[0], 0) + int(0.4 * runs[0].end)
     traces = []
     for rank in range(3):
-        events = events_of(Numbered(), runs, rank)
+        events = events_of(WithStepRanges(), runs, rank)
         kept = [event for event in events if event.start >= begin or event.name.startswith("Profiler")]
         traces.append(make_trace(kept, rank))
     report = analyse(traces).report
     assert report.schedule.name == "interleaved-1f1b"
     for rank in report.steps[0].ranks:
         planned = [(a.stage, str(a.kind), a.microbatch) for a in runs[0].plan.compute_actions(rank.rank)]
-        told = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
-        assert 0 < len(told) < len(planned)
-        assert told in (planned[-len(told) :], [(None, kind, None) for _, kind, _ in told])
+        ops = [(op.stage, op.kind, op.microbatch) for op in rank.ops]
+        assert 0 < len(ops) < len(planned)
+        assert ops in (planned[-len(ops) :], [(None, kind, None) for _, kind, _ in ops])
     assert any(rank.ops[0].stage is not None for rank in report.steps[0].ranks)
 
 
 def test_messages_whose_kernels_were_cut_off_say_nothing_of_the_clocks() -> None:
     """The posting call of a kernel that is not in the trace ends long before the message does."""
     runs = runs_of("1f1b", [6, 6])
-    whole = analyse(traces_of(Numbered(), runs)).report
+    whole = analyse(traces_of(WithStepRanges(), runs)).report
     end = step_begins(runs[0], 1) + 3 * runs[1].end // 4
     traces = []
     for rank in range(3):
-        kept = [event for event in events_of(Numbered(), runs, rank) if event.end <= end]
+        kept = [event for event in events_of(WithStepRanges(), runs, rank) if event.end <= end]
         traces.append(make_trace(kept, rank))
     report = analyse(traces).report
     assert [step.step for step in report.steps] == [4]
@@ -146,7 +146,7 @@ def test_messages_whose_kernels_were_cut_off_say_nothing_of_the_clocks() -> None
 def test_what_cannot_have_run_with_one_stage_on_each_rank_gets_no_names() -> None:
     """Weight gradients of their own look like backwards where nothing is labelled."""
     run = run_on_paper(build("zb-h1", 3, 6), lambda _: 500, latency=130)
-    report = analyse(traces_of(Numbered(), [run, run])).report
+    report = analyse(traces_of(WithStepRanges(), [run, run])).report
     assert (report.schedule.name, report.mesh.vpp) == ("unknown", None)
     for step in report.steps:
         for rank in step.ranks:

@@ -71,8 +71,8 @@ def test_bubbles_are_exactly_what_ops_leave_of_each_row() -> None:
     simulation = simulated()
     figure = timeline(simulation.ops())
     for rank in simulation.ranks:
-        mine = [end - start for row, start, end in bars(figure, "Bubble") if round(row) == rank.rank]
-        assert sum(mine) == pytest.approx(rank.bubble_ns / MS)
+        lengths = [end - start for row, start, end in bars(figure, "Bubble") if round(row) == rank.rank]
+        assert sum(lengths) == pytest.approx(rank.bubble_ns / MS)
 
 
 def test_phases_cover_each_row_without_overlap() -> None:

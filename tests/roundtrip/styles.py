@@ -244,8 +244,10 @@ class MegatronNvtx(Style):
         for action in actions:
             way, direction = self.WORDS[action.kind]
             words[way].append(direction)
-        said = [word for way, directions in words.items() for word in ([way, *directions] if directions else [])]
-        return f"{self.PACKAGE}.p2p_communication.{'_'.join(said)}"
+        words_of_name = [
+            word for way, directions in words.items() for word in ([way, *directions] if directions else [])
+        ]
+        return f"{self.PACKAGE}.p2p_communication.{'_'.join(words_of_name)}"
 
     def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
         """The functions post at most one message of each way and direction."""
@@ -299,11 +301,11 @@ class ZeroBubble(Style):
 
     def _flush(self, host: Host, weights: Sequence[Done]) -> None:
         for chunk in dict.fromkeys(done.action.chunk for done in weights):
-            mine = [done for done in weights if done.action.chunk == chunk]
-            contiguous = mine[-1].end - mine[0].start == sum(done.end - done.start for done in mine)
+            of_chunk = [done for done in weights if done.action.chunk == chunk]
+            contiguous = of_chunk[-1].end - of_chunk[0].start == sum(done.end - done.start for done in of_chunk)
             if contiguous:
-                host.range(f"W_clear.{chunk}.0", mine[0].start - LEAD, mine[-1].start - LEAD + 20)
-            for done in mine:
+                host.range(f"W_clear.{chunk}.0", of_chunk[0].start - LEAD, of_chunk[-1].start - LEAD + 20)
+            for done in of_chunk:
                 if not contiguous:
                     host.range(f"W{done.action.microbatch}.{chunk}.0", done.start - LEAD, done.start - LEAD + 20)
                 self.launch_op(host, done)

@@ -52,8 +52,8 @@ def recognised(style: Style, run: PaperRun, steps: int, form: str) -> Recognised
 
 def found_ops(ops: pd.DataFrame, rank: int, step: int, offset: int = 0) -> list[tuple[str, int, int]]:
     """(action, start, end) of each op of a rank in a step; ``offset`` is what its clock was moved by."""
-    mine = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
-    columns = (mine[name].tolist() for name in ("pair", "stage", "kind", "microbatch", "start_ns", "end_ns"))
+    rows = ops[(ops["rank"] == rank) & (ops["step"] == step) & ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
+    columns = (rows[name].tolist() for name in ("pair", "stage", "kind", "microbatch", "start_ns", "end_ns"))
     return [
         (pair or f"{stage}{kind}{microbatch}", start - offset, end - offset)
         for pair, stage, kind, microbatch, start, end in zip(*columns, strict=True)
@@ -89,9 +89,9 @@ def check_messages(run: PaperRun, steps: int, found: RecognisedRun) -> None:
     p2p = found.comms[found.comms["axis"] == "pp"]
     for rank in range(run.plan.pp):
         wanted = sorted(str(done.action) for done in run.transfers(rank)) * steps
-        mine = p2p[p2p["rank"] == rank]
-        kind = mine["kind"].str.upper() + "_" + mine["direction"].astype(str)
-        have = mine["stage"].astype(str) + kind + mine["microbatch"].astype(str)
+        rows = p2p[p2p["rank"] == rank]
+        kind = rows["kind"].str.upper() + "_" + rows["direction"].astype(str)
+        have = rows["stage"].astype(str) + kind + rows["microbatch"].astype(str)
         assert sorted(have) == sorted(wanted)
     assert (p2p["match"] >= 0).all()
 

@@ -93,11 +93,11 @@ def _transfers(
 def _step(
     step: int, ops: dict[tuple[int, int], list[tuple[str, int, int]]], transfers: dict[int, list[Interval]]
 ) -> dict[str, Any]:
-    mine = {rank: rows for (number, rank), rows in sorted(ops.items()) if number == step}
-    first = min(start for rows in mine.values() for _, start, _ in rows)
-    last = max(end for rows in mine.values() for _, _, end in rows)
+    rows_by_rank = {rank: rows for (number, rank), rows in sorted(ops.items()) if number == step}
+    first = min(start for rows in rows_by_rank.values() for _, start, _ in rows)
+    last = max(end for rows in rows_by_rank.values() for _, _, end in rows)
     ranks = []
-    for rank, rows in mine.items():
+    for rank, rows in rows_by_rank.items():
         computing = [(start, end) for _, start, end in rows]
         moving = transfers.get(rank, [])
         compute, exposed = _split(computing, moving, first, last)

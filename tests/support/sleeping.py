@@ -17,14 +17,14 @@ from instrument.launch.facts import TRACE_SCHEMA, host_name, plan_as_json, sampl
 from instrument.launch.profiler import TraceProfiler
 from instrument.mesh import fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.sleeping import SleepingStage
+from instrument.pipeline.outstanding import outstanding
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from instrument.session import Session
 from pptrace.analysis.attribution import measured_costs
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.schedule.actions import Kind
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
@@ -69,9 +69,8 @@ def sleep_through(run: SleepingRun, folder: str) -> int:
     def wrap(stage: GptStage) -> torch.nn.Module:
         return SleepingStage(stage, run.forward_s, 2 * run.forward_s)
 
-    runtime = make_gpt_runtime(
-        mesh, plan, config, cut, MICROBATCH_SIZE, Wiring(torch.device("cpu"), prefetch_depth=run.ahead), recorder, wrap
-    )
+    gpt = GptPipeline(plan, config, cut, MICROBATCH_SIZE, wrap)
+    runtime = make_gpt_runtime(mesh, gpt, Wiring(torch.device("cpu"), prefetch_depth=run.ahead), recorder)
     batch = TextData(plan.num_microbatches, MICROBATCH_SIZE, config.sequence).batch(0, 0)
     profiler = TraceProfiler(Path(folder) / f"rank{mesh.rank}.json.gz")
     profiler.prepare()
@@ -136,8 +135,8 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
     simulated, measured, errors = [], [], []
     for step in analysis.report.steps:
         ops = analysis.data.ops
-        mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
-        paper = simulate(plan, Costs(ops=measured_costs(slice_of(mine), slice_of(analysis.data.comms[:0])).ops))
+        step_ops = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
+        paper = simulate(plan, Costs(ops=measured_costs(slice_of(step_ops), slice_of(analysis.data.comms[:0])).ops))
         assert step.bubble.ratio is not None
         simulated.append(paper.bubble_ratio)
         measured.append(step.bubble.ratio)
@@ -150,7 +149,7 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
         median(simulated),
         median(measured),
         tuple(errors),
-        max(forwards_in_flight(plan, rank) for rank in range(plan.pp)),
+        max(outstanding(plan, rank).in_flight for rank in range(plan.pp)),
         max(peaks),
     )
 
@@ -159,13 +158,3 @@ def forward_for(plan: Plan, bubble_s: float) -> float:
     """How long an F, an I and a W each sleep where the mean ideal bubble of the ranks is to last ``bubble_s``."""
     paper = simulate(plan, uniform(forward_ns=1, backward_ns=2))
     return bubble_s * len(paper.ranks) / sum(rank.bubble_ns for rank in paper.ranks)
-
-
-def forwards_in_flight(plan: Plan, rank: int) -> int:
-    """Most forwards whose B or I has not run, as :class:`instrument.pipeline.runtime.StepResult` counts them."""
-    count = peak = 0
-    for action in plan.compute_actions(rank):
-        for half in action.halves:
-            count += (half.kind is Kind.F) - (half.kind in (Kind.B, Kind.I))
-            peak = max(peak, count)
-    return peak

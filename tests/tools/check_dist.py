@@ -147,8 +147,8 @@ def _try_analysis(environment: Environment, sample: Path) -> None:
     environment.run(environment.pptrace, "analyze", sample, "--no-cache", "--json", report, "--html", page)
     steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
     found = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in steps]
-    told = json.loads((sample / "expected.json").read_text(encoding="utf-8"))["steps"]
-    expected = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in told]
+    recorded = json.loads((sample / "expected.json").read_text(encoding="utf-8"))["steps"]
+    expected = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in recorded]
     require(found == expected, f"{sample.name}: spans and bubbles are {found}, expected {expected}")
     text = page.read_text(encoding="utf-8")
     require(text.lstrip().lower().startswith("<!doctype html") and len(text) > 100_000, "--html wrote no page")

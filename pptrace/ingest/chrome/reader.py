@@ -150,8 +150,8 @@ def _facts(content: ChromeRanges, facts: Facts, rank: int) -> Mapping[str, Any]:
     of_all, of_rank = facts
     if not of_all:
         return {}
-    is_numbered_here = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
-    notes = {"notes": [_NO_GLOBAL_RANKS]} if is_numbered_here else {}
+    assigns_ranks = " PP " in str(content.ranges[0].pid) and not _declares_rank(content)
+    notes = {"notes": [_NO_GLOBAL_RANKS]} if assigns_ranks else {}
     return {**of_all, **of_rank.get(rank, {}), **notes}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.ingest.common.exact_numbers import ABSURD, LIMIT_NS, MISSING
-from pptrace.model.tables import Category, Events, Int8, Int32, Int64
+from pptrace.model.tables import COMM_ARGS, Category, Events, Int32, Int64, empty_table
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longest duration of an event, thirty days; longer ones are overflows."""
@@ -36,17 +36,9 @@ class Columns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SortedEvents:
-    """Sorted events, without their communication arguments. ``order[i]`` is the row in the file of sorted row ``i``."""
+    """Sorted events. ``order[i]`` is the row in the file of sorted row ``i``."""
 
-    category: Int8
-    name_id: Int32
-    start_ns: Int64
-    dur_ns: Int64
-    device: Int32
-    stream: Int64
-    thread: Int64
-    correlation: Int64
-    names: tuple[str, ...]
+    without_comm_args: Events
     order: npt.NDArray[Any]
     num_rows: int
     warnings: tuple[str, ...]
@@ -62,18 +54,7 @@ class SortedEvents:
         return np.array([position.get(row, -1) for row in rows], dtype=np.int64)
 
     def events(self, comm_args: pd.DataFrame) -> Events:
-        return Events(
-            self.category,
-            self.name_id,
-            self.start_ns,
-            self.dur_ns,
-            self.device,
-            self.stream,
-            self.thread,
-            self.correlation,
-            self.names,
-            comm_args,
-        )
+        return replace(self.without_comm_args, comm_args=comm_args)
 
 
 def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
@@ -108,7 +89,7 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
     on_device = category > Category.HOST_LIMIT
     stream = np.where(on_device, lane, -1)
     lane[on_device] = -1
-    return SortedEvents(
+    events = Events(
         category=category,
         name_id=name_id,
         start_ns=start,
@@ -118,10 +99,9 @@ def sorted_events(columns: Columns, base_ns: int) -> SortedEvents:
         thread=lane,
         correlation=correlation,
         names=names,
-        order=order if kept_rows is None else kept_rows[order],
-        num_rows=num_rows,
-        warnings=tuple(warnings),
+        comm_args=empty_table(COMM_ARGS),
     )
+    return SortedEvents(events, order if kept_rows is None else kept_rows[order], num_rows, tuple(warnings))
 
 
 def _row_type(num_rows: int) -> type[np.int32] | type[np.int64]:

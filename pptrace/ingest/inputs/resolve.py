@@ -5,10 +5,10 @@
          | a TensorBoard log directory: *.pt.trace.json or *.pt.trace.json.gz lie one level down
          | a run directory: run.json says which file is whose
 
-A file of Nsight Systems can hold several ranks. Flight-recorder dumps beside traces are no traces of their own: they say more of
+A file of Nsight Systems can hold several ranks. Flight-recorder dumps next to traces are no traces of their own: they say more of
 the calls in these (:mod:`pptrace.recognise.calls.from_flight_recorder`).
 
-No trace is read here: formats are told by the first bytes.
+No trace is read here: formats are recognised by the first bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class InputFile:
 class OpenedInputs:
     """The files behind the PATHs, in order. ``run`` is the whole of run.json where one was given (the first of several).
 
-    ``dumps`` are flight-recorder dumps beside the traces in ``files``.
+    ``dumps`` are flight-recorder dumps that complete the traces in ``files``.
     """
 
     files: tuple[InputFile, ...]
@@ -103,7 +103,7 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
     copied = copies_of([file.path for file in alike])
     warnings += [f"{path}: is a copy of {other}; read once" for path, other in copied.items()]
     left = [file for file in files.values() if file.path in chosen and file.path not in copied]
-    dumps = _dumps_beside(left)
+    dumps = _dumps_with_traces(left)
     traces = tuple(file for file in left if file.path not in dumps)
     return OpenedInputs(traces, tuple(warnings), run, run_dir, dumps)
 
@@ -151,10 +151,12 @@ def _open_directory(directory: Path) -> OpenedInputs:
         warnings.append(f"{run_file}: {reason}; took the traces beside it")
     entries = entries_of(directory)
     files, skipped = _taken([entry for entry in entries if entry.is_file()])
-    below = [(place, entry) for place in directories_below(directory, RUN_FILE) for entry in _files_of(place)]
+    below = [(folder, entry) for folder in directories_below(directory, RUN_FILE) for entry in _files_of(folder)]
     if not files:
         tensorboard = [
-            entry for place, entry in below if place.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
+            entry
+            for folder, entry in below
+            if folder.parent == directory and entry.name.endswith(_TENSORBOARD_SUFFIXES)
         ]
         files, skipped_below = _taken(tensorboard) if tensorboard else _taken([entry for _, entry in below])
         skipped += skipped_below
@@ -186,10 +188,10 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
     """Traces in subdirectories, beside those that are read; no partner of a table is one."""
     read = {file.path for file in files}
     named = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
-    found, _ = _trace_files(without_companions(without_other_forms(named[:_MOST_SNIFFED])))
+    traces, _ = _trace_files(without_companions(without_other_forms(named[:_MOST_SNIFFED])))
     return [
         f"{file.path.relative_to(directory)} ({_why_left(file.path, read)}; give it to read it)"
-        for file in found
+        for file in traces
         if (known := _format_of(file)) is not None and not known.is_own_output
     ]
 
@@ -242,12 +244,12 @@ def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], 
         return files, skipped
     worth = {file.path: known.priority for file in files if (known := _format_of(file)) is not None}
     most = max(worth.values())
-    kept = {*(path for path, own in worth.items() if own == most), *_dumps_beside(files)}
+    kept = {*(path for path, own in worth.items() if own == most), *_dumps_with_traces(files)}
     left = [f"{file.path.name} (the run is read from other files)" for file in files if file.path not in kept]
     return [file for file in files if file.path in kept], [*skipped, *left]
 
 
-def _dumps_beside(files: Sequence[InputFile]) -> tuple[Path, ...]:
+def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:
     """The flight-recorder dumps among files that hold a profiler's traces as well."""
     if not any(known.takes_dumps for file in files for known in readers_of(file.format)):
         return ()
@@ -269,9 +271,9 @@ def _runs(entries: Sequence[Path]) -> list[str]:
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
     if runs := _runs(entries):
         return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
-    found = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
+    content = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
     return (
-        f"{directory}: {found}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
+        f"{directory}: {content}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
         "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
     )
 

@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,14 +21,12 @@ from pptrace.ingest.common.rank_names import rank_of_file_name, rank_of_value
 from pptrace.ingest.formats import ReadOptions, read_file
 from pptrace.ingest.inputs.resolve import InputFile, OpenedInputs
 from pptrace.ingest.job.join_tables import HasOps, join_tables
+from pptrace.ingest.job.read_progress import OnProgress, ProgressMeter
 from pptrace.model.tables import Trace, TraceInfo
-
-Progress = Callable[[float, int], None]
-"""Called with the number of files read, including the fraction of the current one, and the number of files."""
 
 _LARGE_BYTES = 12 * 1024 * 1024  # of text; reading a smaller file takes less than starting a process
 _MAX_RANKS = 1_000_000
-_MAX_PART = 0.99  # progress of a file read to its end: its events are still to be sorted and recognised
+_POLL_S = 0.1  # between looks at how far the reading processes are
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +71,18 @@ class ReadResult(Generic[Data]):
     warnings: tuple[str, ...] = ()
 
 
-def read_traces(inputs: OpenedInputs, jobs: int | None = None, progress: Progress | None = None) -> ReadResult[Trace]:
+def read_traces(
+    inputs: OpenedInputs, jobs: int | None = None, on_progress: OnProgress | None = None
+) -> ReadResult[Trace]:
     """Read all files without a transform: see :func:`read_each`."""
-    return read_each(inputs, _unchanged, jobs, progress)
+    return read_each(inputs, _unchanged, jobs, on_progress)
 
 
 def read_each(
     inputs: OpenedInputs,
     transform: Transform[Data],
     jobs: int | None = None,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     store: Store[Data] | None = None,
 ) -> ReadResult[Data]:
     """Read every file: large ones in ``jobs`` processes (default: one per CPU; several for one file where there are fewer large
@@ -99,7 +99,8 @@ def read_each(
     Raises:
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
-    results = _read_all(inputs.files, transform, jobs, progress or (lambda _done, _all: None), store)
+    meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
+    results = _read_all(inputs.files, partial(_read_one, transform, store), jobs, meter, store)
     errors = [result for result in results if isinstance(result, PptraceError)]
     if not results or len(errors) == len(results):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")
@@ -135,16 +136,16 @@ def _read_one(
 
 def _read_all(
     files: Sequence[InputFile],
-    transform: Transform[Data],
+    read: Callable[[ReadOptions, InputFile], FileResult[Data]],
     jobs: int | None,
-    progress: Progress,
+    meter: ProgressMeter,
     store: Store[Data] | None,
 ) -> list[FileResult[Data]]:
     results: dict[int, FileResult[Data]] = {}
     for index, file in enumerate(files):
         if store is not None and (cached := store.peek(file)) is not None:
             results[index] = cached
-            progress(len(results), len(files))
+            meter.set_done(index)
     large = [
         index for index, file in enumerate(files) if index not in results and num_text_bytes(file.path) >= _LARGE_BYTES
     ]
@@ -152,41 +153,56 @@ def _read_all(
     num_processes = max(1, min(len(large), jobs))
     cores = max(1, jobs // num_processes)
     if num_processes > 1:
-        read = partial(_read_one, transform, store, ReadOptions(cores))
         large.sort(key=lambda index: -files[index].num_bytes)
-        _read_in_processes(files, large, read, num_processes, results, progress)
+        read_in_process = partial(_read_in_process, read, cores)
+        for index, result in _read_in_processes(files, large, read_in_process, num_processes, meter):
+            results[index] = result
+            meter.set_done(index)
     for index, file in enumerate(files):
         if index not in results:
-            on_progress = partial(_report_part, progress, len(results), len(files))
-            results[index] = _read_one(transform, store, ReadOptions(cores, on_progress), file)
-            progress(len(results), len(files))
+            results[index] = read(ReadOptions(cores, partial(meter.set_part, index)), file)
+            meter.set_done(index)
     return [results[index] for index in range(len(files))]
 
 
-def _report_part(progress: Progress, done: int, total: int, part: float) -> None:
-    progress(done + part * _MAX_PART, total)
+_parts_read: MutableSequence[float] = []
+"""In a reading process: the fraction read of each file of the job, in memory that all of them share."""
+
+
+def _share_parts(parts: MutableSequence[float]) -> None:
+    global _parts_read
+    _parts_read = parts
+
+
+def _read_in_process(
+    read: Callable[[ReadOptions, InputFile], FileResult[Data]], cores: int, index: int, file: InputFile
+) -> FileResult[Data]:
+    return read(ReadOptions(cores, partial(_parts_read.__setitem__, index)), file)
 
 
 def _read_in_processes(
     files: Sequence[InputFile],
     indices: Sequence[int],
-    read: Callable[[InputFile], FileResult[Data]],
+    read: Callable[[int, InputFile], FileResult[Data]],
     num_processes: int,
-    results: dict[int, FileResult[Data]],
-    progress: Progress,
-) -> None:
-    """Fill ``results`` at ``indices``; where a process dies, some stay missing and the caller reads these files.
+    meter: ProgressMeter,
+) -> Iterator[tuple[int, FileResult[Data]]]:
+    """(index, result) of the files at ``indices``, as they finish; where a process dies, some stay missing.
 
     Processes are forked where no other Python thread could hold a lock: nothing has to be imported again. The libraries
     behind numpy stop their threads before a fork.
     """
     forks = sys.platform == "linux" and threading.active_count() == 1
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool, suppress(BrokenProcessPool):
-        futures = {pool.submit(read, files[index]): index for index in indices}
-        for future in as_completed(futures):
-            results[futures[future]] = future.result()
-            progress(len(results), len(files))
+    parts = context.RawArray("d", len(files))
+    pool = ProcessPoolExecutor(num_processes, mp_context=context, initializer=_share_parts, initargs=(parts,))
+    with pool, suppress(BrokenProcessPool):
+        futures = {pool.submit(read, index, files[index]): index for index in indices}
+        while futures:
+            for future in wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
+                yield futures.pop(future), future.result()
+            for index in futures.values():
+                meter.set_part(index, parts[index])
 
 
 def _num_cpus() -> int:

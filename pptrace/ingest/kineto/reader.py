@@ -84,7 +84,7 @@ def _trace(path: Path, source: ByteSource, stream: EventStream, document: Docume
     distributed = _mapping(members.get("distributedInfo"))
     base_ns, base_warning = _base_ns(members.get("baseTimeNanoseconds"))
     ordered = sorted_events(collected.columns, base_ns)
-    if not len(ordered.start_ns):
+    if not len(ordered.without_comm_args):
         raise TraceError(f'{path}: no event has a usable time; expected "ts" and "dur" in µs; {EXPECTED_INPUTS}')
     comm_rows = collected.columns.comm_rows
     rank = _first_rank(

@@ -27,7 +27,7 @@ from pptrace.ingest.nsight.ranks import Session, base_ns, producer_of, ranks_of,
 from pptrace.ingest.nsight.report_export import exported, is_recorded
 from pptrace.ingest.nsight.sqlite import EXPECTED_INPUT, Database
 from pptrace.marks import is_mark
-from pptrace.model.tables import COMM_ARGS, MEMORY, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace, empty_table
+from pptrace.model.tables import MEMORY, ONE_CLOCK, SESSION, Category, InputFormat, Int32, Trace, empty_table
 
 _NSYS_TABLES = ("StringIds", "EXPORT_META_DATA", "META_DATA_EXPORT", "ANALYSIS_DETAILS", GRAPHS, NVTX, *CUDA_CALLS)
 _NSYS_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_")
@@ -129,7 +129,7 @@ def _read_export(export: Path, shown_path: Path) -> tuple[Trace, ...]:
                 format=InputFormat.NSYS_SQLITE,
                 rank=rank_by_pid.get(pid) if rank is None else rank,
                 producer=producer,
-                events=ordered.events(empty_table(COMM_ARGS)),
+                events=ordered.without_comm_args,
                 memory=empty_table(MEMORY),
                 metadata=metadata,
                 warnings=(*(shared_warnings if index == 0 else ()), *ordered.warnings),

@@ -42,7 +42,7 @@ def sniff_primus(start: bytes) -> bool:
 
 
 def companions_of_dump(path: Path) -> list[Path]:
-    """The sizes of a run, beside the dump of each pipeline rank."""
+    """The sizes of a run, next to the dump of each pipeline rank."""
     return [path.with_name("config.json")] if path.name.startswith("pp_rank_") else []
 
 

@@ -1,6 +1,6 @@
 """Tables of ops, in which each row is an op already: nothing has to be recognised in events.
 
-CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` beside ``ops``
+CSV or Parquet   anybody's ops (:mod:`pptrace.ingest.op_tables.rows`), with ``comms`` and ``memory`` next to ``ops``
                  ByteDance's straggler traces (:mod:`pptrace.ingest.op_tables.bytedance`)
 JSON             pptrace's own reports and simulations (:mod:`pptrace.ingest.op_tables.pptrace_json`)
 """
@@ -68,7 +68,7 @@ def read_table(path: Path) -> tuple[Trace, ...]:
 
 
 def partner(path: Path, table: str) -> Path | None:
-    """The file of another table beside ``path``: comms.csv beside ops.csv, rank0.comms.csv beside rank0.ops.csv."""
+    """The file of another table next to ``path``: comms.csv for ops.csv, rank0.comms.csv for rank0.ops.csv."""
     if not _OPS_NAME.search(path.name):
         return None
     other = path.with_name(_OPS_NAME.sub(table, path.name, count=1))
@@ -134,16 +134,16 @@ def _chunks(ops: pd.DataFrame) -> Int64:
 
 
 def _memory(path: Path) -> pd.DataFrame:
-    found = partner(path, "memory")
-    if found is None:
+    memory_file = partner(path, "memory")
+    if memory_file is None:
         return empty_table(MEMORY)
-    table = read_frame_of_memory(found)
+    table = read_frame_of_memory(memory_file)
     columns = {}
     for name in MEMORY:
         values, good = to_ns(table[name], "ns")
         if not good.all():
             row = int(np.argmin(good))
-            raise TraceError(f"{found}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
+            raise TraceError(f"{memory_file}: row {row + 1}: {name} {table[name].iloc[row]!s}; expected a whole number")
         columns[name] = values
     return make_table(MEMORY, columns)
 

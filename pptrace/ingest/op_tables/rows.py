@@ -62,7 +62,7 @@ _P2P = {"SEND_F": ("send", "F"), "RECV_F": ("recv", "F"), "SEND_B": ("send", "B"
 _KINDS = (*COMPUTE, *_SPANS, *_COMMS, *_LONG, *_P2P)
 _SHOWN_KINDS = "F, B, I, W, OVERLAP_F_B, STEP, OPTIMIZER, GRAD_SYNC, send, recv, all_reduce, …"
 _LARGEST = 2**62
-_MOST_PLACES = 1_000_000
+_MOST_RANKS = 1_000_000
 _LIMITED = frozenset(
     {"rank", "microbatch", "stage", "chunk", "mc", *(f"{axis}_rank" for axis in MESH_ORDER), "group_size", "peer"}
 )
@@ -103,7 +103,7 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     for name, of in _OTHER_TIMES.items():
         if name in has:
             columns[name] = reader.time_or(name, columns[of])
-    for name in sorted((set(OPS) | set(COMMS) | _PLACES) & has - set(columns)):
+    for name in sorted((set(OPS) | set(COMMS) | _COORDINATES) & has - set(columns)):
         dtype = {**OPS, **COMMS}.get(name, "int64")
         columns[name] = reader.integers(name, -1) if dtype == "int64" else reader.texts(name)
     if "clock" in columns:
@@ -127,7 +127,7 @@ _OTHER_TIMES = {
     "transfer_end_ns": "end_ns",
 }
 """Times of messages that may be missing, and what then stands for them."""
-_PLACES = frozenset({"pp_rank", "dp_rank", "tp_rank", "cp_rank"})
+_COORDINATES = frozenset({"pp_rank", "dp_rank", "tp_rank", "cp_rank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Reader:
     table: pd.DataFrame
     num_rows: int
 
-    def error(self, row: int, found: str, expected: str) -> TraceError:
-        return TraceError(f"{self.path}: row {row + 1}: {found}; expected {expected}")
+    def error(self, row: int, value: str, expected: str) -> TraceError:
+        return TraceError(f"{self.path}: row {row + 1}: {value}; expected {expected}")
 
     def texts(self, name: str) -> pd.Categorical[Any]:
         """The texts of a column as categories; empty cells are ""."""
@@ -181,7 +181,7 @@ class Reader:
             texts = self.texts(name)
             self._refuse(name, texts, lambda text: _integer(text) is None, "a whole number")
             values = np.array([_integer(text) or 0 for text in texts.categories], np.int64)[texts.codes]
-        most = _MOST_PLACES if name in _LIMITED else _LARGEST
+        most = _MOST_RANKS if name in _LIMITED else _LARGEST
         bad = np.flatnonzero((values < least) | (values > most))
         if len(bad):
             what = "a whole number from 0" if least == 0 else "a whole number, or nothing"
@@ -268,10 +268,13 @@ def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame)
     if "step" in comms and not is_gap.any():
         return comms
     steps = comms["step"].to_numpy(copy=True) if "step" in comms else np.zeros(len(comms), dtype=np.int64)
-    for rank, own in ops[ops["step"] >= 0].sort_values("start_ns", kind="stable").groupby("rank"):
-        mine = (comms["rank"] == rank).to_numpy() & is_gap.to_numpy()
-        place = np.searchsorted(own["start_ns"].to_numpy(), comms.loc[mine, "start_ns"].to_numpy(), side="right") - 1
-        steps[mine] = np.maximum.accumulate(own["step"].to_numpy())[np.maximum(place, 0)]
+    for rank, rank_ops in ops[ops["step"] >= 0].sort_values("start_ns", kind="stable").groupby("rank"):
+        is_lacking = (comms["rank"] == rank).to_numpy() & is_gap.to_numpy()
+        index = (
+            np.searchsorted(rank_ops["start_ns"].to_numpy(), comms.loc[is_lacking, "start_ns"].to_numpy(), side="right")
+            - 1
+        )
+        steps[is_lacking] = np.maximum.accumulate(rank_ops["step"].to_numpy())[np.maximum(index, 0)]
     return comms.assign(step=steps)
 
 

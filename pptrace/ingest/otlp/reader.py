@@ -30,7 +30,7 @@ from pptrace.ingest.otlp.process_facts import (
     run_id_of,
 )
 from pptrace.ingest.otlp.spans import Attributes, SpanColumns, attributes_of
-from pptrace.model.tables import COMM_ARGS, MEMORY, Category, InputFormat, Int32, Int64, Trace, empty_table
+from pptrace.model.tables import MEMORY, Category, InputFormat, Int32, Int64, Trace, empty_table
 
 MEGATRON = "megatron-lm"
 _PREFIX = "megatron."
@@ -187,7 +187,7 @@ def _trace(path: Path, process: _Process, resources: Sequence[Attributes]) -> Tr
         format=InputFormat.OTLP,
         rank=process.rank,
         producer=f"OpenTelemetry ({service})" if service else "OpenTelemetry",
-        events=ordered.events(empty_table(COMM_ARGS)),
+        events=ordered.without_comm_args,
         memory=empty_table(MEMORY),
         metadata={**facts, **notes, **one_clock_of(resources)},
         distributed=distributed_of(resources[0], process.rank),

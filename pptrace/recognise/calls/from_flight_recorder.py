@@ -118,11 +118,11 @@ def _num_during_dump(rows: pd.DataFrame, dump: Dump) -> int:
 
 def _rows(calls: pd.DataFrame, launches: Mapping[int, Launch]) -> Iterator[Mapping[Any, Any]]:
     """The calls, a launch of several messages as one row for each."""
-    is_numbered = bool((calls["seq"] >= 0).any())
+    has_sequence_numbers = bool((calls["seq"] >= 0).any())
     for index, row in zip(calls.index.tolist(), calls.to_dict("records"), strict=True):
         for call in launches.get(index, ()):
             completed = _with_facts_of_dump(row, call)
-            yield completed if is_numbered or call.kind in P2P else {**completed, "seq": call.seq}
+            yield completed if has_sequence_numbers or call.kind in P2P else {**completed, "seq": call.seq}
         if index not in launches:
             yield row
 

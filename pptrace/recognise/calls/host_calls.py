@@ -76,7 +76,7 @@ class HostCall:
     args: Mapping[str, Any] = field(default_factory=dict)
     kernels: list[int] = field(default_factory=list)
     hint: str = ""
-    of_library: bool = False  # told by NCCL's own range alone, which does not say what it is part of
+    of_library: bool = False  # known by NCCL's own range alone, which does not say what it is part of
     on_worker: bool = False
     worker: int = -1
     is_enqueued: bool = False

@@ -198,6 +198,6 @@ def _times(
     end = int(recorded["end_ns"]) if recorded is not None and recorded["end_ns"] > posted else -1
     if awaited is not None:
         end = awaited.end_ns if end < 0 else min(end, awaited.end_ns)
-    asked = awaited.start_ns if awaited is not None else max(posted, end)
+    wait_start = awaited.start_ns if awaited is not None else max(posted, end)
     end = max(end, posted)
-    return dict(zip(_TIMES, (start, posted, min(asked, end), end), strict=True)) | host
+    return dict(zip(_TIMES, (start, posted, min(wait_start, end), end), strict=True)) | host

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from pptrace.intervals import Int64
+from pptrace.intervals import NestedIntervals
 from pptrace.model.tables import Category, Events
 
 _ENGINE = "autograd::engine::evaluate_function"
@@ -18,37 +18,33 @@ class Backward:
     def __init__(self, events: Events) -> None:
         engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
         rows = np.flatnonzero(engine[events.name_id]) if engine.any() else np.empty(0, dtype=np.intp)
-        self._threads: dict[int, tuple[Int64, Int64]] = {}
-        for thread in np.unique(events.thread[rows]).tolist():
-            thread_rows = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[thread_rows], np.maximum.accumulate(events.ends_of(thread_rows)))
+        self._threads = {
+            thread: events.intervals_of(thread_rows) for thread, thread_rows in events.rows_by_thread(rows).items()
+        }
 
     def is_inside(self, thread: int, time_ns: int) -> int:
         if not self._threads or thread < 0:
             return -1
-        if thread not in self._threads:
-            return 0
-        starts, ends = self._threads[thread]
-        index = int(np.searchsorted(starts, time_ns, side="right")) - 1
-        return int(index >= 0 and time_ns < ends[index])
+        return int(thread in self._threads and bool(self._threads[thread].hold(time_ns)))
 
 
 class BusyThreads:
     """Until when a thread ran operators while one of its messages was in transit."""
 
     def __init__(self, events: Events, threads: Collection[int]) -> None:
-        self._threads: dict[int, tuple[Int64, Int64]] = {}
+        self._threads: dict[int, NestedIntervals] = {}
         if not threads:
             return
         waits = np.array([name.endswith("::wait_tensor") for name in events.names], dtype=bool)
         works = (events.category == Category.CPU_OP) & ~waits[events.name_id]
         rows = np.flatnonzero(works & np.isin(events.thread, list(threads)))
-        for thread in threads:
-            thread_rows = rows[events.thread[rows] == thread]
-            self._threads[thread] = (events.start_ns[thread_rows], np.maximum.accumulate(events.ends_of(thread_rows)))
+        self._threads = {
+            thread: events.intervals_of(thread_rows) for thread, thread_rows in events.rows_by_thread(rows).items()
+        }
 
     def until(self, thread: int, start_ns: int, end_ns: int) -> int:
         """The end of the last operator that the thread began in [start_ns, end_ns), at most end_ns; start_ns without any."""
-        starts, ends = self._threads[thread]
-        low, high = np.searchsorted(starts, (start_ns, end_ns))
-        return min(max(int(ends[high - 1]), start_ns), end_ns) if low < high else start_ns
+        if (ran := self._threads.get(thread)) is None:
+            return start_ns
+        low, high = np.searchsorted(ran.starts, (start_ns, end_ns))
+        return min(max(int(ran.latest_ends[high - 1]), start_ns), end_ns) if low < high else start_ns

@@ -96,13 +96,9 @@ def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
     ranges = np.flatnonzero(on_host & named[events.name_id])
     inside = np.zeros(len(launches), dtype=np.bool_)
     times, threads = events.start_ns[launches], events.thread[launches]
-    for thread in np.unique(threads).tolist():
-        thread_ranges = ranges[events.thread[ranges] == thread]
+    for thread, thread_ranges in events.rows_by_thread(ranges).items():
         on_thread = np.flatnonzero(threads == thread)
-        if len(thread_ranges):
-            index = np.searchsorted(events.start_ns[thread_ranges], times[on_thread], side="right") - 1
-            latest = np.maximum.accumulate(events.ends_of(thread_ranges))
-            inside[on_thread] = (index >= 0) & (times[on_thread] < latest[np.maximum(index, 0)])
+        inside[on_thread] = events.intervals_of(thread_ranges).hold(times[on_thread])
     return inside
 
 
@@ -115,9 +111,9 @@ def launch_calls(events: Events, rows: Rows) -> Rows:
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     known = events.correlation[calls]
     wanted = events.correlation[rows]
-    found_at = np.searchsorted(known, wanted)
-    np.minimum(found_at, len(known) - 1, out=found_at)
-    return np.where((known[found_at] == wanted) & (wanted >= 0), calls[found_at], np.intp(-1))
+    index = np.searchsorted(known, wanted)
+    np.minimum(index, len(known) - 1, out=index)
+    return np.where((known[index] == wanted) & (wanted >= 0), calls[index], np.intp(-1))
 
 
 def breakdown(work: DeviceWork, start_ns: int | None = None, end_ns: int | None = None) -> DeviceBreakdown:

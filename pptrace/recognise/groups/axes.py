@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import (
     GROUP_COLUMNS,
-    MESH_AXES,
     UNKNOWN,
     CallKey,
     Chain,
@@ -140,7 +140,7 @@ def _pipelines(axes: Mapping[Group, str], chains: Sequence[Chain]) -> tuple[tupl
 
 def _without_surplus(sizes: dict[str, int], world: int) -> dict[str, int]:
     """Drop sizes until they multiply up to the number of ranks; dp first, whose groups frameworks split most often."""
-    for doubtful in ((), ("dp",), ("dp", "cp", "tp"), MESH_AXES):
+    for doubtful in ((), (Axis.DP,), WITHIN_STAGE, MESH_ORDER):
         kept = {axis: size for axis, size in sizes.items() if axis not in doubtful}
         if multiply_up(kept, world):
             return kept
@@ -217,7 +217,7 @@ class _AxisAssignments:
 
     def withdraw(self, sizes: Mapping[str, int], world: int) -> None:
         """Withdraw the tp, cp and dp assigned by use and shape, since the sizes do not multiply up."""
-        listed = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_AXES if axis in sizes)
+        listed = " · ".join(f"{axis} {sizes[axis]}" for axis in MESH_ORDER if axis in sizes)
         self.doubts.append(
             f"{listed} do not multiply up to {world} ranks: sizes that only the use of groups or their rank lists "
             "suggest are null"
@@ -295,7 +295,7 @@ def _assign_whole_world(
         for group, use in uses.items()
         if group not in assignments.axes and group.size > 1 and any(use.kinds.values())
     ]
-    if not used or not set(used) <= set(world_groups) or assignments.assigned & {"tp", "cp", "dp", "pp", "dp-cp"}:
+    if not used or not set(used) <= set(world_groups) or assignments.assigned & {*MESH_ORDER, Axis.DP_CP}:
         return
     axis_and_reason = axis_of_use(merge_usage(uses[group] for group in used), set(), used[0])
     if axis_and_reason is not None and axis_and_reason[0] != "pp":

@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from pptrace.axes import MESH_ORDER, SHARING, Axis
 from pptrace.recognise.groups.descriptions import axis_of_description
 
 UNKNOWN = "unknown"
-MESH_AXES = ("tp", "cp", "pp", "dp")
-"""The axes whose sizes multiply up to the number of ranks; experts share the ranks of others."""
+_MODEL_AXES: tuple[str, ...] = tuple(axis for axis in MESH_ORDER if axis is not Axis.DP)
+"""The axes over which a model or its sequences are split; data parallelism takes the ranks that are left."""
 GROUP_COLUMNS = ["group_id", "description", "group_ranks", "group_size"]
 CallKey: TypeAlias = tuple[int, str, str, str, int]
 """Rank, and the :data:`GROUP_COLUMNS` of a call."""
@@ -66,7 +67,7 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
     described = False
     parts: dict[str, dict[str, int]] = {}
     for group, axis in axes.items():
-        if group.size > 0 and axis in ("tp", "cp", "pp", "ep", "dp", "dp-cp"):
+        if group.size > 0 and axis in (*MESH_ORDER, *SHARING, Axis.DP_CP):
             parts.setdefault(axis, {})[group.description] = group.size
             described = described or bool(axis_of_description(group.description))
     for axis, by_description in parts.items():
@@ -83,21 +84,21 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
     if dp_cp is not None and "dp" not in sizes and "cp" in sizes:
         sizes["dp"] = max(dp_cp // sizes["cp"], 1)
     if described:
-        ones = {axis: 1 for axis in ("tp", "cp", "pp") if axis not in sizes and not (axis == "cp" and dp_cp)}
-        if "dp" not in sizes or world == _product((sizes | ones).get(axis, 1) for axis in MESH_AXES):
+        ones = {axis: 1 for axis in _MODEL_AXES if axis not in sizes and not (axis == Axis.CP and dp_cp)}
+        if "dp" not in sizes or world == _product((sizes | ones).get(axis, 1) for axis in MESH_ORDER):
             sizes |= ones  # else an axis that no group describes has more than one rank
-    known = _product(sizes.get(axis, 1) for axis in MESH_AXES)
+    known = _product(sizes.get(axis, 1) for axis in MESH_ORDER)
     if known == world:
-        sizes |= {axis: 1 for axis in MESH_AXES if axis not in sizes}
-    elif "dp" not in sizes and {"tp", "cp", "pp"} <= set(sizes) and world % known == 0:
+        sizes |= {axis: 1 for axis in MESH_ORDER if axis not in sizes}
+    elif "dp" not in sizes and set(_MODEL_AXES) <= set(sizes) and world % known == 0:
         sizes["dp"] = world // known
     return sizes
 
 
 def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
     """Whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
-    known = [size for axis in MESH_AXES if (size := sizes.get(axis)) is not None]
-    return _product(known) == world if len(known) == len(MESH_AXES) else world % max(_product(known), 1) == 0
+    known = [size for axis in MESH_ORDER if (size := sizes.get(axis)) is not None]
+    return _product(known) == world if len(known) == len(MESH_ORDER) else world % max(_product(known), 1) == 0
 
 
 def _product(numbers: Iterable[int]) -> int:

@@ -23,9 +23,9 @@ from pptrace.recognise.labels import (
     vescale,
     zero_bubble,
 )
-from pptrace.recognise.labels.label import Label, placeholder_stage
+from pptrace.recognise.labels.label import Label, LabelledAction
 
-__all__ = ["Label", "placeholder_stage", "read_label"]
+__all__ = ["Label", "LabelledAction", "read_label"]
 
 _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids = \[.*)")
 """What ``emit_nvtx`` adds to every name."""

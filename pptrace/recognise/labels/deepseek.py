@@ -8,12 +8,12 @@ DualPipe itself (deepseek-ai/DualPipe) writes no labels.
 
 from __future__ import annotations
 
-from pptrace.recognise.labels.label import Label, fixed, in_order
-from pptrace.schedule.actions import Action, Kind
+from pptrace.recognise.labels.label import Label, LabelledAction, fixed
+from pptrace.schedule.actions import Kind
 
 DEEPSEEK = "deepseek"
-_HALVES = (in_order(Kind.F), in_order(Kind.B))
+_PAIR = LabelledAction.pair(LabelledAction(Kind.F), LabelledAction(Kind.B))
 RULES = (
-    fixed(r"1F1B", Label(DEEPSEEK, (Action(Kind.OVERLAP_F_B, _HALVES[0].stage, None, parts=_HALVES),))),
+    fixed(r"1F1B", Label(DEEPSEEK, (_PAIR,))),
     fixed(r"(?:attn|mlp|dispatch|combine)\((?:F|B|W)\)", Label(DEEPSEEK)),
 )

@@ -7,17 +7,17 @@ No label has ids.
 
 from __future__ import annotations
 
-from pptrace.recognise.labels.label import Label, fixed, in_order
+from pptrace.recognise.labels.label import Label, LabelledAction, fixed
 from pptrace.schedule.actions import Kind
 
 DEEPSPEED = "deepspeed"
 RULES = (
-    fixed(r"DeepSpeedEngine\.forward", Label(DEEPSPEED, (in_order(Kind.F),))),
-    fixed(r"DeepSpeedEngine\.backward", Label(DEEPSPEED, (in_order(Kind.B),))),
-    fixed(r"pipe_send_output", Label(DEEPSPEED, (in_order(Kind.SEND_F),))),
-    fixed(r"pipe_send_grad", Label(DEEPSPEED, (in_order(Kind.SEND_B),))),
-    fixed(r"pipe_recv_input", Label(DEEPSPEED, (in_order(Kind.RECV_F),))),
-    fixed(r"pipe_recv_grad", Label(DEEPSPEED, (in_order(Kind.RECV_B),))),
+    fixed(r"DeepSpeedEngine\.forward", Label(DEEPSPEED, (LabelledAction(Kind.F),))),
+    fixed(r"DeepSpeedEngine\.backward", Label(DEEPSPEED, (LabelledAction(Kind.B),))),
+    fixed(r"pipe_send_output", Label(DEEPSPEED, (LabelledAction(Kind.SEND_F),))),
+    fixed(r"pipe_send_grad", Label(DEEPSPEED, (LabelledAction(Kind.SEND_B),))),
+    fixed(r"pipe_recv_input", Label(DEEPSPEED, (LabelledAction(Kind.RECV_F),))),
+    fixed(r"pipe_recv_grad", Label(DEEPSPEED, (LabelledAction(Kind.RECV_B),))),
     fixed(r"DeepSpeedEngine\.allreduce_gradients", Label(DEEPSPEED, span="GRAD_SYNC")),
     fixed(
         r"DeepSpeedEngine\.(?:step|_take_model_step)|DeepSpeedZeroOptimizer\w*\.step",

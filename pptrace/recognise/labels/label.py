@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pptrace.model.open_stages import open_stage
 from pptrace.schedule.actions import Action, Kind, Phase
 
 EVALUATION = "EVALUATION"
@@ -13,23 +14,80 @@ EVALUATION = "EVALUATION"
 
 
 @dataclass(frozen=True, slots=True)
+class LabelledAction:
+    """An op or message as a label names it; None is what it does not name.
+
+    Without a ``stage``, ``chunk`` says which of its rank's stages it is (0 where the name says nothing: the only one); the
+    stage follows when the ranks are joined. Without a ``microbatch`` the k-th in order is that of microbatch k. ``parts`` are
+    the halves of an overlapped pair.
+    """
+
+    kind: Kind
+    stage: int | None = None
+    microbatch: int | None = None
+    chunk: int = 0
+    parts: tuple[LabelledAction, ...] = ()
+
+    @classmethod
+    def of(cls, action: Action) -> LabelledAction:
+        """An action of a plan, whose stage is known."""
+        return cls(action.kind, action.stage, action.microbatch, parts=tuple(map(cls.of, action.parts)))
+
+    @classmethod
+    def pair(cls, forward: LabelledAction, backward: LabelledAction) -> LabelledAction:
+        """A forward and a backward that run together, with the stage and microbatch of the forward."""
+        return cls(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, forward.chunk, (forward, backward))
+
+    @property
+    def chunk_of_rank(self) -> tuple[int | None, int]:
+        """(stage, chunk): the same for all that runs on one chunk of a rank."""
+        return self.stage, self.chunk
+
+    @property
+    def key(self) -> ActionKey:
+        return self.key_of(self.kind)
+
+    def key_of(self, kind: Kind) -> ActionKey:
+        """The key of another op or message of the same chunk and microbatch."""
+        return kind, self.stage, self.chunk, self.microbatch
+
+    @property
+    def halves(self) -> tuple[LabelledAction, ...]:
+        """The simple actions of this one: its parts, or itself."""
+        return self.parts or (self,)
+
+    @property
+    def stage_column(self) -> int:
+        """The value of the ``stage`` column (:mod:`pptrace.model.open_stages`)."""
+        return open_stage(self.chunk) if self.stage is None else self.stage
+
+    def __str__(self) -> str:
+        """The text of the ``pair`` column."""
+        if self.parts:
+            return f"({';'.join(map(str, self.parts))}){self.kind}"
+        return f"{self.stage_column}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+ActionKey = tuple[Kind, int | None, int, int | None]
+"""(kind, stage, chunk, microbatch)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     """One range: an op or its messages (``actions``), or something else in a step (``span``, a kind of the ops table).
 
-    Without a stage in the name an action has stage −1 − chunk (:func:`placeholder_stage`), and without a microbatch None:
-    the k-th in order is that of microbatch k. ``flushes`` marks a range that holds every weight gradient of its chunk that is
-    still outstanding. ``step`` is −1 where the name does not number it; ``leads`` says that a step may begin before its range.
-    ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: the op next to one is
-    its own, not the k-th (:mod:`pptrace.recognise.messages.match_by_adjacent_ops`). ``inferred`` marks what no name told,
-    ``marked`` a span that
-    pptrace's launcher wrote. ``phase`` is that of everything inside the range. A label with nothing in it but the framework
-    tells that one.
+    ``flushes_weight_grads`` marks a range that holds every weight gradient of its chunk that is still outstanding. ``step`` is
+    None where the name does not number it; ``may_start_before_range``: the ops of a step may begin before its range.
+    ``sequence`` is the part of a split sequence. ``adjacent`` marks messages of which others have no range: such a message
+    belongs to the op next to it, not to the k-th (:mod:`pptrace.recognise.messages.match_by_adjacent_ops`). ``inferred`` marks
+    what is in no name, ``marked`` a span that pptrace's launcher wrote. ``phase`` is that of everything inside the range. A
+    label that has nothing but its framework names that one.
     """
 
     framework: str
-    actions: tuple[Action, ...] = ()
+    actions: tuple[LabelledAction, ...] = ()
     span: str = ""
-    step: int = -1
+    step: int | None = None
     may_start_before_range: bool = False
     flushes_weight_grads: bool = False
     sequence: int = 0
@@ -39,7 +97,7 @@ class Label:
     marked: bool = False
 
     @property
-    def action(self) -> Action | None:
+    def action(self) -> LabelledAction | None:
         """The op, or the first message."""
         return self.actions[0] if self.actions else None
 
@@ -59,13 +117,3 @@ def rule(pattern: str, read: Callable[[re.Match[str]], Label | None]) -> Rule:
 def fixed(pattern: str, label: Label) -> Rule:
     """A rule whose label is always the same."""
     return rule(pattern, lambda _: label)
-
-
-def placeholder_stage(chunk: int) -> int:
-    """Placeholder for the stage of a rank's ``chunk`` until the ranks are joined: −1 for its first, −2 for its second, …"""
-    return -1 - chunk
-
-
-def in_order(kind: Kind) -> Action:
-    """An op or message known by its kind only; order gives its microbatch."""
-    return Action(kind, placeholder_stage(0), None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from pptrace.recognise.labels.label import Label, fixed, in_order, rule
+from pptrace.recognise.labels.label import Label, LabelledAction, fixed, rule
 from pptrace.schedule.actions import Kind, Phase
 
 MEGATRON = "megatron-lm"
@@ -36,7 +36,7 @@ def messages_of_function(match: re.Match[str]) -> Label | None:
             kinds.append(_WORDS[way, word])
         else:
             return None
-    return Label(MEGATRON, tuple(map(in_order, kinds))) if kinds else None
+    return Label(MEGATRON, tuple(map(LabelledAction, kinds))) if kinds else None
 
 
 def calls_wait(labels: Iterable[Label]) -> bool:
@@ -62,7 +62,7 @@ def _timer(match: re.Match[str]) -> Label | None:
             directions = []
         else:
             directions.append(word)
-    return Label(MEGATRON, tuple(map(in_order, kinds))) if kinds and not directions else None
+    return Label(MEGATRON, tuple(map(LabelledAction, kinds))) if kinds and not directions else None
 
 
 def _phase(match: re.Match[str]) -> Label:
@@ -72,11 +72,11 @@ def _phase(match: re.Match[str]) -> Label:
 RULES = (
     rule(_P2P + r"(?P<words>(?:send|recv)\w+)", messages_of_function),
     rule(_SCHEDULES + r"forward_backward_\w+\.(?P<phase>\w+)", _phase),
-    fixed(rf"(?:{_SCHEDULES})?forward_step", Label(MEGATRON, (in_order(Kind.F),))),
-    fixed(rf"(?:{_SCHEDULES})?backward_step", Label(MEGATRON, (in_order(Kind.B),))),
+    fixed(rf"(?:{_SCHEDULES})?forward_step", Label(MEGATRON, (LabelledAction(Kind.F),))),
+    fixed(rf"(?:{_SCHEDULES})?backward_step", Label(MEGATRON, (LabelledAction(Kind.B),))),
     fixed(r"megatron\.core\.transformer\.\w+\.\w+\.\w+", Label(MEGATRON)),
-    fixed(r"forward-compute", Label(MEGATRON, (in_order(Kind.F),))),
-    fixed(r"backward-compute", Label(MEGATRON, (in_order(Kind.B),))),
+    fixed(r"forward-compute", Label(MEGATRON, (LabelledAction(Kind.F),))),
+    fixed(r"backward-compute", Label(MEGATRON, (LabelledAction(Kind.B),))),
     rule(r"(?:forward|backward)-(?:(?:forward|backward|send|recv)-?)+", _timer),
     fixed(r"all-grads-sync", Label(MEGATRON, span="GRAD_SYNC")),
     fixed(r"optimizer", Label("", span="OPTIMIZER")),

@@ -19,9 +19,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pptrace.recognise.labels.label import EVALUATION, Label, placeholder_stage, rule
+from pptrace.recognise.labels.label import EVALUATION, Label, LabelledAction, rule
 from pptrace.recognise.labels.megatron import MEGATRON, messages_of_function
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
 
 _ATTRIBUTES = r"(?: \[(?P<attributes>[^\]]*)\])?"
 _KINDS = {"forward": Kind.F, "backward": Kind.B}
@@ -38,12 +38,12 @@ def _number(match: re.Match[str], word: str) -> int | None:
 
 def _op(match: re.Match[str]) -> Label:
     chunk = _number(match, "chunk") or 0
-    return Label(MEGATRON, (Action(_KINDS[match["kind"]], placeholder_stage(chunk), _number(match, "microbatch")),))
+    microbatch = _number(match, "microbatch")
+    return Label(MEGATRON, (LabelledAction(_KINDS[match["kind"]], microbatch=microbatch, chunk=chunk),))
 
 
 def _step(match: re.Match[str]) -> Label:
-    number = _number(match, "iteration")
-    return Label(MEGATRON, span="STEP", step=-1 if number is None else number)
+    return Label(MEGATRON, span="STEP", step=_number(match, "iteration"))
 
 
 def _messages(match: re.Match[str]) -> Label | None:

@@ -11,32 +11,34 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, fixed, in_order, placeholder_stage, rule
-from pptrace.schedule.actions import Action, Kind
+from pptrace.recognise.labels.label import Label, LabelledAction, fixed, rule
+from pptrace.schedule.actions import Kind
 
 PITH_TRAIN = "pith-train"
 _HALF = r"{} chunk (\d{{1,9}}) \(phase([01])\)"
 _FORWARD, _BACKWARD = _HALF.format("forward"), _HALF.format("backward")
 
 
+def _half(kind: Kind, microbatch: str, phase: str) -> LabelledAction:
+    return LabelledAction(kind, microbatch=int(microbatch), chunk=int(phase))
+
+
 def _forward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (Action(Kind.F, placeholder_stage(int(match[2])), int(match[1])),))
+    return Label(PITH_TRAIN, (_half(Kind.F, match[1], match[2]),))
 
 
 def _backward(match: re.Match[str]) -> Label:
-    return Label(PITH_TRAIN, (Action(Kind.B, placeholder_stage(int(match[2])), int(match[1])),))
+    return Label(PITH_TRAIN, (_half(Kind.B, match[1], match[2]),))
 
 
 def _pair(match: re.Match[str]) -> Label:
-    forward = Action(Kind.F, placeholder_stage(int(match[2])), int(match[1]))
-    backward = Action(Kind.B, placeholder_stage(int(match[4])), int(match[3]))
-    pair = Action(Kind.OVERLAP_F_B, forward.stage, forward.microbatch, parts=(forward, backward))
-    return Label(PITH_TRAIN, (pair,))
+    forward, backward = _half(Kind.F, match[1], match[2]), _half(Kind.B, match[3], match[4])
+    return Label(PITH_TRAIN, (LabelledAction.pair(forward, backward),))
 
 
 RULES = (
     rule(_FORWARD, _forward),
     rule(_BACKWARD, _backward),
     rule(f"{_FORWARD} {_BACKWARD}", _pair),
-    fixed(r"weight chunk", Label(PITH_TRAIN, (in_order(Kind.W),))),
+    fixed(r"weight chunk", Label(PITH_TRAIN, (LabelledAction(Kind.W),))),
 )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 
 from pptrace.errors import ScheduleError
-from pptrace.recognise.labels.label import Label, placeholder_stage, rule
-from pptrace.schedule.actions import Action, Kind, parse_action
+from pptrace.recognise.labels.label import Label, LabelledAction, rule
+from pptrace.schedule.actions import Kind, parse_action
 
 TORCH = "torch.distributed.pipelining"
 
@@ -24,11 +24,11 @@ def _action(match: re.Match[str]) -> Label | None:
         return None
     if action.kind is Kind.REDUCE_GRAD:
         return Label(TORCH, span="GRAD_SYNC")
-    return Label(TORCH, (action,)) if action.kind.is_compute or action.kind.is_p2p else None
+    return Label(TORCH, (LabelledAction.of(action),)) if action.kind.is_compute or action.kind.is_p2p else None
 
 
 def _microbatch(match: re.Match[str]) -> Label:
-    return Label(TORCH, (Action(Kind(match["kind"][0]), placeholder_stage(0), int(match["microbatch"])),))
+    return Label(TORCH, (LabelledAction(Kind(match["kind"][0]), microbatch=int(match["microbatch"])),))
 
 
 RULES = (

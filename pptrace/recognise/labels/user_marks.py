@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, placeholder_stage, rule
-from pptrace.schedule.actions import Action, Kind
+from pptrace.recognise.labels.label import Label, LabelledAction, rule
+from pptrace.schedule.actions import Kind
 
 
 def _op(match: re.Match[str]) -> Label:
-    stage = placeholder_stage(0) if match["stage"] is None else int(match["stage"])
+    stage = None if match["stage"] is None else int(match["stage"])
     microbatch = None if match["microbatch"] is None else int(match["microbatch"])
-    return Label("pptrace.mark", (Action(Kind(match["kind"]), stage, microbatch),))
+    return Label("pptrace.mark", (LabelledAction(Kind(match["kind"]), stage, microbatch),))
 
 
 RULES = (

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 
-from pptrace.recognise.labels.label import Label, fixed, in_order, placeholder_stage, rule
-from pptrace.schedule.actions import Action, Kind
+from pptrace.recognise.labels.label import Label, LabelledAction, fixed, rule
+from pptrace.schedule.actions import Kind
 
 ZERO_BUBBLE = "zero-bubble"
 _ID = r"(\d{1,9})\.(\d{1,3})\.(\d{1,4})"
@@ -25,22 +25,23 @@ _ONE = re.compile(rf"(SEND|RECV)_(FORWARD|BACKWARD)\.{_ID}", re.ASCII)
 
 
 def _op(match: re.Match[str]) -> Label:
-    action = Action(Kind(match[1]), placeholder_stage(int(match[3])), int(match[2]))
+    action = LabelledAction(Kind(match[1]), microbatch=int(match[2]), chunk=int(match[3]))
     return Label(ZERO_BUBBLE, (action,), sequence=int(match[4]))
 
 
 def _messages(match: re.Match[str]) -> Label:
-    found = _ONE.findall(match[0])
+    messages = _ONE.findall(match[0])
     actions = [
-        Action(Kind(f"{way}_{to[0]}"), placeholder_stage(int(chunk)), int(mb)) for way, to, mb, chunk, _ in found
+        LabelledAction(Kind(f"{way}_{direction[0]}"), microbatch=int(microbatch), chunk=int(chunk))
+        for way, direction, microbatch, chunk, _ in messages
     ]
-    return Label(ZERO_BUBBLE, tuple(actions), sequence=int(found[0][-1]))
+    return Label(ZERO_BUBBLE, tuple(actions), sequence=int(messages[0][-1]))
 
 
 def _flush(match: re.Match[str]) -> Label:
     return Label(
         ZERO_BUBBLE,
-        (Action(Kind.W, placeholder_stage(int(match[1])), None),),
+        (LabelledAction(Kind.W, chunk=int(match[1])),),
         flushes_weight_grads=True,
         sequence=int(match[2]),
     )
@@ -55,6 +56,6 @@ RULES = (
         lambda m: Label(ZERO_BUBBLE, span="STEP", step=int(m["step"]), may_start_before_range=True),
     ),
     fixed(r"Optimizer", Label("", span="OPTIMIZER")),
-    fixed(r"F|forward_step_func", Label(ZERO_BUBBLE, (in_order(Kind.F),))),
-    fixed(r"B|backward_step_func", Label(ZERO_BUBBLE, (in_order(Kind.B),))),
+    fixed(r"F|forward_step_func", Label(ZERO_BUBBLE, (LabelledAction(Kind.F),))),
+    fixed(r"B|backward_step_func", Label(ZERO_BUBBLE, (LabelledAction(Kind.B),))),
 )

@@ -16,7 +16,8 @@ import pandas as pd
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, OPS, Category, Events, Trace, empty_table
-from pptrace.recognise.labels import Label, megatron
+from pptrace.recognise.labels import Label, LabelledAction, megatron
+from pptrace.recognise.labels.label import ActionKey
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
@@ -40,7 +41,7 @@ from pptrace.recognise.ops.labelled_ranges import (
     with_steps_and_microbatches,
 )
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -184,7 +185,7 @@ def _ops_without_stage(ops: Iterable[Range]) -> list[Inferred]:
     return [
         Inferred(op.action, op.start_ns, op.end_ns, op.thread)
         for op in ops
-        if op.action is not None and op.action.stage < 0
+        if op.action is not None and op.action.stage is None
     ]
 
 
@@ -218,7 +219,7 @@ def _rows(
 
 
 def _arrivals(
-    ranges: Sequence[Range], readers: Mapping[tuple[tuple[Kind, int, int | None], int], Range], messages: _Messages
+    ranges: Sequence[Range], readers: Mapping[tuple[ActionKey, int], Range], messages: _Messages
 ) -> dict[int, int]:
     """By the id of an op's range the time at which its last received message had been waited for, where a range shows it."""
     arrivals: dict[int, int] = {}
@@ -262,14 +263,14 @@ def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: Mesh
     return comms[~absent] if absent.any() else comms
 
 
-def _reads(action: Action | None) -> Iterator[tuple[Kind, int, int | None]]:
+def _reads(action: LabelledAction | None) -> Iterator[ActionKey]:
     """Keys of the receives whose messages an op reads."""
     if action is None or not action.kind.is_compute:
         return
     kinds = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
     for half in action.halves:
         if half.kind in kinds:
-            yield kinds[half.kind], half.stage, half.microbatch
+            yield half.key_of(kinds[half.kind])
 
 
 class _Times:
@@ -351,7 +352,7 @@ def _op_row(entry: Range, times: _Times, source: str, arrival_ns: int | None) ->
     row["pair"] = str(action) if action.parts else ""
     start, end, clock = times.of_op(entry, arrival_ns)
     microbatch = -1 if action.microbatch is None else action.microbatch
-    row |= {"kind": action.kind.value, "stage": action.stage, "microbatch": microbatch}
+    row |= {"kind": action.kind.value, "stage": action.stage_column, "microbatch": microbatch}
     return row | {"start_ns": start, "end_ns": end, "clock": clock, "source": source}
 
 
@@ -363,7 +364,9 @@ def _span_row(entry: Range) -> dict[str, Any]:
     return {**none, **times, "step": entry.step, "kind": entry.label.span, "source": source}
 
 
-def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times, messages: _Messages) -> dict[str, Any]:
+def _comm_row(
+    entry: Range, action: LabelledAction, reader: Range | None, times: _Times, messages: _Messages
+) -> dict[str, Any]:
     """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
     start, posted, stream, clock = entry.start_ns, entry.end_ns, -1, "host"
     wait_start = end = posted
@@ -388,7 +391,7 @@ def _comm_row(entry: Range, action: Action, reader: Range | None, times: _Times,
         "group_size": 2,
         "bytes": size if len(entry.label.actions) == 1 else -1,
         "direction": action.kind.value[-1],
-        "stage": action.stage,
+        "stage": action.stage_column,
         "microbatch": -1 if action.microbatch is None else action.microbatch,
         "start_ns": start,
         "posted_ns": posted,

@@ -133,7 +133,7 @@ class _Times:
 
     start_ns: int
     posted_ns: int
-    asked_ns: int
+    wait_start_ns: int
     end_ns: int
     stream: int = -1
 
@@ -197,7 +197,7 @@ def _comm_row(step: int, axis: str, times: _Times) -> dict[str, Any]:
         "axis": axis,
         "start_ns": times.start_ns,
         "posted_ns": times.posted_ns,
-        "asked_ns": times.asked_ns,
+        "asked_ns": times.wait_start_ns,
         "end_ns": times.end_ns,
         "transfer_start_ns": times.start_ns,
         "transfer_end_ns": times.end_ns,

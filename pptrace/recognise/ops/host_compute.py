@@ -1,6 +1,6 @@
 """Compute time of host threads inside ranges that include waiting.
 
-Ranges of other frameworks hold the wait for an op's input, and the posting of its output, beside the op itself: label times
+Ranges of other frameworks hold the wait for an op's input, and the posting of its output, besides the op itself: label times
 were up to 1.8 times the compute. Without device events the operators that ran say when that was.
 """
 
@@ -25,8 +25,7 @@ class HostCompute:
         rows = np.flatnonzero(events.category == Category.CPU_OP)
         rows = rows[computes[events.name_id[rows]]] if len(rows) else rows
         self._threads: dict[int, tuple[Int64, Int64]] = {}
-        for thread in np.unique(events.thread[rows]).tolist():
-            thread_rows = rows[events.thread[rows] == thread]  # events are sorted by start
+        for thread, thread_rows in events.rows_by_thread(rows).items():
             self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
     def span(self, thread: int, start_ns: int, end_ns: int) -> tuple[int, int] | None:

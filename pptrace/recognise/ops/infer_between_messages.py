@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from pptrace.recognise.labels.label import Label, in_order
+from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.labelled_ranges import LabelledPhases, Range
 from pptrace.schedule.actions import Kind, Phase
 
@@ -122,7 +122,7 @@ def _lengths_alone(gaps: Sequence[_Gap], kind: Kind) -> list[int]:
 
 def _split(gaps: Sequence[_Gap], framework: str, thread: int) -> tuple[list[Range], int]:
     """The ops in the gaps, and the number of gaps cut in two."""
-    labels = {kind: Label(framework, (in_order(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
+    labels = {kind: Label(framework, (LabelledAction(kind),), inferred=True) for kind in (Kind.F, Kind.B)}
     ops: list[Range] = []
     num_shared_gaps = sum(len(gap.kinds) == 2 for gap in gaps)
     share = 0.0

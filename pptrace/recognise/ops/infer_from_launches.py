@@ -2,7 +2,7 @@
 
 The thread that launches the send/receive kernels runs the forwards itself; autograd launches those of backwards from threads of
 its own, while the first one waits for it. What one of them launches from one message to the next, or until the other takes
-over, is one op. The k-th forward of a step is that of microbatch k, and so is the k-th backward; steps are told by their
+over, is one op. The k-th forward of a step is that of microbatch k, and so is the k-th backward; steps are separated by their
 optimizer and by step ranges. Send/receive kernels of all-to-alls (the kernel is the same) are told by their record, by the
 thread (autograd's posts no pipeline messages) and by their stream.
 """
@@ -96,9 +96,9 @@ def _launches(events: Events) -> _Launches:
     calls = calls[np.argsort(events.correlation[calls], kind="stable")]
     correlations = events.correlation[calls]
     at = np.searchsorted(correlations, events.correlation[kernels])
-    is_found = at < len(correlations)
-    is_found[is_found] = correlations[at[is_found]] == events.correlation[kernels][is_found]
-    kernels, calls = kernels[is_found], calls[at[is_found]]
+    has_call = at < len(correlations)
+    has_call[has_call] = correlations[at[has_call]] == events.correlation[kernels][has_call]
+    kernels, calls = kernels[has_call], calls[at[has_call]]
     order = np.argsort(events.start_ns[calls], kind="stable")
     kernels, calls = kernels[order], calls[order]
 

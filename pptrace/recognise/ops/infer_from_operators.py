@@ -5,25 +5,25 @@ autograd's engine runs (in whatever thread), a forward otherwise. A send carries
 the op after it reads; the k-th forward of a step is that of microbatch k, and so is the k-th backward. That holds for every
 schedule with one stage per rank (torch's Schedule1F1B, which has no labels). Where messages are not those of one stage per rank
 (interleaved ones go both ways at once, and overlapped ones are posted ahead) the ops beside them do not tell what they are: they
-are left to their own records (:mod:`pptrace.recognise.calls.find_calls`). Steps are told by their optimizer.
+are left to their own records (:mod:`pptrace.recognise.calls.find_calls`). Steps are separated by their optimizer.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
+from pptrace.intervals import NestedIntervals
 from pptrace.model.tables import Category, Events
+from pptrace.recognise.labels import LabelledAction
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
 _ENGINE = "autograd::engine::evaluate_function"
@@ -37,9 +37,9 @@ ops.
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """A stretch of the host's time that is an op or the posting of a message; stage −1: its rank's only one."""
+    """A stretch of the host's time that is an op or the posting of a message, of its rank's only stage."""
 
-    action: Action
+    action: LabelledAction
     start_ns: int
     end_ns: int
     thread: int
@@ -110,7 +110,7 @@ def infer_ops(events: Events, optimizers: Sequence[tuple[int, int]] = (), steps:
 
 def _kinds_of_first_messages(inferred: Sequence[Inferred]) -> Iterator[Kind]:
     """Kinds of the messages that are the first of their kind next to an op."""
-    last: dict[Kind, Action] = {}
+    last: dict[Kind, LabelledAction] = {}
     for action in (entry.action for entry in inferred if entry.action.kind.is_p2p):
         if last.get(action.kind) != action:
             yield action.kind
@@ -146,7 +146,8 @@ def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred
             thread = int(events.thread[row])
             op_around = around[thread].outermost(start, end) if thread in around else None
             if op_around is not None and op_around.action.kind in forward:
-                action = Action(forward[op_around.action.kind][index], -1, op_around.action.microbatch)
+                kind = forward[op_around.action.kind][index]
+                action = LabelledAction(kind, microbatch=op_around.action.microbatch)
                 inferred.append(Inferred(action, start, end, thread))
     return inferred
 
@@ -157,13 +158,13 @@ class _OpsAround:
     def __init__(self, ops: Sequence[Inferred]) -> None:
         """``ops`` are in the order of their starts."""
         self._ops = ops
-        self._starts = [op.start_ns for op in ops]
-        self._latest = list(accumulate((op.end_ns for op in ops), max))
+        times = np.array([(op.start_ns, op.end_ns) for op in ops], dtype=np.int64).reshape(-1, 2)
+        self._intervals = NestedIntervals(times[:, 0], times[:, 1])
 
     def outermost(self, start_ns: int, end_ns: int) -> Inferred | None:
         """The first that begins before a stretch and ends after it."""
-        first = bisect_left(self._latest, end_ns)
-        return self._ops[first] if first < bisect_right(self._starts, start_ns) else None
+        index = self._intervals.outermost(start_ns, end_ns)
+        return None if index is None else self._ops[index]
 
 
 def _pipeline_thread(events: Events) -> int | None:
@@ -181,12 +182,9 @@ def _mostly_inside_backwards(events: Events) -> bool:
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
     inside = 0
-    for thread in np.unique(events.thread[messages]).tolist():
-        thread_rows = rows[events.thread[rows] == thread]
-        at = events.start_ns[messages[events.thread[messages] == thread]]
-        ends = np.maximum.accumulate(events.ends_of(thread_rows))
-        index = np.searchsorted(events.start_ns[thread_rows], at, side="right") - 1
-        inside += int(np.count_nonzero((index >= 0) & (at < ends[np.maximum(index, 0)]))) if len(thread_rows) else 0
+    for thread, thread_rows in events.rows_by_thread(rows).items():
+        times = events.start_ns[messages[events.thread[messages] == thread]]
+        inside += int(np.count_nonzero(events.intervals_of(thread_rows).hold(times)))
     return _LEAST_FRACTION * inside > len(messages)
 
 
@@ -293,10 +291,10 @@ def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[In
                 forwards = backwards = 0
             continue
         if segment.kind is SegmentKind.FORWARD:
-            action = Action(Kind.F, -1, forwards)
+            action = LabelledAction(Kind.F, microbatch=forwards)
             forwards += 1
         elif segment.kind is SegmentKind.BACKWARD:
-            action = Action(Kind.B, -1, backwards)
+            action = LabelledAction(Kind.B, microbatch=backwards)
             backwards += 1
         elif segment.kind is SegmentKind.MESSAGE:
             continue
@@ -318,10 +316,12 @@ def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
             last = segment.kind
 
 
-def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> Action | None:
+def _message(sends: bool, op: SegmentKind, forwards: int, backwards: int) -> LabelledAction | None:
     """The message of an op: of the one before it where it is a send, of the one after it where it is a receive."""
     if op is SegmentKind.OPTIMIZER:
         return None
     if op is SegmentKind.FORWARD:
-        return Action(Kind.SEND_F, -1, forwards - 1) if sends else Action(Kind.RECV_F, -1, forwards)
-    return Action(Kind.SEND_B, -1, backwards - 1) if sends else Action(Kind.RECV_B, -1, backwards)
+        kind, number = (Kind.SEND_F, forwards - 1) if sends else (Kind.RECV_F, forwards)
+    else:
+        kind, number = (Kind.SEND_B, backwards - 1) if sends else (Kind.RECV_B, backwards)
+    return LabelledAction(kind, microbatch=number)

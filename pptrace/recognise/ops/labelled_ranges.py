@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.model.tables import Category, Events
-from pptrace.recognise.labels import Label, read_label
+from pptrace.recognise.labels import Label, LabelledAction, read_label
 from pptrace.recognise.labels.label import EVALUATION
 from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
-from pptrace.schedule.actions import Action, Kind, Phase
+from pptrace.schedule.actions import Kind, Phase
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -33,14 +33,14 @@ class Range:
     part: tuple[int, int] = (0, 1)
 
     @property
-    def action(self) -> Action | None:
+    def action(self) -> LabelledAction | None:
         return self.label.action
 
     @property
     def kind(self) -> Kind | None:
         return self.label.actions[0].kind if self.label.actions else None
 
-    def of(self, *actions: Action) -> Range:
+    def of(self, *actions: LabelledAction) -> Range:
         return self if actions == self.label.actions else replace(self, label=replace(self.label, actions=actions))
 
 
@@ -125,7 +125,7 @@ def labelled_ops(ranges: Sequence[Range]) -> list[Range]:
     with_microbatch = [op for op in ops if _names_microbatch(op) or op.kind is Kind.W]
     ops = with_microbatch if any(map(_names_microbatch, with_microbatch)) else _outermost(ops)
     kinds = {half.kind for op in ops for action in op.label.actions for half in action.halves}
-    sure = any(op.action is not None and op.action.stage >= 0 for op in ops)
+    sure = any(op.action is not None and op.action.stage is not None for op in ops)
     return ops if sure or (Kind.F in kinds and kinds & set(_BACKWARD)) else []
 
 
@@ -157,8 +157,8 @@ def with_steps_and_microbatches(ranges: Sequence[Range]) -> list[Range]:
 def spans_of_steps(ranges: Sequence[Range]) -> list[Range]:
     """Steps and the ranges in them that are neither op nor message, each with its step; [] without ranges of steps."""
     spans = sorted((entry for entry in ranges if entry.label.span), key=lambda entry: entry.start_ns)
-    steps, numbered_spans = [e for e in spans if e.label.span == "STEP"], [e for e in spans if e.label.step >= 0]
-    chosen = _single(numbered_spans) or _outermost(steps)
+    steps = [entry for entry in spans if entry.label.span == "STEP"]
+    chosen = _single([entry for entry in spans if entry.label.step is not None]) or _outermost(steps)
     return (
         _inside([entry for entry in spans if entry.label.span != "STEP" or entry in chosen], chosen) if chosen else []
     )
@@ -199,10 +199,9 @@ def _with_steps(ranges: Sequence[Range]) -> list[Range]:
     a step may begin before.
     """
     spans = [entry for entry in ranges if entry.label.span == "STEP"]
-    chosen = [s for s in spans if s.label.step >= 0 and not s.label.may_start_before_range] or [
-        s for s in spans if s.label.step >= 0
-    ]
-    chosen = _single(chosen) or _outermost(spans)
+    with_number = [span for span in spans if span.label.step is not None]
+    chosen = _single([span for span in with_number if not span.label.may_start_before_range] or with_number)
+    chosen = chosen or _outermost(spans)
     if chosen and any(entry.label.actions for entry in ranges):
         if not any(span.label.inferred for span in chosen):  # the inferred ones are parts of steps
             ranges = [entry for entry in ranges if not (entry.label.span == "STEP" and entry.label.inferred)]
@@ -221,12 +220,8 @@ def _single(spans: Sequence[Range]) -> list[Range]:
 
 def _inside(ranges: Sequence[Range], spans: Sequence[Range]) -> list[Range]:
     starts = [span.start_ns for span in spans]
-    given_numbers = [span.label.step for span in spans]
-    numbers = (
-        given_numbers
-        if len(set(given_numbers)) == len(given_numbers) and min(given_numbers) >= 0
-        else list(range(len(spans)))
-    )
+    given_numbers = [span.label.step for span in spans if span.label.step is not None]
+    numbers = given_numbers if len(set(given_numbers)) == len(spans) else list(range(len(spans)))
     with_steps = []
     for entry in ranges:
         index = bisect_right(starts, entry.start_ns) - 1
@@ -293,7 +288,7 @@ def _with_microbatches(ranges: Sequence[Range]) -> Iterator[Range]:
         yield entry.of(*actions) if actions else entry
 
 
-def _with_microbatch(action: Action, counts: Counter[Kind]) -> Action:
+def _with_microbatch(action: LabelledAction, counts: Counter[Kind]) -> LabelledAction:
     """The action with the next microbatch of its kind where it has none; W waits for its backward."""
     if action.parts:
         parts = tuple(_with_microbatch(part, counts) for part in action.parts)
@@ -318,19 +313,19 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
     backwards = [(half, e) for e in ranges for a in e.label.actions for half in a.halves if half.kind in _BACKWARD]
     trailing_backwards = deque(half for half, _ in backwards[len(backwards) - trailing :] if trailing)
     with_weights: list[Range] = []
-    seen: list[Action] = []
+    seen: list[LabelledAction] = []
     for entry in ranges:
         seen += [half for action in entry.label.actions for half in action.halves if half.kind in _BACKWARD]
         if not _is_unnamed_weight(entry):
             with_weights.append(entry)
         elif entry.label.flushes_weight_grads:
             assert entry.action is not None
-            chunk = entry.action.stage
-            due = [s for s in seen if s.stage == chunk and (Kind.W, s.stage, s.microbatch) not in named]
+            chunk = entry.action.chunk_of_rank
+            due = [half for half in seen if half.chunk_of_rank == chunk and half.key_of(Kind.W) not in named]
             for index, half in enumerate(due):
                 part = replace(entry, part=(index, len(due)))
-                with_weights.append(part.of(Action(Kind.W, half.stage, half.microbatch)))
-            named |= {(Kind.W, half.stage, half.microbatch) for half in due}
+                with_weights.append(part.of(replace(half, kind=Kind.W)))
+            named |= {half.key_of(Kind.W) for half in due}
         else:
             source = (
                 trailing_backwards.popleft()
@@ -338,7 +333,7 @@ def _with_weights(ranges: Sequence[Range]) -> list[Range]:
                 else (seen[-1] if seen else None)
             )
             if source is not None:
-                with_weights.append(entry.of(Action(Kind.W, source.stage, source.microbatch)))
+                with_weights.append(entry.of(replace(source, kind=Kind.W)))
     return with_weights
 
 
@@ -352,7 +347,7 @@ def _split_backward(ranges: Sequence[Range]) -> list[Range]:
     if not with_weight:
         return list(ranges)
 
-    def split(action: Action) -> Action:
+    def split(action: LabelledAction) -> LabelledAction:
         if action.parts:
             return replace(action, parts=tuple(map(split, action.parts)))
         return replace(action, kind=Kind.I) if action.kind is Kind.B and action.key[1:] in with_weight else action

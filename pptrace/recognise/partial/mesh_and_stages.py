@@ -8,7 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.open_stages import chunk_of_open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
@@ -68,7 +70,7 @@ def read_partial(
         mesh: as labels and groups tell it.
         calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
         framework: whose labels the ops have.
-        is_told: whether the facts of the run tell the mesh.
+        is_told: whether the facts of the run hold the mesh.
         paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
     """
     is_declared = is_declared and bool(mesh.pipelines)
@@ -207,7 +209,7 @@ def _mesh(
             traced.rank: traced.stages[0] for traced in traced_ranks
         }  # the first chunk's stage, on a loop as well as on a V
     pipelines = facts.pipelines or _pipelines(traced_ranks, readings, pp_ranks, pp, facts.world)
-    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in ("tp", "cp", "dp", "ep")}
+    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in (*WITHIN_STAGE, *SHARING)}
     if pp is not None and pp == facts.world:
         sizes = {axis: size or 1 for axis, size in sizes.items()}
     is_complete = all(len(pipeline) == pp for pipeline in pipelines)
@@ -334,7 +336,7 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
-        ops.loc[lacking, "chunk"] = -1 - ops.loc[lacking, "stage"]
+        ops.loc[lacking, "chunk"] = chunk_of_open_stage(ops.loc[lacking, "stage"])
     else:
         ops.loc[lacking, "microbatch"] = -1
     ops.loc[lacking, "stage"], ops.loc[lacking, "pair"] = -1, ""

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import pandas as pd
 
+from pptrace.model.open_stages import open_stage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.recognise.schedule.measured_steps import cells
@@ -141,7 +142,7 @@ def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
 
 
 def _by_chunk(action: Action) -> Action:
-    return replace(action, stage=-1 - action.chunk, parts=tuple(map(_by_chunk, action.parts)))
+    return replace(action, stage=open_stage(action.chunk), parts=tuple(map(_by_chunk, action.parts)))
 
 
 def find_traced_ranks(
@@ -198,7 +199,7 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
 
 
 def _stages_in(pair: str) -> Iterator[int]:
-    """The stages of the two halves of an overlapped pair, told or not."""
+    """The stages of the two halves of an overlapped pair, known or not."""
     for half in pair[1 : pair.index(")")].split(";"):
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 

@@ -142,7 +142,7 @@ def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
 
 def _num_received_before_backwards(kinds: Sequence[str], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
     """How many activations this rank receives in a step whose forwards all come before its backwards, as those of GPipe and of
-    interleaved schedules without a steady phase do; None where they do not, or where no receive is told from a send.
+    interleaved schedules without a steady phase do; None where they do not, or where receives cannot be distinguished from sends.
     """
     num_forwards = list(kinds).count("F")
     if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():

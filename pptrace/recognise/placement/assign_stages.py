@@ -15,6 +15,7 @@ import pandas as pd
 
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.open_stages import chunk_of_open_stage, open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
 from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
 from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
@@ -22,6 +23,7 @@ from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.recognise.schedule.measured_steps import fullest, steps_of
 from pptrace.schedule import registry
+from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
@@ -40,18 +42,10 @@ class StageAssignment:
     notes: tuple[str, ...] = ()
 
 
-def loop(chunk: int, rank: int, pp: int) -> int:
-    return chunk * pp + rank
-
-
-def zigzag(chunk: int, rank: int, pp: int) -> int:
-    return chunk * pp + (pp - 1 - rank if chunk % 2 else rank)
-
-
 def assign_stages(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> StageAssignment:
-    """Fill in stages below 0 of ops and messages that have a microbatch (:func:`pptrace.recognise.labels.placeholder_stage`).
+    """Fill in stages below 0 of ops and messages that have a microbatch (:mod:`pptrace.model.open_stages`).
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
     """
@@ -62,7 +56,7 @@ def assign_stages(
         return StageAssignment(ops, comms, mesh)
     mesh, notes = split_into_pipelines(ops, mesh)
     pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
-    chunks = int(max(1, -ops.loc[lacking, "stage"].min())) if lacking.any() else 1
+    chunks = 1 + chunk_of_open_stage(int(ops.loc[lacking, "stage"].min())) if lacking.any() else 1
     if chunks == 1 and (unknown := _why_unknown(ops, comms, mesh, lacking)):
         return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
     if chunks == 1 and (assignment := assign_microbatches(ops, comms, mesh, calls)) is not None:
@@ -157,7 +151,7 @@ def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layou
     if not lacking.any():
         return table
     filled, own = table.copy(), table[lacking]
-    chunk = -1 - own["stage"]
+    chunk = chunk_of_open_stage(own["stage"])
     filled.loc[lacking, "stage"] = [
         layout(c, pp_ranks[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
     ]
@@ -172,7 +166,7 @@ def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layou
 
 def _pair_with_stages(text: str, rank: int, pp: int, layout: Layout) -> str:
     """An overlapped pair as text, with the stages of its halves."""
-    return _NEGATIVE.sub(lambda match: str(layout(-1 - int(match[0]), rank, pp)), text)
+    return _NEGATIVE.sub(lambda match: str(layout(chunk_of_open_stage(int(match[0])), rank, pp)), text)
 
 
 def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int) -> tuple[Layout, str]:
@@ -207,7 +201,7 @@ def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     sends = sent_and_received[
         (sent_and_received["kind"] == "send")
         & (sent_and_received["direction"] == "F")
-        & (sent_and_received["stage"] == -1)
+        & (sent_and_received["stage"] == open_stage(0))
     ]
     return ["loop"] if len(sends) else ["zigzag"]
 

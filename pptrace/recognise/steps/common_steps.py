@@ -16,11 +16,11 @@ def with_common_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[RecognisedR
     """Number the steps of ranks without step ranges like those of the others; with a warning.
 
     A rank without step ranges (recorded without pptrace's launcher, say) is taken in order where it has as many steps as every
-    rank that has ranges; where it has more or fewer, nothing tells which they are, and its numbers stay.
+    rank that has ranges; where it has more or fewer, which they are is unknown, and its numbers stay.
     """
     numbers = {recognised.number: _steps_with_ops(recognised) for recognised in ranks}
-    numbered = [recognised for recognised in ranks if numbers[recognised.number] and _has_ranges(recognised)]
-    step_lists = {tuple(numbers[recognised.number]) for recognised in numbered}
+    with_ranges = [recognised for recognised in ranks if numbers[recognised.number] and _has_ranges(recognised)]
+    step_lists = {tuple(numbers[recognised.number]) for recognised in with_ranges}
     if len(step_lists) != 1:
         return list(ranks), ()
     (steps,) = step_lists

@@ -82,11 +82,10 @@ def _messages(events: Events, thread: int) -> pd.DataFrame:
 
 def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """Those of the rows, which are in the order of their starts, that do not begin inside an earlier one of their thread."""
-    kept = []
-    for thread in np.unique(events.thread[rows]).tolist():
-        thread_rows = rows[events.thread[rows] == thread]
-        latest = np.maximum.accumulate(events.ends_of(thread_rows))
-        kept.append(thread_rows[np.append(True, events.start_ns[thread_rows[1:]] >= latest[:-1])])
+    kept = [
+        thread_rows[~events.intervals_of(thread_rows).are_inside_another()]
+        for thread_rows in events.rows_by_thread(rows).values()
+    ]
     return np.sort(np.concatenate(kept)) if kept else rows
 
 
@@ -105,7 +104,8 @@ def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
         for entry in ranges
         if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.may_start_before_range
     ]
-    what, number = [entry.label.span for entry in spans], [entry.label.step for entry in spans]
+    what = [entry.label.span for entry in spans]
+    number = [-1 if entry.label.step is None else entry.label.step for entry in spans]
     return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
 
 

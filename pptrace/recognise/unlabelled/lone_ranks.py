@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.model.tables import What
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, UnknownStepEndsError, has_numbers, match_alone
-from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
+from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import RankMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
 from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
@@ -46,13 +46,13 @@ def match_each_alone(ranks: Sequence[RecognisedRank], evidence: Mapping[int, Evi
         return JointMatch(tuple(ranks), notes=(line,), refused=frozenset(evidence))
     steps = steps_of_units(matches[0].units, [(by_rank[match.rank.rank], match.rank) for match in matches])
     for match in matches:
-        graph = ReplayGraph(match.units, steps, match.behind, -1, match.peers)
-        by_rank[match.rank.rank] = with_match(by_rank[match.rank.rank], match.rank, graph)
+        assignment = Assignment(match.units, steps, match.behind, None, match.peers)
+        by_rank[match.rank.rank] = with_match(by_rank[match.rank.rank], match.rank, assignment)
     return JointMatch(tuple(by_rank.values()), notes=(_note(matches, by_rank), *cut))
 
 
 def _with_step_ends(evidence: Evidence, recognised: RecognisedRank) -> Evidence:
-    """The evidence in which numbered ranges of steps part steps as optimizers do."""
+    """The evidence in which numbered ranges of steps separate steps as optimizers do."""
     host = recognised.host
     starts = host.loc[(host["what"] == What.STEP.value) & (host["number"] >= 0), "start_ns"].to_numpy()
     return replace(evidence, optimizers=np.sort(np.concatenate((evidence.optimizers, starts))))

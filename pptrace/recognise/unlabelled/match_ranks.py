@@ -14,7 +14,7 @@ from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
 from pptrace.recognise.unlabelled.lone_ranks import JointMatch, counted, match_each_alone, num_operators_outside_ops
-from pptrace.recognise.unlabelled.match_tables import ReplayGraph, steps_of_units, with_match
+from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
 from pptrace.recognise.unlabelled.whole_steps import match_whole_steps
@@ -47,8 +47,8 @@ def match_ranks(ranks: Sequence[RecognisedRank], groups: Groups, num_ranks: int 
     for match in matches:
         steps = steps_of_units(match.units, [(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks])
         for stage, rank_match in enumerate(match.ranks):
-            graph = ReplayGraph(match.units, steps, match.behind, stage, _peers(match.chain, stage))
-            by_rank[rank_match.rank] = with_match(by_rank[rank_match.rank], rank_match, graph)
+            assignment = Assignment(match.units, steps, match.behind, stage, _peers(match.chain, stage))
+            by_rank[rank_match.rank] = with_match(by_rank[rank_match.rank], rank_match, assignment)
     matched_ranks = tuple(by_rank.values())
     return JointMatch(matched_ranks, tuple(match.chain for match in matches), (*_notes(matches, matched_ranks), *cut))
 

@@ -52,59 +52,60 @@ def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Uni
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayGraph:
-    """Units of a rank with their steps, for each backward its forward, its stage (-1 if unknown), and the peers of its
-    messages.
+class Assignment:
+    """What a match assigns to the ops and messages of a rank: a step to each unit, to each backward its forward (``behind``),
+    the rank's stage (None if unknown), and the peers of its messages.
     """
 
     units: tuple[Unit, ...]
     steps: Steps
     behind: Int64
-    stage: int
+    stage: int | None
     peers: Mapping[MessageKind, int]
 
     @property
-    def chunk(self) -> int:
-        return 0 if self.stage >= 0 else -1
+    def columns(self) -> dict[str, int]:
+        """The columns ``stage`` and ``chunk``: −1 where the stage is unknown."""
+        return {"stage": -1, "chunk": -1} if self.stage is None else {"stage": self.stage, "chunk": 0}
 
 
-def with_match(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> RecognisedRank:
+def with_match(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> RecognisedRank:
     """The rank with the ops and messages of a match."""
     return replace(
         recognised,
         framework=recognised.framework or "unlabelled",
-        ops=_ops(recognised, match, graph),
-        comms=_comms(recognised, match, graph),
+        ops=_ops(recognised, match, assignment),
+        comms=_comms(recognised, match, assignment),
         warnings=warnings_of_marks(recognised.warnings),
-        is_paired=graph.stage < 0,
+        is_paired=assignment.stage is None,
     )
 
 
-def _ops(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> pd.DataFrame:
+def _ops(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> pd.DataFrame:
     launches = LaunchIndex(recognised.work)
-    unit, microbatch = numbers_of(graph.units)
-    common = {"stage": graph.stage, "chunk": graph.chunk, "source": "inferred"}
+    unit, microbatch = numbers_of(assignment.units)
+    common: dict[str, Any] = {**assignment.columns, "source": "inferred"}
     rows: list[dict[str, Any]] = []
-    for kind, ops, of_op in (("F", match.forwards, slice(None)), ("B", match.backwards, graph.behind)):
-        columns = (ops.start_ns, ops.end_ns, graph.steps.of_unit[unit][of_op], microbatch[of_op])
+    for kind, ops, of_op in (("F", match.forwards, slice(None)), ("B", match.backwards, assignment.behind)):
+        columns = (ops.start_ns, ops.end_ns, assignment.steps.of_unit[unit][of_op], microbatch[of_op])
         for start, end, step, number in zip(*(column.tolist() for column in columns), strict=True):
             span = launches.span(start, end, communication=False)
             clock = "host" if span is None else "device"
             start, end = (start, end) if span is None else span[:2]
             rows.append(_row(kind, step, start, end, microbatch=number, clock=clock, **common))
-    rows += _spans(recognised, match, graph)
+    rows += _spans(recognised, match, assignment)
     rows.sort(key=lambda row: row["start_ns"])
     return make_table(OPS, {name: [row[name] for row in rows] for name in OPS})
 
 
-def _spans(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> Iterator[dict[str, Any]]:
+def _spans(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> Iterator[dict[str, Any]]:
     """The optimizer's runs, each of the last step that began before it, and the numbered ranges of steps."""
-    numbers = graph.steps.of_unit
-    begun = match.backwards.start_ns[[unit.first for unit in graph.units]]
+    numbers = assignment.steps.of_unit
+    begun = match.backwards.start_ns[[unit.first for unit in assignment.units]]
     for what, number, start, end in recognised.host[["what", "number", "start_ns", "end_ns"]].itertuples(index=False):
         if what == What.OPTIMIZER and (at := int(np.searchsorted(begun, start)) - 1) >= 0:
             yield _row("OPTIMIZER", int(numbers[at]), start, end)
-        elif what == What.STEP and graph.steps.by_ranges and number >= 0 and number in numbers:
+        elif what == What.STEP and assignment.steps.by_ranges and number >= 0 and number in numbers:
             yield _row("STEP", number, start, end)
 
 
@@ -114,14 +115,18 @@ def _row(kind: str, step: int, start_ns: int, end_ns: int, **more: Any) -> dict[
     return row | more
 
 
-def _comms(recognised: RecognisedRank, match: RankMatch, graph: ReplayGraph) -> pd.DataFrame:
+def _comms(recognised: RecognisedRank, match: RankMatch, assignment: Assignment) -> pd.DataFrame:
     """The messages of the ops, and those that are of none."""
-    unit, microbatch = numbers_of(graph.units)
+    unit, microbatch = numbers_of(assignment.units)
     parts = []
     for (direction, kind), group in match.groups.items():
-        row = {"kind": kind, "direction": direction, "peer": graph.peers[direction, kind]}
-        of_op = group.group if direction == "F" else graph.behind[group.group]
-        named = {"step": graph.steps.of_unit[unit[of_op]], "stage": graph.stage, "microbatch": microbatch[of_op]}
+        row = {"kind": kind, "direction": direction, "peer": assignment.peers[direction, kind]}
+        of_op = group.group if direction == "F" else assignment.behind[group.group]
+        named = {
+            "step": assignment.steps.of_unit[unit[of_op]],
+            "stage": assignment.columns["stage"],
+            "microbatch": microbatch[of_op],
+        }
         parts.append(_messages(recognised, group.messages, row | named))
         parts.append(_messages(recognised, match.others[direction, kind], row | dict.fromkeys(named, -1)))
     return pd.concat([part for part in parts if len(part)], ignore_index=True)

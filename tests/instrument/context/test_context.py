@@ -149,13 +149,13 @@ def test_marks_name_the_neighbours_and_are_awaited_once(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "line"),
     [
         (ContextCase(ContextShape(1, 4), kv_heads=3), "4 heads do not divide among 3 KV heads"),
         (ContextCase(ContextShape(1, 3), kv_heads=1), "4 heads do not divide among 3 Ulysses ranks"),
     ],
 )
-def test_heads_that_cannot_be_shared_out_are_refused_on_every_rank(pool: Pool, case: ContextCase, told: str) -> None:
+def test_heads_that_cannot_be_shared_out_are_refused_on_every_rank(pool: Pool, case: ContextCase, line: str) -> None:
     answers = pool.run(refused, case, world=case.shape.size)
-    assert all(answer.startswith(told) for answer in answers)
+    assert all(answer.startswith(line) for answer in answers)
     assert not any("\n" in answer for answer in answers)

@@ -152,8 +152,8 @@ def agree(kernel: Kernel, device: str, dtype: torch.dtype, tolerance: float, hea
         q, k, v, grad = (tensor.double() for tensor in (q, k, v, grad))
         out, lse = Exact().forward(q, k, v, masked)
         wanted = (out, lse, *Exact().backward(grad, q, k, v, out, lse, masked))
-        for mine, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(mine.double(), other, rtol=tolerance, atol=tolerance)
+        for ours, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours.double(), other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_the_definition_is_that_of_autograd() -> None:
     wanted.backward(grad)
     out, lse = Exact().forward(*(leaf.detach() for leaf in leaves), True)
     found = Exact().backward(grad, *(leaf.detach() for leaf in leaves), out, lse, True)
-    for mine, other in zip((out, *found), (wanted, *(leaf.grad for leaf in leaves)), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+    for ours, other in zip((out, *found), (wanted, *(leaf.grad for leaf in leaves)), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.gpu

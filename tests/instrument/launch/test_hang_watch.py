@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from instrument.adapters.calls import UNSEEN, Call, CallGroup
+from instrument.adapters.calls import UNHOOKED, Call, CallGroup
 from instrument.launch import hang_watch
 from instrument.launch.call_log import CallLog, call_log_path
-from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_places
+from instrument.launch.hang_watch import HangWatch, RankEnd, explain_end, with_locations
 from instrument.launch.motion import Usage, describe_rank
 from instrument.launch.python_motion import PythonMotion
 from instrument.launch.stacks import Frame, is_setting_up
@@ -108,12 +108,12 @@ def test_ranks_of_another_node_are_not_known(tmp_path: Path) -> None:
 def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for rank, posted in ((0, 7), (1, 7), (2, 7)):
-        job.post(rank, UNSEEN, posted - 1)
+        job.post(rank, UNHOOKED, posted - 1)
     time.sleep(0.25)
     assert not job.watch.any_waits()
     assert job.verdict() is None
     for rank in (0, 1):
-        job.post(rank, UNSEEN, 9)
+        job.post(rank, UNHOOKED, 9)
     time.sleep(0.25)
     assert job.watch.any_waits()
     assert job.verdict() == ("late", (2,))
@@ -122,14 +122,14 @@ def test_collectives_of_cpp_are_waits_only_where_a_rank_has_posted_fewer(tmp_pat
     assert (hang.verdict, hang.ranks) == ("missing", (2,))
     assert not job.watch.any_waits(ended={0, 1})
     assert job.watch.any_waits(ended={0})
-    job.post(2, UNSEEN, 9)
+    job.post(2, UNHOOKED, 9)
     assert not job.watch.any_waits()
 
 
 def test_a_rank_that_lost_a_connection_in_a_collective_of_cpp_waited_in_it(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for rank in (0, 1):
-        job.post(rank, UNSEEN, 3)
+        job.post(rank, UNHOOKED, 3)
     job.fail(0)
     seen = job.watch.calls_at_end({0, 2})
     hang = explain_end(seen, {2: RankEnd(0, "ended normally")}).hang
@@ -167,7 +167,7 @@ def test_progress_is_a_call_or_a_step_of_any_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    diagnosis = with_places(job.watch.diagnose_setup({}, [0, 2]), {1: "asleep in <module> (train.py:3)"})
+    diagnosis = with_locations(job.watch.diagnose_setup({}, [0, 2]), {1: "asleep in <module> (train.py:3)"})
     assert diagnosis.hang is not None
     assert (diagnosis.hang.verdict, diagnosis.hang.ranks) == ("late", (1,))
     assert sentence(diagnosis).startswith("late: rank 1 is asleep in <module> (train.py:3); ranks 0 and 2 only wait")
@@ -180,12 +180,12 @@ def test_a_rank_that_never_comes_to_make_the_groups_is_late(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "line"),
     [
         (Usage(11.0, 5.9, "R"), "computing in <module> (train.py:2), outside of any communication call"),
         (Usage(11.0, 5.01, "S"), "asleep in <module> (train.py:2), outside of any communication call"),
         (Usage(11.0, 5.0, "T"), "stopped by a signal (in <module> (train.py:2)), outside of any communication call"),
     ],
 )
-def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, told: str) -> None:
-    assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == told
+def test_what_a_rank_outside_of_communication_does_is_seen_from_outside(now: Usage, line: str) -> None:
+    assert describe_rank(now, Usage(10.0, 5.0, "R"), (Frame("train.py", 2, "<module>"),)) == line

@@ -79,13 +79,13 @@ class Ledger(Session):
 
     def __init__(self) -> None:
         super().__init__(Recorder())
-        self.told: list[str] = []
+        self.events: list[str] = []
 
     def begin_step(self) -> None:
-        self.told.append(f"begin {self.num_steps}")
+        self.events.append(f"begin {self.num_steps}")
 
     def end_step(self) -> None:
-        self.told.append(f"end {self.num_steps}")
+        self.events.append(f"end {self.num_steps}")
         super().end_step()
 
 
@@ -96,7 +96,7 @@ def make_optimizer(ledger: Ledger, inner: torch.optim.Optimizer | None = None) -
         def step(self, closure: object = None) -> None:  # type: ignore[override]
             if closure is not None:
                 raise ValueError("no closure here")
-            ledger.told.append("step")
+            ledger.events.append("step")
             if inner is not None:
                 inner.step()
 
@@ -116,12 +116,12 @@ def test_step_0_begins_with_the_first_forward_and_every_optimizer_step_ends_one(
 ) -> None:
     steps, _ = ledger
     optimizer = make_optimizer(steps)
-    assert steps.told == []
+    assert steps.events == []
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.told == ["begin 0"]
+    assert steps.events == ["begin 0"]
     optimizer.step()
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.told == ["begin 0", "step", "end 0", "begin 1"]
+    assert steps.events == ["begin 0", "step", "end 0", "begin 1"]
 
 
 def test_without_modules_step_0_begins_with_the_first_backward_though_there_is_an_optimizer(
@@ -131,11 +131,11 @@ def test_without_modules_step_0_begins_with_the_first_backward_though_there_is_a
     optimizer, weight = make_optimizer(steps), torch.ones(1, requires_grad=True)
     for _ in range(2):
         for _ in range(2):
-            steps.told.append("backward")
+            steps.events.append("backward")
             weight.sum().backward()
         optimizer.step()
     backwards = ["backward", "backward", "step"]
-    assert steps.told == ["backward", "begin 0", *backwards[1:], "end 0", "begin 1", *backwards, "end 1", "begin 2"]
+    assert steps.events == ["backward", "begin 0", *backwards[1:], "end 0", "begin 1", *backwards, "end 1", "begin 2"]
 
 
 def test_a_step_is_open_while_the_optimizer_that_ends_iterations_has_not_stepped(
@@ -155,7 +155,7 @@ def test_an_optimizer_inside_another_ends_no_step_of_its_own(ledger: tuple[Ledge
     outer = make_optimizer(steps, inner=make_optimizer(steps))
     outer.step()
     outer.step()
-    assert steps.told == ["begin 0", "step", "step", "end 0", "begin 1", "step", "step", "end 1", "begin 2"]
+    assert steps.events == ["begin 0", "step", "step", "end 0", "begin 1", "step", "step", "end 1", "begin 2"]
 
 
 def test_an_optimizer_step_that_raises_ends_no_step(ledger: tuple[Ledger, OptimizerSteps]) -> None:
@@ -164,7 +164,7 @@ def test_an_optimizer_step_that_raises_ends_no_step(ledger: tuple[Ledger, Optimi
     with pytest.raises(ValueError, match="no closure here"):
         optimizer.step(closure=1)
     optimizer.step()
-    assert steps.told == ["begin 0", "step", "end 0", "begin 1"]
+    assert steps.events == ["begin 0", "step", "end 0", "begin 1"]
 
 
 def test_a_script_that_marks_its_own_steps_is_left_alone_from_then_on(ledger: tuple[Ledger, OptimizerSteps]) -> None:
@@ -173,7 +173,7 @@ def test_a_script_that_marks_its_own_steps_is_left_alone_from_then_on(ledger: tu
     observer.detach()
     optimizer.step()
     torch.nn.Identity()(torch.zeros(1))
-    assert steps.told == ["step"]
+    assert steps.events == ["step"]
 
 
 def test_a_script_without_a_launcher_gets_its_steps_and_nothing_else() -> None:

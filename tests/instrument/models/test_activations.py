@@ -90,7 +90,7 @@ def saved_by(forward: Callable[[], Tensor], module: nn.Module, exempt: tuple[Ten
     return Counter((num_bytes, dtype) for _, num_bytes, dtype in found.values())
 
 
-def save(model: GptConfig, parallel: Parallel, told: bool = False, splits: bool = False) -> Saved:
+def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, splits: bool = False) -> Saved:
     block, embedding, head = Block(model, parallel), Embedding(model, parallel), Head(model, parallel)
     if splits:
         for part in (block, embedding, head):
@@ -99,7 +99,7 @@ def save(model: GptConfig, parallel: Parallel, told: bool = False, splits: bool 
     tokens, targets = torch.randint(256, (2, MICROBATCH, held))
     x = torch.randn(MICROBATCH, parallel.activation_length(SEQUENCE), HIDDEN, dtype=model.dtype).requires_grad_()
     with Attentions() as seen:
-        layer = saved_by(lambda: block(x, recompute=told), block)
+        layer = saved_by(lambda: block(x, recompute=is_recomputed), block)
     return Saved(
         layer,
         saved_by(lambda: embedding(tokens), embedding, (tokens,)),
@@ -132,7 +132,7 @@ def test_one_rank_keeps_what_is_predicted(recompute: Recompute, dtype: torch.dty
 def test_a_layer_told_to_recompute_keeps_its_input() -> None:
     for recompute in Recompute:
         model = config(recompute=recompute)
-        check(save(model, alone(), told=True), RankForm(model, MICROBATCH), Recompute.FULL)
+        check(save(model, alone(), is_recomputed=True), RankForm(model, MICROBATCH), Recompute.FULL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,14 @@ def config(recompute: Recompute) -> GptConfig:
     return GptConfig(LAYERS, HIDDEN, 2, SEQUENCE, recompute=recompute)
 
 
-def counted(recompute: Recompute, splits: bool, told: bool = False) -> int:
+def counted(recompute: Recompute, splits: bool, is_recomputed: bool = False) -> int:
     """FLOPs of a forward and backward by torch, which counts an attention made of matrix products."""
     model = GptStage(config(recompute), range(LAYERS))
     if splits:
         attach(model)
     tokens = torch.randint(256, (BATCH, SEQUENCE))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        cross_entropy(model(tokens, recompute=told), tokens).backward()
+        cross_entropy(model(tokens, recompute=is_recomputed), tokens).backward()
     return counter.get_total_flops()
 
 
@@ -61,12 +61,14 @@ def test_full_recompute_is_a_third_more_of_the_layers_as_in_the_first_papers_equ
     assert flops.hardware == pytest.approx(paper, rel=1e-12)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_full_recompute_runs_what_is_counted_but_for_the_last_product_where_the_backward_is_whole(told: bool) -> None:
-    recompute = Recompute.NONE if told else Recompute.FULL
-    flops = step_flops(config(recompute), BATCH, LAYERS * BATCH if told else 0)
-    assert flops.hardware == counted(recompute, splits=True, told=told)
-    assert flops.hardware - LAYERS * LAST_OF_LAYER == counted(recompute, splits=False, told=told)
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_full_recompute_runs_what_is_counted_but_for_the_last_product_where_the_backward_is_whole(
+    is_recomputed: bool,
+) -> None:
+    recompute = Recompute.NONE if is_recomputed else Recompute.FULL
+    flops = step_flops(config(recompute), BATCH, LAYERS * BATCH if is_recomputed else 0)
+    assert flops.hardware == counted(recompute, splits=True, is_recomputed=is_recomputed)
+    assert flops.hardware - LAYERS * LAST_OF_LAYER == counted(recompute, splits=False, is_recomputed=is_recomputed)
 
 
 def test_selective_recompute_runs_the_attention_again_but_for_its_last_product() -> None:

@@ -40,9 +40,9 @@ def test_every_part_is_measured_and_layers_are_alike() -> None:
 
 def share_other_times() -> LayerTimes:
     """What this rank knows after sharing, if each rank's own measurement were another."""
-    mine = 100 * (1 + dist.get_rank())
+    rank_time = 100 * (1 + dist.get_rank())
     mesh = make_mesh(fit_shape(4, pp=4), "cpu", "gloo")
-    layer_times.measure_layer_times = lambda *_: LayerTimes(mine, (mine + 1,) * 3, mine + 2)
+    layer_times.measure_layer_times = lambda *_: LayerTimes(rank_time, (rank_time + 1,) * 3, rank_time + 2)
     try:
         return share_layer_times(CONFIG, 2, CPU, mesh, make_parallel(mesh, ParallelOptions(), Recorder()))
     finally:

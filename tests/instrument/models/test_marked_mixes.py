@@ -147,18 +147,18 @@ def test_every_mark_names_the_axis_and_size_of_the_group(run: Run) -> None:
         for each, calls in run.marks[rank]:
             mark = each.mark
             for index, call in enumerate(calls):
-                (told,) = groups[id(call)]
-                description, members = told.name.removeprefix(GROUP).split(" ")
+                (entries,) = groups[id(call)]
+                description, members = entries.name.removeprefix(GROUP).split(" ")
                 ranks = [int(member) for member in members.split(",")]
-                assert description in DESCRIPTIONS[mark.axis], (rank, mark, told)
-                assert set(ranks) <= set(whole_group(run.shape, mark.axis, rank)), (rank, mark, told)
+                assert description in DESCRIPTIONS[mark.axis], (rank, mark, entries)
+                assert set(ranks) <= set(whole_group(run.shape, mark.axis, rank)), (rank, mark, entries)
                 if isinstance(mark, CollectiveMark):
-                    assert mark.size == len(ranks), (rank, mark, told)
+                    assert mark.size == len(ranks), (rank, mark, entries)
                 elif is_rotation(mark):  # all parts are empty but one that leaves and one that comes
                     coming, leaving = ([ranks[i] for i, part in enumerate(parts) if part] for parts in call.lists)
                     assert ([link.peer for link in links_of(mark)]) == [*leaving, *coming], (rank, mark, call)
                 else:
-                    assert links_of(mark)[index].peer == ranks[int(call.numbers[0])], (rank, mark, call, told)
+                    assert links_of(mark)[index].peer == ranks[int(call.numbers[0])], (rank, mark, call, entries)
 
 
 def whole_group(shape: MeshShape, axis: Axis, rank: int) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def test_every_mark_counts_the_bytes_of_its_calls(run: Run) -> None:
                 assert rest == 0
                 sent = whole // mark.size if mark.kind is Collective.ALL_GATHER else whole
                 assert (GLOO[mark.kind], sent, item) in carried, (rank, mark, calls)
-                assert all(told in (None, item) for _, told in calls[0].inputs), (rank, mark, calls)
+                assert all(entries in (None, item) for _, entries in calls[0].inputs), (rank, mark, calls)
                 continue
             if is_rotation(mark):
                 (numel, item), *_ = calls[0].inputs
@@ -209,9 +209,9 @@ def test_what_gloo_carries_is_what_the_marks_count(run: Run) -> None:
     for rank, events in enumerate(run.ranks):
         marks = marked(events)
         gloo = [event for event in events if event.name.startswith("gloo:")]
-        told = Counter(entry for each in marks for entry in gloo_entries(each.mark))
+        entries = Counter(entry for each in marks for entry in gloo_entries(each.mark))
         found = Counter((event.name, numel * (item or 0)) for event in gloo for numel, item in event.inputs[:1])
-        assert found == told, (rank, found - told, told - found)
+        assert found == entries, (rank, found - entries, entries - found)
         for event in gloo:
             entry = (event.name, event.inputs[0][0] * (event.inputs[0][1] or 0))
             around = [each for each in marks if each.event.start <= event.start <= each.awaited_end]

@@ -33,17 +33,17 @@ def state_of(optimizer: AdamW) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_steps_are_those_of_torchs_adamw_to_the_bit(dtype: torch.dtype) -> None:
-    mine, theirs = make_parameters(dtype), make_parameters(dtype)
-    optimizer = AdamW(mine, 1e-2, weight_decay=0.1)
+    ours, theirs = make_parameters(dtype), make_parameters(dtype)
+    optimizer = AdamW(ours, 1e-2, weight_decay=0.1)
     torchs = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.1, foreach=True)
     for step in range(6):
         optimizer.lr = torchs.param_groups[0]["lr"] = 1e-2 / (1 + step)
-        draw_gradients(mine, step)
+        draw_gradients(ours, step)
         draw_gradients(theirs, step)
         optimizer.step()
         torchs.step()
         assert optimizer.num_steps == step + 1
-        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             state = torchs.state[other]
             assert torch.equal(one, other)
             assert torch.equal(optimizer.moments[index][0], state["exp_avg"])

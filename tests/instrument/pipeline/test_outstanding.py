@@ -11,7 +11,8 @@ from instrument.pipeline.outstanding import Outstanding, outstanding, recomputed
 from instrument.pipeline.p2p import Cell
 from pptrace.errors import UsageError
 from pptrace.schedule import interleaved, one_f_one_b
-from pptrace.schedule.actions import Kind, iter_halves
+from pptrace.schedule.actions import Kind, iter_halves, parse_action
+from pptrace.schedule.plan import make_plan
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.schedule.shape import Shape
 from tests.instrument.pipeline.cases.plans import overlapped
@@ -24,6 +25,9 @@ def test_what_is_outstanding_is_counted_from_forward_to_backward_and_to_weights(
     assert [outstanding(build("1f1b", 4, 8), rank).in_flight for rank in range(4)] == [4, 3, 2, 1]
     assert outstanding(build("gpipe", 4, 8), 0) == Outstanding(in_flight=8, deferred_weight_grads=0, held=8)
     assert outstanding(build("zb-h1", 4, 8), 3) == Outstanding(in_flight=1, deferred_weight_grads=4, held=4)
+    cells = ("0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0I2", "0W1", "0W2")
+    plan = make_plan("test", [[parse_action(cell) for cell in cells]])
+    assert outstanding(plan, 0) == Outstanding(in_flight=2, deferred_weight_grads=2, held=3)
 
 
 def test_the_forward_of_an_overlapped_pair_comes_before_its_backward() -> None:

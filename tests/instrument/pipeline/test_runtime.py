@@ -10,7 +10,7 @@ from torch import nn
 
 from instrument.backward_split.split import Linear
 from instrument.pipeline.handlers import HANDLERS, POSTING_HANDLERS
-from instrument.pipeline.ledger import MicrobatchBuffers
+from instrument.pipeline.microbatch_buffers import MicrobatchBuffers
 from instrument.pipeline.p2p import Cell
 from instrument.pipeline.runtime import PipelineRuntime
 from instrument.pipeline.step import RankProgram
@@ -61,13 +61,13 @@ def test_stages_that_are_not_the_plans_are_refused() -> None:
         runtime(plan_of("0F0 0B0"), {1: nn.Identity()})
 
 
-def test_the_ledger_names_what_is_not_there() -> None:
+def test_the_buffers_name_what_is_not_there() -> None:
     buffers = MicrobatchBuffers()
     with pytest.raises(ScheduleError, match="stage 2 has no input of microbatch 3 at this point of the plan"):
         buffers.take_input(Cell(2, 3))
 
 
-def test_the_ledger_keeps_the_graph_and_not_the_output() -> None:
+def test_the_buffers_keep_the_graph_and_not_the_output() -> None:
     buffers = MicrobatchBuffers()
     weight = torch.ones(3, requires_grad=True)
     buffers.put_forward(Cell(0, 0), None, weight * 2)

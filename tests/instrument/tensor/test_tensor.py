@@ -188,9 +188,9 @@ def test_each_mapping_does_in_both_directions_what_it_says(pool: Pool, size: int
 
 
 def test_what_does_not_divide_is_refused_with_the_numbers(pool: Pool) -> None:
-    said, other = pool.run(refusals, world=2)
-    assert said == other
-    assert said == {
+    refused, other = pool.run(refusals, world=2)
+    assert refused == other
+    assert refused == {
         "column": "UsageError: 7 outputs of a column-parallel layer do not divide among 2 tensor-parallel ranks; "
         "choose a multiple of 2",
         "row": "UsageError: 7 inputs of a row-parallel layer do not divide among 2 tensor-parallel ranks; "

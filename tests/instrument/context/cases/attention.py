@@ -77,7 +77,7 @@ def _errors(case: ContextCase, pp: int) -> list[float]:
         instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
     assert {tensor.dtype for tensor in found} == {case.dtype}
     wanted = [shard_sequence(tensor, case.shape, rank) for tensor in reference(case)]
-    return [float((mine - other).abs().max()) for mine, other in zip(found, wanted, strict=True)]
+    return [float((ours - other).abs().max()) for ours, other in zip(found, wanted, strict=True)]
 
 
 def run_layer(attention: ContextAttention, case: ContextCase, rank: int) -> list[Tensor]:

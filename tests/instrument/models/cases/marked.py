@@ -73,7 +73,7 @@ def train_profiled(mix: Mix) -> list[Event]:
     mesh = mesh_of(mix)
     runtime = runtime_of(mix, mesh, Recorder())
     # torch.profiler.profile is this class and an import that takes seconds.
-    with _groups_told(), profile(use_cpu=True, use_kineto=True, record_shapes=True) as profiler:
+    with _groups_of_facts(), profile(use_cpu=True, use_kineto=True, record_shapes=True) as profiler:
         run_steps(mix, mesh, runtime, steps_of(mix))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -83,21 +83,21 @@ def train_profiled(mix: Mix) -> list[Event]:
 
 
 @contextmanager
-def _groups_told() -> Iterator[None]:
+def _groups_of_facts() -> Iterator[None]:
     """A range around every call to a process group that says which: gloo's own events do not."""
     with ExitStack() as patches:
         for name in GROUP_CALLS:
-            patches.enter_context(mock.patch.object(dist.ProcessGroup, name, _told(getattr(dist.ProcessGroup, name))))
+            patches.enter_context(mock.patch.object(dist.ProcessGroup, name, _facts(getattr(dist.ProcessGroup, name))))
         yield
 
 
-def _told(call: Callable[..., Any]) -> Callable[..., Any]:
-    def told(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
+def _facts(call: Callable[..., Any]) -> Callable[..., Any]:
+    def facts(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
         ranks = ",".join(map(str, dist.get_process_group_ranks(group)))
         with record_function(f"{GROUP}{group.group_desc} {ranks}"):
             return call(group, *arguments, **options)
 
-    return told
+    return facts
 
 
 def _event(raw: dict[str, Any]) -> Event:

@@ -17,7 +17,7 @@ from instrument.data.text import TextData
 from instrument.mesh import Mesh, MeshShape, make_mesh, read_order
 from instrument.models.feed import make_feed
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.models.parallel import Parallel, ParallelOptions
 from instrument.optim.adamw import AdamW
 from instrument.optim.buckets import BUCKET_BYTES
@@ -186,7 +186,7 @@ def runtime_of(mix: Mix, mesh: Mesh, recorder: Recorder) -> PipelineRuntime:
         device, route=route, prefetch_depth=mix.ahead, parallel=mix.options, bucket_bytes=mix.bucket_bytes, zero=zero
     )
     cut = partition(mix.layers, mix.plan.chain_length)
-    return make_gpt_runtime(mesh, mix.plan, mix.config, cut, MICROBATCH_SIZE, wiring, recorder)
+    return make_gpt_runtime(mesh, GptPipeline(mix.plan, mix.config, cut, MICROBATCH_SIZE), wiring, recorder)
 
 
 def run_steps(mix: Mix, mesh: Mesh, runtime: PipelineRuntime, steps: int) -> list[float]:
@@ -236,7 +236,7 @@ def _train(mix: Mix, mesh: Mesh) -> Outcome:
     errors = [0.0]
     for stage in runtime.program.stages.values():
         assert isinstance(stage, GptStage)
-        errors += [float((mine - theirs).abs().sum()) for mine, theirs in _pairs(mix, mesh, stage, whole)]
+        errors += [float((ours - theirs).abs().sum()) for ours, theirs in _pairs(mix, mesh, stage, whole)]
     loss_errors = [abs(loss - right) for loss, right in zip(losses, expected, strict=True)] if losses else [0.0]
     volumes = tuple(watch.volume(step) for step in range(STEPS))
     parameters = len(list(runtime.program.parameters()))

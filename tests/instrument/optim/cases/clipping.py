@@ -146,15 +146,15 @@ def names_of(case: Case) -> list[set[str]]:
     """By pipeline rank, the parameters that are on no rank before it: those it counts."""
     plan, seen, names = case.plan, set[str](), []
     for rank in range(plan.pp):
-        mine = {
+        parameters = {
             name
             for stage in plan.stages_of(rank)
             for name, _ in GptStage(case.config, case.cut[plan.model_stage(stage)]).named_parameters()
         }
-        if case.tied and "head.projection.weight" in mine:
-            mine = mine - {"head.projection.weight"} | {"embedding.tokens.weight"}
-        names.append(mine - seen)
-        seen |= mine
+        if case.tied and "head.projection.weight" in parameters:
+            parameters = parameters - {"head.projection.weight"} | {"embedding.tokens.weight"}
+        names.append(parameters - seen)
+        seen |= parameters
     return names
 
 

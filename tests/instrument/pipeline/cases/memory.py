@@ -50,7 +50,11 @@ def predict(case: Case, rank: int) -> int:
     """The most bytes along the plan if stages kept what they keep one by one, and messages took no time."""
     plan = case.plan
     again = frozenset[Cell]() if case.keep is None else recomputed_cells(plan, rank, case.keep)
-    kept = {(stage, told): keeps(case, stage, told) for stage in plan.stages_of(rank) for told in (False, True)}
+    kept = {
+        (stage, is_recomputed): keeps(case, stage, is_recomputed)
+        for stage in plan.stages_of(rank)
+        for is_recomputed in (False, True)
+    }
     held = peak = 0
     for half in iter_halves(plan.ranks[rank]):
         if not half.kind.is_compute:
@@ -68,7 +72,7 @@ def predict(case: Case, rank: int) -> int:
     return peak
 
 
-def keeps(case: Case, plan_stage: int, told: bool) -> Kept:
+def keeps(case: Case, plan_stage: int, is_recomputed: bool) -> Kept:
     """Run one microbatch of a stage alone."""
     plan, config = case.plan, case.config
     stage = GptStage(config, case.cut[plan.model_stage(plan_stage)])
@@ -80,7 +84,7 @@ def keeps(case: Case, plan_stage: int, told: bool) -> Kept:
         x = batch.tokens[0]
         if stage.embedding is None:
             x = torch.rand(*x.shape, config.hidden, dtype=config.dtype).requires_grad_()
-        output = stage(x, recompute=told)
+        output = stage(x, recompute=is_recomputed)
         if stage.head is not None:
             output = cross_entropy(output, batch.targets[0])
         edge = torch.autograd.graph.get_gradient_edge(output)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from instrument.data.text import Batch, TextData
 from instrument.mesh import Mesh, fit_shape, make_mesh
 from instrument.models.gpt import GptConfig, GptStage, Recompute, cross_entropy
-from instrument.models.gpt_pipeline import Wiring, make_gpt_runtime
+from instrument.models.gpt_pipeline import GptPipeline, Wiring, make_gpt_runtime
 from instrument.pipeline.p2p import Communicator, Message, TensorSpec
 from instrument.pipeline.partition import partition
 from instrument.pipeline.runtime import PipelineRuntime
@@ -113,16 +113,8 @@ def mesh_of(case: Case) -> Mesh:
 
 
 def runtime_of(case: Case, mesh: Mesh, recorder: Recorder | None = None) -> PipelineRuntime:
-    return make_gpt_runtime(
-        mesh,
-        case.plan,
-        case.config,
-        case.cut,
-        MICROBATCH_SIZE,
-        case.wiring,
-        recorder or Recorder(),
-        num_unrecomputed=case.keep,
-    )
+    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, num_unrecomputed=case.keep)
+    return make_gpt_runtime(mesh, gpt, case.wiring, recorder or Recorder())
 
 
 def _compare(case: Case, mesh: Mesh) -> Outcome:
@@ -196,9 +188,8 @@ def outputs_alive(case: Case) -> tuple[list[int], int]:
             outputs.append(StorageWeakRef(output.untyped_storage()))
             return output
 
-    runtime = make_gpt_runtime(
-        mesh_of(case), case.plan, case.config, case.cut, MICROBATCH_SIZE, case.wiring, Recorder(), Watching
-    )
+    gpt = GptPipeline(case.plan, case.config, case.cut, MICROBATCH_SIZE, Watching)
+    runtime = make_gpt_runtime(mesh_of(case), gpt, case.wiring, Recorder())
     runtime.run(case.batch(0), step=0)
     return alive, sum(not output.expired() for output in outputs)
 

@@ -431,10 +431,10 @@ def refusals() -> dict[str, str]:
         "reduce-scatter": lambda: reduce_scatter_to_sequence(x, group),
         "features": lambda: scatter_to_region(x[..., :7], group),
     }
-    said = {}
+    refusals_of_rank = {}
     for name, attempt in attempts.items():
         try:
             attempt()
         except Exception as err:
-            said[name] = f"{type(err).__name__}: {err}"
-    return said
+            refusals_of_rank[name] = f"{type(err).__name__}: {err}"
+    return refusals_of_rank

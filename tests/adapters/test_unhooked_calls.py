@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from instrument.adapters.call_marks import CallMarks
-from instrument.adapters.calls import SETUP, UNSEEN, Call, CallGroup
+from instrument.adapters.calls import SETUP, UNHOOKED, Call, CallGroup
 from instrument.adapters.hooks import Hooks
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.torch_functional_collectives import FunctionalCalls
-from instrument.adapters.unseen_calls import UnseenCalls
+from instrument.adapters.unhooked_calls import UnhookedCalls
 from instrument.adapters.works import Works
 from tests.adapters.heard import HeardSession
 
@@ -58,55 +58,55 @@ class Counting:
         return self.posted
 
 
-def watched(group: Counting) -> tuple[UnseenCalls, Diary]:
+def watched(group: Counting) -> tuple[UnhookedCalls, Diary]:
     diary = Diary()
-    unseen = UnseenCalls([diary])
-    unseen.add(group, GROUP)
-    return unseen, diary
+    unhooked = UnhookedCalls([diary])
+    unhooked.add(group, GROUP)
+    return unhooked, diary
 
 
 def test_what_a_group_counts_beyond_the_calls_of_hooks_is_unseen() -> None:
     group = Counting()
-    unseen, diary = watched(group)
-    began = unseen.begin(group)
+    unhooked, diary = watched(group)
+    began = unhooked.begin(group)
     group.posted = 2  # a barrier that counts twice, and is under way
-    unseen.look()
-    unseen.end(group, began)
-    unseen.look()
+    unhooked.look()
+    unhooked.end(group, began)
+    unhooked.look()
     assert diary.events == []
     group.posted = 5
-    unseen.look()
-    assert diary.events == [("posted", UNSEEN, 2)]
+    unhooked.look()
+    assert diary.events == [("posted", UNHOOKED, 2)]
 
 
 def test_the_order_of_calls_does_not_depend_on_when_the_group_is_looked_at() -> None:
     group = Counting()
-    unseen, diary = watched(group)
+    unhooked, diary = watched(group)
     for posted in (1, 2):
         group.posted = posted
-        unseen.look()
-    unseen.next_number()
+        unhooked.look()
+    unhooked.next_number()
     group.posted = 3
-    unseen.end(group, unseen.begin(group))
-    assert diary.events == [("posted", UNSEEN, 0), ("posted", UNSEEN, 1), ("posted", UNSEEN, 2)]
+    unhooked.end(group, unhooked.begin(group))
+    assert diary.events == [("posted", UNHOOKED, 0), ("posted", UNHOOKED, 1), ("posted", UNHOOKED, 2)]
     assert diary.numbers == [0, 0, 2]  # two in a row are one
 
 
 def test_a_backend_that_does_not_count_is_left_alone() -> None:
     group = Counting(None)
-    unseen, diary = watched(group)
-    unseen.end(group, unseen.begin(group))
-    unseen.look()
+    unhooked, diary = watched(group)
+    unhooked.end(group, unhooked.begin(group))
+    unhooked.look()
     assert diary.events == []
 
 
 def test_the_last_call_has_failed_only_where_no_other_came_after_it() -> None:
     group = Counting(1)
-    unseen, diary = watched(group)
-    unseen.fail()
-    assert diary.events[-1] == ("failed", UNSEEN, 0)
-    unseen.next_number()
-    unseen.fail()
+    unhooked, diary = watched(group)
+    unhooked.fail()
+    assert diary.events[-1] == ("failed", UNHOOKED, 0)
+    unhooked.next_number()
+    unhooked.fail()
     assert len(diary.events) == 2
 
 
@@ -148,7 +148,7 @@ def test_calls_through_python_are_seen_all(diary: Diary) -> None:
     manager.wait()
     dist.barrier()
     assert sum(kind == "barrier" for _, kind, _ in diary.events) == 3
-    assert diary.count(UNSEEN) == 0
+    assert diary.count(UNHOOKED) == 0
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # newer names for these are not in every torch
@@ -164,7 +164,7 @@ def test_functional_collectives_through_python_are_seen_all(diary: Diary) -> Non
     with pytest.raises(RuntimeError):
         functional.all_reduce(two, "no reduction", group)
     dist.barrier()
-    assert diary.count(UNSEEN) == 0
+    assert diary.count(UNHOOKED) == 0
     reduced, gathered, scattered = (("posted", kind) for kind in ("all_reduce", "all_gather", "reduce_scatter"))
     expected = [reduced, gathered, scattered, gathered, scattered, reduced, reduced, ("failed", "all_reduce")]
     assert [event[:2] for event in diary.events[2:-1]] == expected
@@ -173,17 +173,17 @@ def test_functional_collectives_through_python_are_seen_all(diary: Diary) -> Non
 def test_ddps_reducer_and_functional_collectives_of_cpp_are_counted(diary: Diary) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     dist.barrier()
-    before = diary.count(UNSEEN)
+    before = diary.count(UNHOOKED)
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
     dist.barrier()
-    after_ddp = diary.count(UNSEEN)
+    after_ddp = diary.count(UNHOOKED)
     assert after_ddp >= before + 3
     operators = torch.ops._c10d_functional
     past_python, _ = torch._C._jit_get_operation("_c10d_functional::all_reduce")  # what the operator itself called
     operators.wait_tensor(past_python(torch.ones(2), "sum", str(dist.group.WORLD.group_name)))
     dist.barrier()
-    assert diary.count(UNSEEN) == after_ddp + 1
+    assert diary.count(UNHOOKED) == after_ddp + 1
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # a newer name is not in every torch

@@ -1,7 +1,7 @@
 """Collectives that C++ posts by itself: those of DDP's reducer, and of code that was compiled to C++.
 
 No hook of Python sees them, but each process group counts what is posted in it. What it has counted more than the calls that
-hooks saw, C++ has posted. The last of them is reported to the observers as a call of kind :data:`UNSEEN`, in a group of its own
+hooks saw, C++ has posted. The last of them is reported to the observers as a call of kind :data:`UNHOOKED`, in a group of its own
 numbering, so that who waits for whom can be known: a rank that is not there has posted fewer than the others.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from instrument.adapters.calls import UNSEEN, Call, CallGroup, CallObserver
+from instrument.adapters.calls import UNHOOKED, Call, CallGroup, CallObserver
 
 _EVERY_S = 0.25
 
@@ -25,14 +25,14 @@ class _Count:
     """A group's calls. ``seen`` is how many of those that it counted were made through hooks."""
 
     group: CallGroup
-    seen: int = 0
-    unseen: int = 0
+    hooked: int = 0
+    unhooked: int = 0
     num_running: int = 0
     """Calls through hooks that have begun and not returned: what the group counts meanwhile may be theirs."""
     latest: Call | None = None
 
 
-class UnseenCalls:
+class UnhookedCalls:
     """Counts, in every group that is known here, the collectives that no hook sees, and tells ``observers`` of them."""
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
@@ -47,7 +47,7 @@ class UnseenCalls:
 
     def start(self) -> None:
         """Look every now and then: a rank that waits inside C++ makes no other call."""
-        thread = threading.Thread(target=self._watch, name="pptrace-unseen-calls", daemon=True)
+        thread = threading.Thread(target=self._watch, name="pptrace-unhooked-calls", daemon=True)
         thread.start()
         atexit.register(self._stop, thread)  # a thread that is inside C++ when Python ends takes the process down
 
@@ -59,7 +59,7 @@ class UnseenCalls:
     def add(self, group: Any, known: CallGroup) -> None:
         """A process group has become known."""
         with self._lock:
-            named = CallGroup(f"{known.name} {UNSEEN}", known.ranks, known.backend, known.description, known.axis)
+            named = CallGroup(f"{known.name} {UNHOOKED}", known.ranks, known.backend, known.description, known.axis)
             self._counts[group] = _Count(named)
 
     def begin(self, group: Any) -> int | None:
@@ -71,16 +71,16 @@ class UnseenCalls:
             self._look_at(group, count)
             count.num_running += 1
             posted = _num_posted(group)
-            return None if posted is None else posted - count.seen
+            return None if posted is None else posted - count.hooked
 
-    def end(self, group: Any, unseen: int | None) -> None:
+    def end(self, group: Any, unhooked: int | None) -> None:
         """It has returned: all that the group has counted since is its own."""
         with self._lock:
             count = self._counts[group]
             count.num_running -= 1
-            posted = _num_posted(group) if unseen is not None else None
-            if posted is not None and unseen is not None:
-                count.seen = max(count.seen, posted - unseen)
+            posted = _num_posted(group) if unhooked is not None else None
+            if posted is not None and unhooked is not None:
+                count.hooked = max(count.hooked, posted - unhooked)
 
     def look(self) -> None:
         """Tell of the calls that were not seen, of each group the last."""
@@ -99,8 +99,8 @@ class UnseenCalls:
 
     def _look_at(self, group: Any, count: _Count) -> None:
         posted = None if count.num_running else _num_posted(group)
-        if posted is not None and posted - count.seen > count.unseen:
-            count.unseen = posted - count.seen
+        if posted is not None and posted - count.hooked > count.unhooked:
+            count.unhooked = posted - count.hooked
             self._tell(count)
 
     def _tell(self, count: _Count) -> None:
@@ -108,7 +108,7 @@ class UnseenCalls:
         self._used = True
         continues = count.latest is not None and count.latest.number == self._latest
         number = self._latest if continues else self.next_number()
-        count.latest = Call(number, UNSEEN, count.group, -1, -1, count.unseen - 1, is_async=True)
+        count.latest = Call(number, UNHOOKED, count.group, -1, -1, count.unhooked - 1, is_async=True)
         for observer in self._observers:
             observer.posted(count.latest)
 

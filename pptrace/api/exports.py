@@ -1,0 +1,46 @@
+"""JSON and HTML of what the API gives: as text, or written to a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, overload
+
+from pptrace.api.files import FilePath, text_or_file
+
+
+class Exports(ABC):
+    """Methods of :class:`pptrace.Run` and :class:`pptrace.SimulatedStep` that export what they hold."""
+
+    @overload
+    def to_json(self, path: None = None, *, ops: bool = False) -> str: ...
+    @overload
+    def to_json(self, path: FilePath, *, ops: bool = False) -> None: ...
+    def to_json(self, path: FilePath | None = None, *, ops: bool = False) -> str | None:
+        """The JSON of ``pptrace analyze --json`` or ``pptrace simulate --json`` as text, or written to a file.
+
+        With ``ops``, it has every op of each rank and step.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        from pptrace.report.to_json import dump
+
+        return text_or_file(dump(self._json_object(ops)), path)
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: FilePath) -> None: ...
+    def to_html(self, path: FilePath | None = None) -> str | None:
+        """A page with figures and pictures as text, or written to a file: one file that loads nothing from elsewhere.
+
+        Raises:
+            PptraceError: the file cannot be written.
+        """
+        return text_or_file(self._page(), path)
+
+    @abstractmethod
+    def _json_object(self, with_ops: bool) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _page(self) -> str: ...
