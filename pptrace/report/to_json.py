@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,13 +28,13 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
             "pptrace_version": report.pptrace_version,
             "inputs": _plain(report.inputs),
             "framework": report.framework,
-            "mesh": asdict(report.mesh),
-            "schedule": asdict(report.schedule),
-            "clock": asdict(report.clock),
+            "mesh": _plain(report.mesh),
+            "schedule": _plain(report.schedule),
+            "clock": _plain(report.clock),
             "steps": [_step(step, with_ops) for step in report.steps],
             "marked_steps": _plain(report.marked_steps),
             "device": [
-                {"rank": entry.rank, **asdict(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
+                {"rank": entry.rank, **_plain(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
             ],
             "stragglers": None,
             "findings": _plain(report.findings),
@@ -64,19 +66,26 @@ def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str,
 
 
 def _plain(value: Any) -> Any:
-    """A field's value in the types of JSON."""
-    if isinstance(value, tuple):
+    """A value in the types of JSON: members of a report by their names."""
+    names = _names_of(type(value))
+    if names:
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple | list):
         return [_plain(member) for member in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return {key: _plain(member) for key, member in value.items()} if isinstance(value, Mapping) else value
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass; () of another type."""
+    return tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
-    row = asdict(replace(rank, ops=()))
+    names = (name for name in _names_of(RankStep) if name != "ops")
+    row = {name: _plain(getattr(rank, name)) for name in names}
     row["phases"] = row["phases"] or None
-    if with_ops:
-        return row | {"ops": [_op(op) for op in rank.ops]}
-    del row["ops"]
-    return row
+    return row | {"ops": [_op(op) for op in rank.ops]} if with_ops else row
 
 
 _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
@@ -84,7 +93,7 @@ _OP_FIELDS = tuple(name for name in OpSummary.__slots__ if name != "parts")
 
 def _op(op: OpSummary) -> dict[str, Any]:
     row = {name: getattr(op, name) for name in _OP_FIELDS}
-    return row | {"parts": [asdict(part) for part in op.parts]} if op.parts else row
+    return row | {"parts": [_plain(part) for part in op.parts]} if op.parts else row
 
 
 def simulation_object(simulation: Simulation, with_ops: bool = False) -> dict[str, Any]:
