@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -75,10 +74,14 @@ def _plain(value: Any) -> Any:
     return {key: _plain(member) for key, member in value.items()} if isinstance(value, Mapping) else value
 
 
-@cache
-def _names_of(kind: Any) -> tuple[str, ...]:
+def _names_of(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a dataclass; () of another type."""
-    return tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(entry.name for entry in fields(kind)) if is_dataclass(kind) else ()
+    return _NAMES[kind]
+
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def _rank(rank: RankStep, with_ops: bool) -> dict[str, Any]:
