@@ -12,20 +12,21 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pptrace.analysis.result import Waterfall
 from pptrace.schedule.actions import Key, Kind
-from pptrace.simulator.course import ReplayGraph
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.replay_table import Times
+from pptrace.simulator import Costs, makespans
 from pptrace.slices import Slice
 from pptrace.timeline.lanes import Lane, communication_inside_ops
-
-G = TypeVar("G", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +70,64 @@ def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
     )
 
 
-def waterfall(course: ReplayGraph, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
-    keys = [stop.key for stop in course.nodes]
+    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     if not set(keys) <= measured.ops.keys():
         return None
-    measured_ops = {key: measured.ops[key] for key in keys}
-    without_communication = {key: cost - measured.communication.get(key, 0) for key, cost in measured_ops.items()}
-    even = sum(without_communication.values()) // course.plan.pp
-    stage_means = _means(without_communication, lambda key: (key[0], key[1]))
-    kind_means = _means(without_communication, lambda key: key[0])
-    uniform = course.makespan({key: kind_means[key[0]] for key in keys}, {})
-    by_stage = course.makespan({key: stage_means[key[0], key[1]] for key in keys}, {})
-    by_op = course.makespan(without_communication, {})
-    with_transfers = course.makespan(measured_ops, measured.transfers)
-    return Waterfall(
-        compute=even,
-        structural=uniform - even,
-        imbalance=by_stage - uniform,
-        jitter=by_op - by_stage,
-        communication=with_transfers - by_op,
-        host=None,
-        unexplained=span_ns - with_transfers,
+    ops = np.array([[measured.ops[key] for key in keys]])
+    communication = np.array([[measured.communication.get(key, 0) for key in keys]])
+    transfers = Costs(transfers=measured.transfers).latencies(plan.table)
+    return waterfalls(plan.table, ops, communication, transfers, [span_ns])[0]
+
+
+def waterfalls(
+    table: PlanTable, ops_ns: Times, communication_ns: Times, transfers_ns: Times, spans_ns: Sequence[int]
+) -> tuple[Waterfall, ...]:
+    """Attribute steps of one plan, each with a row of the matrices.
+
+    ``ops_ns`` and ``communication_ns`` (the part of an op's time in which it communicated and did not compute) have the shape
+    (steps, rows of the table), ``transfers_ns`` (steps, messages of the table).
+    """
+    computing = ops_ns - communication_ns
+    even = computing[:, _first_of_each_key(table)].sum(axis=1) // table.pp
+    by_kind = _means(table, computing, table.kind)
+    by_stage = _means(table, computing, table.kind * np.int64(table.num_stages) + table.stage)
+    uniform, of_stages, of_ops = makespans(table, np.stack((by_kind, by_stage, computing)))
+    with_transfers = makespans(table, ops_ns, transfers_ns)
+    return tuple(
+        Waterfall(
+            compute=compute,
+            structural=structural - compute,
+            imbalance=imbalance - structural,
+            jitter=jitter - imbalance,
+            communication=communication - jitter,
+            host=None,
+            unexplained=span - communication,
+        )
+        for compute, structural, imbalance, jitter, communication, span in zip(
+            even.tolist(),
+            uniform.tolist(),
+            of_stages.tolist(),
+            of_ops.tolist(),
+            with_transfers.tolist(),
+            spans_ns,
+            strict=True,
+        )
     )
 
 
-def _means(costs: Mapping[Key, int], group: Callable[[Key], G]) -> dict[G, int]:
-    """The mean cost of each group of ops."""
-    members: dict[G, list[int]] = {}
-    for key, cost in costs.items():
-        members.setdefault(group(key), []).append(cost)
-    return {name: round(sum(values) / len(values)) for name, values in members.items()}
+def _means(table: PlanTable, costs: Times, group: npt.NDArray[np.integer]) -> Times:
+    """For each row and step the mean cost of the row's group of ops."""
+    first = _first_of_each_key(table)
+    members = first[np.argsort(group[first], kind="stable")]
+    names, begin, num = np.unique(group[members], return_index=True, return_counts=True)
+    means = np.rint(np.add.reduceat(costs[:, members], begin, axis=1) / num).astype(np.int64)
+    of_rows: Times = means[:, np.searchsorted(names, group)]
+    return of_rows
+
+
+def _first_of_each_key(table: PlanTable) -> npt.NDArray[np.intp]:
+    """The rows, of an op that a measured order has twice the first."""
+    first: npt.NDArray[np.intp] = np.unique(table.slot * np.int64(len(Kind)) + table.kind, return_index=True)[1]
+    return first

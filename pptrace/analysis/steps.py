@@ -34,7 +34,6 @@ from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.schedule.actions import parse_action
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, simulate
-from pptrace.simulator.course import ReplayGraph
 from pptrace.slices import Slice, slices
 from pptrace.timeline.lanes import Lane
 from pptrace.timeline.phases import phase_spans
@@ -70,11 +69,11 @@ def _ideal_of_rank(rank: SimulatedRank, makespan_ns: int) -> RankIdeal:
 
 
 def report_step(
-    windows: tuple[StepWindow, ...], data: AlignedRun, course: ReplayGraph | None, ideal: Ideal | None, mesh: MeshInfo
+    windows: tuple[StepWindow, ...], data: AlignedRun, plan: Plan | None, ideal: Ideal | None, mesh: MeshInfo
 ) -> StepReport:
     """One step over all its pipelines; ``windows`` are the pipelines' windows of that step.
 
-    ``course`` is that of the plan, where one is known. Where ranks of the mesh's pipelines are not in the windows, the step's
+    ``plan`` is None where none is known. Where ranks of the mesh's pipelines are not in the windows, the step's
     bubble is not known.
     """
     ranks = [_report_rank(rank, window, data, ideal, mesh) for window in windows for rank in window.ranks]
@@ -95,18 +94,18 @@ def report_step(
             share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=_waterfall(longest, data, course) if comparable else None,
+            waterfall_ns=_waterfall(longest, data, plan) if comparable else None,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-def _waterfall(window: StepWindow, data: AlignedRun, course: ReplayGraph | None) -> Waterfall | None:
-    if course is None:
+def _waterfall(window: StepWindow, data: AlignedRun, plan: Plan | None) -> Waterfall | None:
+    if plan is None:
         return None
     parts = {rank: data.part(rank, window.step) for rank in window.ranks}
     costs = [measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()]
-    return waterfall(course, merge_costs(costs), window.span_ns)
+    return waterfall(plan, merge_costs(costs), window.span_ns)
 
 
 def _report_rank(rank: int, window: StepWindow, data: AlignedRun, ideal: Ideal | None, mesh: MeshInfo) -> RankStep:

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     """The kind of an action. The values are torch's; ``code`` stands for a kind in columns: its index among all kinds."""
 
     code: int
+    is_compute: bool
     __hash__ = str.__hash__  # an enum's own is a function in Python, called for each look-up of a key
 
     F = "F"
@@ -36,10 +37,6 @@ class Kind(StrEnum):
     UNSHARD = "UNSHARD"
     RESHARD = "RESHARD"
     REDUCE_GRAD = "REDUCE_GRAD"
-
-    @property
-    def is_compute(self) -> bool:
-        return self in _COMPUTE
 
     @property
     def is_send(self) -> bool:
@@ -58,9 +55,9 @@ _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
 _P2P = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
-
 for _code, _kind in enumerate(Kind):
     _kind.code = _code
+    _kind.is_compute = _kind in _COMPUTE
 
 
 class Phase(StrEnum):

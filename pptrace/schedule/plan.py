@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ScheduleError
@@ -110,12 +111,16 @@ class Plan:
         """The stage that reads this one's output; None for the last of a chain."""
         return stage + 1 if (stage + 1) % self.chain_length > 0 else None
 
+    @cached_property
+    def _compute(self) -> tuple[tuple[Action, ...], ...]:
+        return tuple(map(_computing, self.ranks))
+
     def compute_actions(self, rank: int) -> tuple[Action, ...]:
-        return tuple(action for action in self.ranks[rank] if action.kind.is_compute)
+        return self._compute[rank]
 
     def compute_only(self) -> Plan:
         """The same plan without sends, receives and parameter sharding actions."""
-        return replace(self, ranks=tuple(self.compute_actions(rank) for rank in range(self.pp)))
+        return self if self._compute == self.ranks else replace(self, ranks=self._compute)
 
     def instructions(self, rank: int) -> Iterator[tuple[Action, ...]]:
         """The rank's instructions: single compute actions, and groups of sends and receives."""
@@ -130,6 +135,12 @@ class Plan:
             yield (action,)
         if group:
             yield tuple(group)
+
+
+def _computing(row: tuple[Action, ...]) -> tuple[Action, ...]:
+    if all(map(attrgetter("kind.is_compute"), row)):
+        return row
+    return tuple(action for action in row if action.kind.is_compute)
 
 
 def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:

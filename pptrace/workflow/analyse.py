@@ -39,7 +39,6 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator.course import ReplayGraph, compile_plan
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -179,7 +178,7 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
         shape = None if plan is None else shapes[plan.num_microbatches]
         is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
-        reports.append(report_step(tuple(of_step), data, shape.course if shape else None, ideal, run.mesh))
+        reports.append(report_step(tuple(of_step), data, shape.plan if shape else None, ideal, run.mesh))
     return tuple(reports)
 
 
@@ -187,15 +186,14 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
 class _Shape:
     """Figures that all steps of a plan share; ``num_ops`` is the number of ops of each pipeline rank."""
 
-    course: ReplayGraph
+    plan: Plan
     ideal: Ideal
     num_ops: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> _Shape:
-        return cls(
-            compile_plan(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp))
-        )
+        plan = plan.compute_only()
+        return cls(plan, ideal_of(plan), tuple(map(len, plan.ranks)))
 
     def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
         """Whether the step has the plan's number of ops on every rank, so that it has as many microbatches.

@@ -8,7 +8,6 @@ from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfal
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
-from pptrace.simulator.course import compile_plan
 from pptrace.slices import slice_of
 
 NO_OPS = slice_of(empty_table(OPS))
@@ -44,7 +43,7 @@ def test_what_an_op_communicates_inside_itself_is_communication_and_not_compute(
     plan = build("1f1b", 1, 2)
     ops = {(Kind.F, 0, mb): 100 for mb in (0, 1)} | {(Kind.B, 0, mb): 200 for mb in (0, 1)}
     within = {(Kind.F, 0, mb): 30 for mb in (0, 1)} | {(Kind.B, 0, mb): 50 for mb in (0, 1)}
-    found = waterfall(compile_plan(plan), MeasuredCosts(ops, {}, within), span_ns=640)
+    found = waterfall(plan, MeasuredCosts(ops, {}, within), span_ns=640)
     assert found is not None
     assert (found.compute, found.structural, found.imbalance, found.jitter) == (440, 0, 0, 0)
     assert (found.communication, found.unexplained) == (160, 40)
