@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from pptrace.errors import ScheduleError
@@ -79,7 +79,7 @@ Key = tuple[Kind, int, int | None]
 """(kind, stage, microbatch): unique within a plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Action:
     """One entry of a plan.
 
@@ -95,6 +95,23 @@ class Action:
     phase: Phase = Phase.STEADY
     parts: tuple[Action, ...] = ()
 
+    def __init__(
+        self,
+        kind: Kind,
+        stage: int,
+        microbatch: int | None,
+        chunk: int = 0,
+        phase: Phase = Phase.STEADY,
+        parts: tuple[Action, ...] = (),
+    ) -> None:
+        # As a frozen dataclass does it, without six look-ups by name: large plans have half a million actions.
+        _set_kind(self, kind)
+        _set_stage(self, stage)
+        _set_microbatch(self, microbatch)
+        _set_chunk(self, chunk)
+        _set_phase(self, phase)
+        _set_parts(self, parts)
+
     @property
     def key(self) -> Key:
         return (self.kind, self.stage, self.microbatch)
@@ -108,6 +125,11 @@ class Action:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.kind}"
         return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+_set_kind, _set_stage, _set_microbatch, _set_chunk, _set_phase, _set_parts = (
+    Action.__dict__[field.name].__set__ for field in fields(Action)
+)
 
 
 _SIMPLE = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,9})", re.ASCII)

@@ -150,7 +150,7 @@ def make_table(plan: Plan) -> PlanTable:
     slots = _slots(plan, halves[0]), _slots(plan, halves[1])
     slot_to_row, slot_kind = _fillings(plan, halves, slots, pairs)
     needs = _needed_slots(plan, halves, pairs)
-    level = _levels(rank_ptr, np.where(needs >= 0, slot_to_row[needs], len(actions)))
+    level = _levels(rank_ptr, _awaited(np.where(needs >= 0, slot_to_row[needs], len(actions)), rank))
     return PlanTable(
         pp=plan.pp,
         num_stages=plan.num_stages,
@@ -194,29 +194,44 @@ def _dependencies(plan: Plan, needs: Int32, slot_to_row: Int32, rank: Int32) -> 
     }
 
 
-def _levels(rank_ptr: Int32, needed_rows: npt.NDArray[Any]) -> Int32:
-    """Levels of rows; needed rows are −1 where the plan lacks them, and the number of rows where nothing is needed.
+def _levels(rank_ptr: Int32, awaited: npt.NDArray[Any]) -> Int32:
+    """Levels of rows; ``awaited`` has a row that each waits for in each of its columns.
 
-    Lets every rank run its next action, where that can run, and then the next level.
+    It is −1 where the plan lacks that row, and the number of rows where nothing is awaited. Lets every rank run its next
+    action, where that can run, and then the next level.
     """
-    num_rows = len(needed_rows)
+    num_rows = len(awaited)
     level = np.full(num_rows, NONE, np.int32)
-    is_done = np.zeros(num_rows + 2, np.bool_)  # the last stands for a missing row, the one before it for no need
-    is_done[num_rows] = True
+    has_run = np.zeros(num_rows + 2, np.bool_)  # the last stands for a missing row, the one before it for none
+    has_run[num_rows] = True
+    columns = [np.ascontiguousarray(column) for column in awaited.T]
     next_row, end = rank_ptr[:-1].astype(np.intp), rank_ptr[1:]
-    number = 0
+    number = check_ends_at = 0
     while True:
-        has_more = next_row < end
-        if not has_more.all():
+        if number == check_ends_at:  # no rank ends earlier
+            has_more = next_row < end
             next_row, end = next_row[has_more], end[has_more]
-        can_run = is_done[needed_rows[next_row]].all(axis=1)
+            check_ends_at = number + int((end - next_row).min(initial=num_rows))
+        can_run = has_run[columns[0][next_row]]
+        for column in columns[1:]:
+            can_run &= has_run[column[next_row]]
         rows = next_row[can_run]
         if not len(rows):
             return level
         level[rows] = number
-        is_done[rows] = True
-        next_row = next_row + can_run
+        has_run[rows] = True
+        next_row += can_run
         number += 1
+
+
+def _awaited(needed: npt.NDArray[Any], rank: Int32) -> npt.NDArray[Any]:
+    """Of the rows that each needs, those that do not come before it on its own rank anyway, in as few columns as hold them."""
+    num_rows = len(needed)
+    before = np.arange(num_rows)[:, np.newaxis]
+    is_before = (needed >= 0) & (needed < before) & (rank[np.minimum(needed, num_rows - 1)] == rank[:, np.newaxis])
+    awaited = np.sort(np.where(is_before, num_rows, needed), axis=1)
+    most = int(np.count_nonzero(awaited < num_rows, axis=1).max(initial=0))
+    return awaited[:, : max(1, most)]
 
 
 def _order(level: Int32) -> dict[str, Int32]:
@@ -234,7 +249,10 @@ def _column(actions: Sequence[Action], name: str, dtype: type[np.generic]) -> np
 
 
 def _microbatches(actions: Sequence[Action]) -> Int32:
-    return np.fromiter((action.microbatch or 0 for action in actions), np.int32, len(actions))
+    try:
+        return _column(actions, "microbatch", np.int32)
+    except TypeError:  # a None
+        return np.array([action.microbatch or 0 for action in actions], np.int32)
 
 
 def _pointers(counts: npt.NDArray[Any]) -> Int32:

@@ -30,11 +30,13 @@ class Inputs:
 class Program:
     """The rows that run, in order of their levels, within a level those with most dependencies first.
 
-    ``rows`` are their numbers in the table, ``levels`` where each level begins and ends, ``last`` the last row of each rank.
+    ``rows`` are their numbers in the table, ``index`` where each row of the table is in this order (those that never run: the
+    number of rows that run), ``levels`` where each level begins and ends, ``last`` the last row of each rank.
     ``before`` is the row before each on its rank, by level; for the first of a rank it is the number of rows.
     """
 
     rows: Index
+    index: Index
     levels: tuple[slice, ...]
     before: tuple[Index, ...]
     inputs: tuple[Inputs, ...]
@@ -70,7 +72,7 @@ def compile_table(table: PlanTable, every_dependency: bool) -> Program:
     bounds = table.level_ptr.tolist()
     levels = tuple(slice(begin, end) for begin, end in pairwise(bounds))
     most_rows = int(np.diff(table.level_ptr).max(initial=0))
-    return Program(rows, levels, _split(before, table.level_ptr), tuple(inputs), last, most_rows)
+    return Program(rows, index[:-1], levels, _split(before, table.level_ptr), tuple(inputs), last, most_rows)
 
 
 def _split(values: Index, pointer: npt.NDArray[np.integer]) -> tuple[Index, ...]:

@@ -21,17 +21,14 @@ from pptrace.schedule.replay_program import Program
 Times = npt.NDArray[Any]
 """Integers of one unit; of Python's integers where those of 64 bits would overflow."""
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 """Times in one pass over the levels: what a level reads is then still in a cache."""
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replays:
-    """Starts and ends, of the shape of the durations; −1 for actions that never run (a valid plan has none).
-
-    In memory they lie action by action, and not replay by replay.
-    """
+    """Starts and ends, of the shape of the durations; −1 for actions that never run (a valid plan has none)."""
 
     start: Times
     end: Times
@@ -44,19 +41,20 @@ def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.Arra
     message (as :attr:`PlanTable.dep_message` numbers them) with shape (…, messages). Both are broadcast to the same replays.
     """
     batch = _batch(table, durations, latencies)
-    start, end = (np.full((len(table), batch.size), NONE, batch.dtype) for _ in range(2))
+    end = np.empty((batch.size, len(table)), batch.durations.dtype)
     for replays in batch.chunks():
-        starts = np.empty((len(batch.program.rows), replays.stop - replays.start), batch.dtype)
-        end[batch.program.rows, replays] = batch.run(replays, starts)[:-1]
-        start[batch.program.rows, replays] = starts
+        end[replays] = batch.run(replays).take(batch.program.index, axis=0).T
+    start = end - batch.durations
+    if not table.is_runnable:
+        start[:, table.level < 0] = end[:, table.level < 0] = NONE
     shape = (*batch.shape, len(table))
-    return Replays(start.T.reshape(shape), end.T.reshape(shape))
+    return Replays(start.reshape(shape), end.reshape(shape))
 
 
 def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
     """The makespans of the replays that :func:`replay_table` describes."""
     batch = _batch(table, durations, latencies)
-    longest = np.zeros(batch.size, batch.dtype)
+    longest = np.zeros(batch.size, batch.durations.dtype)
     if len(last := batch.program.last):
         for replays in batch.chunks():
             longest[replays] = batch.run(replays)[last].max(axis=0)
@@ -76,43 +74,37 @@ class _Batch:
     def size(self) -> int:
         return len(self.durations)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.durations.dtype
-
     def chunks(self) -> Iterator[slice]:
         most = max(1, _CHUNK // max(1, len(self.program.rows)))
         return (slice(begin, min(begin + most, self.size)) for begin in range(0, self.size, most))
 
-    def run(self, replays: slice, starts: Times | None = None) -> Times:
-        """The ends of rows in the program's order, a column per replay, and a last row of zeros; fills ``starts`` if given."""
-        durations = self.durations[replays].T[self.program.rows]
+    def run(self, replays: slice) -> Times:
+        """The ends of rows in the program's order, a column per replay, and a last row of zeros."""
+        durations = self.durations[replays].take(self.program.rows, axis=1).T
         latencies = [self._latencies_of(inputs.message, replays) for inputs in self.program.inputs]
         if durations.shape[1] != 1:
-            return _run(self.program, durations, latencies, starts)
+            return _run(self.program, durations, latencies)
         of_one = [None if column is None else column[:, 0] for column in latencies]
-        ends = _run(self.program, durations[:, 0], of_one, None if starts is None else starts[:, 0])
-        return ends[:, np.newaxis]
+        return _run(self.program, durations[:, 0], of_one)[:, np.newaxis]
 
     def _latencies_of(self, message: npt.NDArray[Any], replays: slice) -> Times | None:
         if self.latencies is None:
             return None
         of_replays = self.latencies if len(self.latencies) == 1 else self.latencies[replays]
-        columns: Times = of_replays.T[message]
+        columns: Times = of_replays.take(message, axis=1).T
         if (message < 0).any():
             columns = np.where(message[:, np.newaxis] >= 0, columns, 0)
         return columns
 
 
-def _run(program: Program, durations: Times, latencies: list[Times | None], starts: Times | None) -> Times:
+def _run(program: Program, durations: Times, latencies: list[Times | None]) -> Times:
     """Time all levels, one after the other."""
     width = durations.shape[1:]
     ends = np.zeros((len(durations) + 1, *width), durations.dtype)
-    arrivals = np.empty((program.most_rows, *width), durations.dtype)
-    scratch = np.empty_like(arrivals)
+    starts, arrivals = (np.empty((program.most_rows, *width), durations.dtype) for _ in range(2))
     inputs = list(zip(program.inputs, latencies, strict=True))
     for number, (rows, before) in enumerate(zip(program.levels, program.before, strict=True)):
-        start = scratch[: rows.stop - rows.start] if starts is None else starts[rows]
+        start = starts[: rows.stop - rows.start]
         ends.take(before, 0, start, "clip")
         for of_row, latency in inputs:
             begin, end = of_row.pointer[number], of_row.pointer[number + 1]

@@ -6,20 +6,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.errors import ScheduleError
-from pptrace.model.tables import OPS, make_table
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import Replay, Timed
 from pptrace.schedule.replay_table import replay_table
 from pptrace.simulator.costs import Costs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Simulation:
 
     def ops(self) -> pd.DataFrame:
         """The ops table (schema OPS), ``source`` "simulated"."""
+        from pptrace.model.tables import OPS, make_table  # with pandas: its import takes longer than most simulations
+
         table = self.plan.table
         pair = np.full(len(table), "", object)
         for row in np.flatnonzero(table.second_slot >= 0).tolist():
