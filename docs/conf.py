@@ -49,7 +49,7 @@ _ROOMS = "|".join(
             "slices",
             "marking",
         ),
-        *(r"simulator\.course", r"analysis\.(?!result)", r"report\.(?!to_json)"),
+        *(r"analysis\.(?!result)", r"report\.(?!to_json)"),
     )
 )
 nitpick_ignore_regex = [
