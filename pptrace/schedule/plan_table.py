@@ -87,6 +87,11 @@ class PlanTable:
     def __len__(self) -> int:
         return len(self.kind)
 
+    @cached_property
+    def dep_reader(self) -> Int32:
+        """The row that has each dependency."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.dep_ptr))
+
     @property
     def dep_is_message(self) -> Bool:
         return self.dep_message >= 0

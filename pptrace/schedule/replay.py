@@ -1,4 +1,8 @@
-"""Replay of a plan action by action: when each starts, if each takes a given time and starts as soon as it may."""
+"""Replay of a plan action by action: when each starts, if each takes a given time and starts as soon as it may.
+
+The arithmetic is in :mod:`pptrace.schedule.replay_table`, which is imported with numpy when the first plan is replayed: whoever
+only builds plans needs the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, repeat
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from pptrace.schedule.actions import Action, Key, Kind
 from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.plan_table import PlanTable
-from pptrace.schedule.replay_table import Times, replay_table
+
+if TYPE_CHECKING:
+    from pptrace.schedule.plan_table import PlanTable
+    from pptrace.schedule.replay_table import Times
 
 Duration = Callable[[int, Action], int]
 """(rank, action) → ns (or any other unit)."""
@@ -60,7 +65,7 @@ class Replay:
     def timeline(self, rank: int) -> tuple[Timed, ...]:
         """The actions of a rank that run."""
         begin, end = self.plan.table.rank_ptr[rank : rank + 2].tolist()
-        num = int(np.count_nonzero(self.plan.table.level[begin:end] >= 0))  # they are its first ones
+        num = int((self.plan.table.level[begin:end] >= 0).sum())  # they are its first ones
         times = (column[begin : begin + num].tolist() for column in (self.start, self.end))
         return tuple(map(Timed, self.plan.compute_actions(rank)[:num], *times))
 
@@ -82,8 +87,11 @@ def no_latency(_action: Action, _source: int, _target: int) -> int:
 
 def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_latency) -> Replay:
     """Time every compute action of ``plan``. Runs in time linear in their number."""
-    durations: list[int] | Times = np.ones(len(plan.table), np.int64)
-    if duration is not one_tick:
+    from pptrace.schedule.replay_table import replay_table
+
+    if duration is one_tick:
+        durations = [1] * len(plan.table)
+    else:
         durations = [
             cost for rank in range(plan.pp) for cost in map(duration, repeat(rank), plan.compute_actions(rank))
         ]
@@ -95,11 +103,11 @@ def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_late
 def _latencies(plan: Plan, latency: Latency) -> list[int]:
     """The latency of each message; 0 where nothing sends it, so that its reader never runs."""
     table = plan.table
-    reader = np.repeat(table.rank, np.diff(table.dep_ptr))[table.dep_is_message]
-    needed = zip(table.dep[table.dep_is_message].tolist(), table.dep_slot[table.dep_is_message].tolist(), strict=True)
+    columns = (table.dep, table.dep_slot, table.rank[table.dep_reader])
+    needed = zip(*(column[table.dep_is_message].tolist() for column in columns), strict=True)
     actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     latencies = []
-    for (row, slot), target in zip(needed, reader.tolist(), strict=True):
+    for row, slot, target in needed:
         half = actions[row].halves[int(table.second_slot[row] == slot)] if row >= 0 else None
         latencies.append(0 if half is None else latency(half, int(table.rank[row]), target))
     return latencies
@@ -111,7 +119,7 @@ def blocked_ranks(table: PlanTable) -> tuple[Blocked, ...]:
         return ()
     blocked = []
     for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
-        index = int(np.count_nonzero(table.level[begin:end] >= 0))
+        index = int((table.level[begin:end] >= 0).sum())
         if begin + index < end:
             blocked.append(Blocked(rank, index, _awaited(table, begin + index)))
     return tuple(blocked)

@@ -51,7 +51,7 @@ def compile_table(table: PlanTable, every_dependency: bool) -> Program:
     A rank starts no action before all earlier ones have ended, unless an action takes a negative time.
     """
     num_rows, num_running = len(table), len(table.order)
-    reader = np.repeat(np.arange(num_rows), np.diff(table.dep_ptr))
+    reader = table.dep_reader
     kept = np.flatnonzero(every_dependency | table.dep_is_message | (table.rank[table.dep] != table.rank[reader]))
     num_inputs = np.bincount(reader[kept], minlength=num_rows)
     rows = np.lexsort((-num_inputs, table.level))[num_rows - num_running :]
