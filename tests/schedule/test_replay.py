@@ -182,3 +182,17 @@ def test_tables_of_other_sizes_are_refused() -> None:
         replay_table(table, [1] * 8, [1] * 5)
     with pytest.raises(TypeError):
         replay_table(table, [0.5] * 8)
+
+
+def test_actions_that_never_run_have_no_times() -> None:
+    table = from_rows([["0F0", "0B0"], ["1B0", "1F0"]], "custom").table
+    one = replay_table(table, [[5] * 4] * 2)
+    assert one.start.tolist() == [[0, -1, -1, -1]] * 2
+    assert one.end.tolist() == [[5, -1, -1, -1]] * 2
+    assert makespans(table, [5] * 4) == 5
+    assert makespans(from_rows([["0B0", "0F0"]], "custom").table, [5, 5]) == 0
+
+
+def test_an_action_on_a_rank_that_is_not_that_of_its_stage_waits_all_the_same() -> None:
+    plan = Plan("misplaced", 1, (0, 0), ((Action(Kind.F, 0, 0),), (Action(Kind.F, 1, 0),)))
+    assert replay_table(plan.table, [5, 5]).start.tolist() == [0, 5]

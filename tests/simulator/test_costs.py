@@ -78,6 +78,14 @@ def test_costs_in_columns_are_those_of_the_actions(plan: Plan, chance: random.Ra
         assert some.durations(plan).tolist() == [some.duration(0, action) for action in actions]
 
 
+def test_pairs_of_the_same_forward_with_other_backwards_have_costs_of_their_own() -> None:
+    cells = ["(0F1;1B0)OVERLAP_F_B", "(0F2;0B0)OVERLAP_F_B", "(0F3;0I1)OVERLAP_F_B", "1F0", "0F0"]
+    plan = from_rows([cells], "pairs")
+    kinds = {Kind.F: 1, Kind.B: 10, Kind.I: 100}
+    assert Costs(kinds=kinds).durations(plan).tolist() == [11, 11, 101, 1, 1]
+    assert Costs(kinds=kinds, stages={(Kind.B, 1): 20}).durations(plan).tolist() == [21, 11, 101, 1, 1]
+
+
 def test_the_weight_gradient_is_a_part_of_the_backward() -> None:
     for costs, expected in ((uniform(2, 7), (2, 7, 4, 3)), (uniform(2, 7, 5), (2, 7, 2, 5))):
         assert tuple(costs.kinds[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)) == expected

@@ -225,6 +225,8 @@ def test_a_split_backward_holds_its_activation_until_the_weight_gradient() -> No
     assert peak_inflight(plan) == (2,)
     full = from_rows([["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"]], "full")
     assert peak_inflight(full) == (1,)
+    both = from_rows([["0F0", "0B0", "0F1", "0W0", "0B1"]], "both")  # as a trace may have it
+    assert peak_inflight(both) == (2,)
 
 
 def test_1f1b_with_latency_by_hand() -> None:
