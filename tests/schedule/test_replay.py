@@ -194,5 +194,6 @@ def test_actions_that_never_run_have_no_times() -> None:
 
 
 def test_an_action_on_a_rank_that_is_not_that_of_its_stage_waits_all_the_same() -> None:
-    plan = Plan("misplaced", 1, (0, 0), ((Action(Kind.F, 0, 0),), (Action(Kind.F, 1, 0),)))
-    assert replay_table(plan.table, [5, 5]).start.tolist() == [0, 5]
+    forwards = [Action(Kind.F, stage, 0) for stage in range(3)]
+    plan = Plan("misplaced", 1, (0, 0, 0), ((forwards[0], forwards[2]), (forwards[1],)))
+    assert replay_table(plan.table, [5, 5, 5]).start.tolist() == [0, 10, 5]
