@@ -38,7 +38,7 @@ def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.Arra
     """Replay a plan with durations of its rows, of shape (…, rows): whatever comes before the last index counts replays.
 
     ``latencies`` are the times from the end of a producer until another rank may use its output: one for all, or one for each
-    message (as :attr:`PlanTable.dep_message` numbers them) with shape (…, messages). Both are broadcast to the same replays.
+    message (as ``dep_message`` of the table numbers them) with shape (…, messages). Both are broadcast to the same replays.
     """
     batch = _batch(table, durations, latencies)
     end = np.empty((batch.size, len(table)), batch.durations.dtype)
