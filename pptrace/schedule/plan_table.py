@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.levels import levels_of
 from pptrace.schedule.needs import NEEDS, OUTPUT_OF, Output, neighbour
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def make_table(plan: Plan) -> PlanTable:
     slots = _slots(plan, halves[0]), _slots(plan, halves[1])
     slot_to_row, slot_kind = _fillings(plan, halves, slots, pairs)
     needs = _needed_slots(plan, halves, pairs)
-    level = _levels(rank_ptr, _awaited(np.where(needs >= 0, slot_to_row[needs], len(actions)), rank))
+    level = levels_of(rank_ptr, rank, np.where(needs >= 0, slot_to_row[needs], len(actions)))
     return PlanTable(
         pp=plan.pp,
         num_stages=plan.num_stages,
@@ -197,46 +198,6 @@ def _dependencies(plan: Plan, needs: Int32, slot_to_row: Int32, rank: Int32) -> 
         "dep_message": dep_message,
         "slot_to_message": slot_to_message,
     }
-
-
-def _levels(rank_ptr: Int32, awaited: npt.NDArray[Any]) -> Int32:
-    """Levels of rows; ``awaited`` has a row that each waits for in each of its columns.
-
-    It is −1 where the plan lacks that row, and the number of rows where nothing is awaited. Lets every rank run its next
-    action, where that can run, and then the next level.
-    """
-    num_rows = len(awaited)
-    level = np.full(num_rows, NONE, np.int32)
-    has_run = np.zeros(num_rows + 2, np.bool_)  # the last stands for a missing row, the one before it for none
-    has_run[num_rows] = True
-    columns = [np.ascontiguousarray(column) for column in awaited.T]
-    next_row, end = rank_ptr[:-1].astype(np.intp), rank_ptr[1:]
-    number = check_ends_at = 0
-    while True:
-        if number == check_ends_at:  # no rank ends earlier
-            has_more = next_row < end
-            next_row, end = next_row[has_more], end[has_more]
-            check_ends_at = number + int((end - next_row).min(initial=num_rows))
-        can_run = has_run[columns[0][next_row]]
-        for column in columns[1:]:
-            can_run &= has_run[column[next_row]]
-        rows = next_row[can_run]
-        if not len(rows):
-            return level
-        level[rows] = number
-        has_run[rows] = True
-        next_row += can_run
-        number += 1
-
-
-def _awaited(needed: npt.NDArray[Any], rank: Int32) -> npt.NDArray[Any]:
-    """Of the rows that each needs, those that do not come before it on its own rank anyway, in as few columns as hold them."""
-    num_rows = len(needed)
-    before = np.arange(num_rows)[:, np.newaxis]
-    is_before = (needed >= 0) & (needed < before) & (rank[np.minimum(needed, num_rows - 1)] == rank[:, np.newaxis])
-    awaited = np.sort(np.where(is_before, num_rows, needed), axis=1)
-    most = int(np.count_nonzero(awaited < num_rows, axis=1).max(initial=0))
-    return awaited[:, : max(1, most)]
 
 
 def _order(level: Int32) -> dict[str, Int32]:
