@@ -31,6 +31,22 @@ def test_every_module_imports_without_torch(package: str) -> None:
     assert int(ended.stdout) >= 3
 
 
+_WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from pptrace.schedule import lower, registry, replay, validate
+print(sum(map(len, registry.build("zbv", 2, 4).ranks)))
+"""
+
+
+def test_plans_are_built_with_the_standard_library_alone() -> None:
+    """Ranks of a run that is traced build plans too, and load nothing that the run does not."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_NUMPY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "48\n"), ended.stderr
+
+
 def test_the_package_runs_as_the_program() -> None:
     ended = subprocess.run([sys.executable, "-m", "pptrace", "frob"], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (2, "pptrace: No such command 'frob' (see `pptrace --help`)\n")

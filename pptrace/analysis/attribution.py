@@ -12,20 +12,24 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.result import Waterfall
+from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Key, Kind
-from pptrace.simulator.course import ReplayGraph
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.replay_table import Times
+from pptrace.simulator import Costs, makespans
 from pptrace.slices import Slice
-from pptrace.timeline.lanes import Lane, communication_inside_ops
-
-G = TypeVar("G", bound=Hashable)
+from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner
+from pptrace.timeline.windows import StepWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,7 @@ def measured_costs(ops: Slice, comms: Slice, lane: Lane | None = None) -> Measur
     costs = dict(zip(keys, (ops["end_ns"] - ops["start_ns"]).tolist(), strict=True))
     inner = [] if lane is None else communication_inside_ops(ops, comms, lane).tolist()
     received = comms.where((comms["kind"] == "recv") & (comms["match"] >= 0))
-    # A transfer posted ahead is seen complete when its reader asks for it: it has cost what the reader still waited.
-    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations = np.maximum(received["transfer_end_ns"] - begins, 0).tolist()
+    durations = _transfer_ns(received).tolist()
     transfers: dict[Key, int] = {}
     messages = zip(*(received[name].tolist() for name in ("direction", "stage", "microbatch")), strict=True)
     for (direction, stage, mb), duration in zip(messages, durations, strict=True):
@@ -69,34 +71,148 @@ def merge_costs(costs: Sequence[MeasuredCosts]) -> MeasuredCosts:
     )
 
 
-def waterfall(course: ReplayGraph, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
+def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | None:
     """Attribute one step; None when the trace lacks an op of the plan, so that it cannot be replayed."""
-    keys = [stop.key for stop in course.nodes]
+    keys = [action.key for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     if not set(keys) <= measured.ops.keys():
         return None
-    measured_ops = {key: measured.ops[key] for key in keys}
-    without_communication = {key: cost - measured.communication.get(key, 0) for key, cost in measured_ops.items()}
-    even = sum(without_communication.values()) // course.plan.pp
-    stage_means = _means(without_communication, lambda key: (key[0], key[1]))
-    kind_means = _means(without_communication, lambda key: key[0])
-    uniform = course.makespan({key: kind_means[key[0]] for key in keys}, {})
-    by_stage = course.makespan({key: stage_means[key[0], key[1]] for key in keys}, {})
-    by_op = course.makespan(without_communication, {})
-    with_transfers = course.makespan(measured_ops, measured.transfers)
-    return Waterfall(
-        compute=even,
-        structural=uniform - even,
-        imbalance=by_stage - uniform,
-        jitter=by_op - by_stage,
-        communication=with_transfers - by_op,
-        host=None,
-        unexplained=span_ns - with_transfers,
+    ops = np.array([[measured.ops[key] for key in keys]])
+    communication = np.array([[measured.communication.get(key, 0) for key in keys]])
+    transfers = Costs(transfers=measured.transfers).latencies(plan.table)
+    return waterfalls(plan.table, ops, communication, transfers, [span_ns])[0]
+
+
+def waterfalls(
+    table: PlanTable, ops_ns: Times, communication_ns: Times, transfers_ns: Times, spans_ns: Sequence[int]
+) -> tuple[Waterfall, ...]:
+    """Attribute steps of one plan, each with a row of the matrices.
+
+    ``ops_ns`` and ``communication_ns`` (the part of an op's time in which it communicated and did not compute) have the shape
+    (steps, rows of the table), ``transfers_ns`` (steps, messages of the table).
+    """
+    computing = ops_ns - communication_ns
+    even = computing[:, _first_of_each_key(table)].sum(axis=1) // table.pp
+    by_kind = _means(table, computing, table.kind)
+    by_stage = _means(table, computing, table.kind * np.int64(table.num_stages) + table.stage)
+    uniform, of_stages, of_ops = makespans(table, np.stack((by_kind, by_stage, computing)))
+    with_transfers = makespans(table, ops_ns, transfers_ns)
+    return tuple(
+        Waterfall(
+            compute=compute,
+            structural=structural - compute,
+            imbalance=imbalance - structural,
+            jitter=jitter - imbalance,
+            communication=communication - jitter,
+            host=None,
+            unexplained=span - communication,
+        )
+        for compute, structural, imbalance, jitter, communication, span in zip(
+            even.tolist(),
+            uniform.tolist(),
+            of_stages.tolist(),
+            of_ops.tolist(),
+            with_transfers.tolist(),
+            spans_ns,
+            strict=True,
+        )
     )
 
 
-def _means(costs: Mapping[Key, int], group: Callable[[Key], G]) -> dict[G, int]:
-    """The mean cost of each group of ops."""
-    members: dict[G, list[int]] = {}
-    for key, cost in costs.items():
-        members.setdefault(group(key), []).append(cost)
-    return {name: round(sum(values) / len(values)) for name, values in members.items()}
+_MOST_CELLS = 2_000_000
+"""Steps × ops that are replayed together."""
+
+
+def waterfalls_of_windows(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
+    """Attribute one step of a pipeline for each window; None where the trace lacks an op of the plan."""
+    size = max(_MOST_CELLS // max(len(table), 1), 1)
+    parts = (windows[first : first + size] for first in range(0, len(windows), size))
+    return [waterfall for part in parts for waterfall in _waterfalls_of_part(table, part, data)]
+
+
+def _waterfalls_of_part(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
+    ops = np.full((len(windows), len(table)), -1, dtype=np.int64)
+    communication = np.zeros_like(ops)
+    transfers = np.zeros((len(windows), table.num_messages), dtype=np.int64)
+    of_rank: dict[int, list[int]] = {}
+    for index, window in enumerate(windows):
+        for rank in window.ranks:
+            of_rank.setdefault(rank, []).append(index)
+    for rank, indices in of_rank.items():
+        rows = data.rows.of_rank(rank)
+        steps = np.array([windows[index].step for index in indices])
+        measured, row_of = _in_steps(rows.ops, steps, np.array(indices))
+        planned = _planned_rows(table, measured)
+        row_of, planned, measured = row_of[planned >= 0], planned[planned >= 0], measured.where(planned >= 0)
+        ops[row_of, planned] = measured["end_ns"] - measured["start_ns"]
+        communication[row_of, planned] = _inside_ops(rows.comms, measured, data.lanes[rank])
+        received, row_of = _in_steps(
+            rows.comms.where((rows.comms["kind"] == "recv") & (rows.comms["match"] >= 0)), steps, np.array(indices)
+        )
+        message = _planned_messages(table, received)
+        transfers[row_of[message >= 0], message[message >= 0]] = _transfer_ns(received)[message >= 0]
+    is_whole: npt.NDArray[np.bool_] = np.all(ops >= 0, axis=1)
+    spans = [window.span_ns for window, whole in zip(windows, is_whole.tolist(), strict=True) if whole]
+    attributed = iter(
+        waterfalls(table, ops[is_whole], communication[is_whole], transfers[is_whole], spans) if spans else ()
+    )
+    return [next(attributed) if whole else None for whole in is_whole.tolist()]
+
+
+def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
+    """(rows of these steps, for each of them the index that belongs to its step)."""
+    order = np.argsort(steps, kind="stable")
+    position = np.searchsorted(steps[order], rows["step"])
+    inside = position < len(steps)
+    inside[inside] = steps[order][position[inside]] == rows["step"][inside]
+    return rows.where(inside), indices[order][position[inside]]
+
+
+def _planned_rows(table: PlanTable, ops: Slice) -> Int64:
+    """The row of the plan that each op is; −1 where it is none."""
+    kind, kinds = ops.codes("kind")
+    code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]
+    rows = table.rows_of(code, ops["stage"], ops["microbatch"])
+    return np.where((rows >= 0) & (table.kind[rows] == code), rows, -1)
+
+
+def _planned_messages(table: PlanTable, received: Slice) -> Int64:
+    """The message of the plan that each received one is; −1 where it is none."""
+    is_forward = received["direction"] == "F"
+    producer = np.where(is_forward, Kind.F.code, Kind.B.code)
+    stage = received["stage"] + np.where(is_forward, -1, 1)
+    slots = table.slots_of(producer, stage, received["microbatch"])
+    return np.where(slots >= 0, table.slot_to_message[slots], -1)
+
+
+def _transfer_ns(received: Slice) -> Int64:
+    """What each transfer cost its reader; one posted ahead is seen complete when its reader asks for it."""
+    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
+    durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
+    return durations
+
+
+def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> Int64:
+    """Time in which each op communicated without compute, in order of step, from the communication of its own step, ns."""
+    inside = np.zeros(len(ops), dtype=np.int64)
+    if not is_inner(comms).any():
+        return inside
+    for step in np.unique(ops["step"]).tolist():
+        of_step, communication = ops["step"] == step, comms.where(comms["step"] == step)
+        inside[of_step] = communication_inside_ops(ops.where(of_step), communication, lane)
+    return inside
+
+
+def _means(table: PlanTable, costs: Times, group: npt.NDArray[np.integer]) -> Times:
+    """For each row and step the mean cost of the row's group of ops."""
+    first = _first_of_each_key(table)
+    members = first[np.argsort(group[first], kind="stable")]
+    names, begin, num = np.unique(group[members], return_index=True, return_counts=True)
+    means = np.rint(np.add.reduceat(costs[:, members], begin, axis=1) / num).astype(np.int64)
+    of_rows: Times = means[:, np.searchsorted(names, group)]
+    return of_rows
+
+
+def _first_of_each_key(table: PlanTable) -> npt.NDArray[np.intp]:
+    """The rows, of an op that a measured order has twice the first."""
+    first: npt.NDArray[np.intp] = np.unique(table.slot * np.int64(len(Kind)) + table.kind, return_index=True)[1]
+    return first

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import measured_costs, merge_costs, waterfall
+from pptrace.analysis.attribution import waterfalls_of_windows
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport, Waterfall
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import IDEAL, SimulatedRank, simulate
-from pptrace.simulator.course import ReplayGraph
 from pptrace.slices import Slice, slices
 from pptrace.timeline.windows import StepWindow
 
@@ -54,7 +53,7 @@ class PlannedStep:
     """A step's windows, one for each pipeline, and what its plan says, where one is known."""
 
     windows: tuple[StepWindow, ...]
-    course: ReplayGraph | None = None
+    plan: Plan | None = None
     ideal: Ideal | None = None
 
 
@@ -75,7 +74,32 @@ def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo)
         ideals = [_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries]
         reports = report_rank_steps(windows, data, ideals, mesh)
         ranks |= {(rank, window.step): report for (_, window), report in zip(entries, reports, strict=True)}
-    return tuple(_report_step(step, ranks, comparable, data, mesh) for step in steps)
+    waterfalls = _waterfalls(steps, comparable, data)
+    return tuple(
+        _report_step(step, ranks, all(comparable[window] for window in step.windows), waterfalls.get(index), mesh)
+        for index, step in enumerate(steps)
+    )
+
+
+def _longest(step: PlannedStep) -> StepWindow:
+    return max(step.windows, key=lambda window: window.span_ns)
+
+
+def _waterfalls(
+    steps: Sequence[PlannedStep], comparable: Mapping[StepWindow, bool], data: AlignedRun
+) -> dict[int, Waterfall | None]:
+    """By index of the step, that of its longest window, where there is a plan and the ranks' times compare."""
+    of_plan: dict[int, list[int]] = {}
+    for index, step in enumerate(steps):
+        if step.plan is not None and all(comparable[window] for window in step.windows):
+            of_plan.setdefault(id(step.plan), []).append(index)
+    found: dict[int, Waterfall | None] = {}
+    for indices in of_plan.values():
+        plan = steps[indices[0]].plan
+        assert plan is not None
+        windows = [_longest(steps[index]) for index in indices]
+        found |= zip(indices, waterfalls_of_windows(plan.table, windows, data), strict=True)
+    return found
 
 
 def _rank_windows(
@@ -98,8 +122,8 @@ def _ideal_of(ideal: Ideal | None, pp_rank: int | None) -> RankIdeal | None:
 def _report_step(
     step: PlannedStep,
     rank_steps: Mapping[tuple[int, int], RankStep],
-    comparable: Mapping[StepWindow, bool],
-    data: AlignedRun,
+    are_comparable: bool,
+    waterfall: Waterfall | None,
     mesh: MeshInfo,
 ) -> StepReport:
     windows, ideal = step.windows, step.ideal
@@ -109,30 +133,20 @@ def _report_step(
     complete = len(bubbles) == len(ranks) == mesh.num_pipeline_ranks
     bubble = sum(bubbles)
     total_window = sum(rank.window_ns for rank in ranks)
-    longest = max(windows, key=lambda window: window.span_ns)
-    are_comparable = all(comparable[window] for window in windows)
     return StepReport(
         step=windows[0].step,
         start_ns=min(window.start_ns for window in windows),
         end_ns=max(window.end_ns for window in windows),
-        span_ns=longest.span_ns if are_comparable else None,
+        span_ns=_longest(step).span_ns if are_comparable else None,
         bubble=Bubble(
             ratio=bubble / compute if complete and compute else None,
             share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=_waterfall(longest, data, step.course) if are_comparable else None,
+            waterfall_ns=waterfall,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
-
-
-def _waterfall(window: StepWindow, data: AlignedRun, course: ReplayGraph | None) -> Waterfall | None:
-    if course is None:
-        return None
-    parts = {rank: data.part(rank, window.step) for rank in window.ranks}
-    costs = [measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()]
-    return waterfall(course, merge_costs(costs), window.span_ns)
 
 
 def marked_steps(ops: pd.DataFrame) -> tuple[MarkedStep, ...]:

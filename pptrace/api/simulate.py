@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import pandas as pd
-
 from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import UsageError
@@ -24,6 +22,7 @@ from pptrace.simulator import Costs, Simulation, uniform
 from pptrace.simulator import simulate as run_on_paper
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
 _NS_PER_MS = 1e6
@@ -69,6 +68,8 @@ class SimulatedStep(Exports):
 
         The last counts activations of one chunk and one microbatch that the rank holds at once.
         """
+        import pandas as pd
+
         columns = ("rank", "compute_ns", "bubble_ns", "peak_inflight_microbatches")
         ranks = self.simulation.ranks
         return pd.DataFrame(
@@ -195,7 +196,7 @@ def simulate_as(
     if not isinstance(schedule, Plan) and not _is_file(schedule):
         name = str(schedule)
         shape = _shape(name, sizes, known, spell)
-        return SimulatedStep(run_on_paper(registry.get(name).builder(shape), known), shape)
+        return SimulatedStep(run_on_paper(registry.get(name).build_shape(shape), known), shape)
     plan = schedule if isinstance(schedule, Plan) else read_csv(Path(schedule))
     what = ("plan", plan.name) if isinstance(schedule, Plan) else ("file", str(schedule))
     _require_no_other_size(*what, plan, sizes, spell)

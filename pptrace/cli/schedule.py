@@ -78,7 +78,7 @@ class ShowOptions:
 def _show(name: str, options: ShowOptions) -> None:
     outputs = Outputs({"--csv": options.csv_file, "--html": options.html_file})
     shape, with_comms = options.shape(name), options.with_comms
-    plan = registry.get(name).builder(shape)
+    plan = registry.get(name).build_shape(shape)
     validate(plan)
     outputs.write({"--csv": lambda: to_csv(lower(plan) if with_comms else plan), "--html": lambda: _picture(plan)})
     if not outputs.take_stdout:

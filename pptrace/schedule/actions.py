@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from pptrace.errors import ScheduleError
@@ -22,6 +22,7 @@ class Kind(StrEnum):
     """The kind of an action. The values are torch's; ``code`` stands for a kind in columns: its index among all kinds."""
 
     code: int
+    is_compute: bool
     __hash__ = str.__hash__  # an enum's own is a function in Python, called for each look-up of a key
 
     F = "F"
@@ -36,10 +37,6 @@ class Kind(StrEnum):
     UNSHARD = "UNSHARD"
     RESHARD = "RESHARD"
     REDUCE_GRAD = "REDUCE_GRAD"
-
-    @property
-    def is_compute(self) -> bool:
-        return self in _COMPUTE
 
     @property
     def is_send(self) -> bool:
@@ -58,9 +55,9 @@ _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
 _P2P = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICROBATCH = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
-
 for _code, _kind in enumerate(Kind):
     _kind.code = _code
+    _kind.is_compute = _kind in _COMPUTE
 
 
 class Phase(StrEnum):
@@ -82,7 +79,7 @@ Key = tuple[Kind, int, int | None]
 """(kind, stage, microbatch): unique within a plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Action:
     """One entry of a plan.
 
@@ -98,6 +95,23 @@ class Action:
     phase: Phase = Phase.STEADY
     parts: tuple[Action, ...] = ()
 
+    def __init__(
+        self,
+        kind: Kind,
+        stage: int,
+        microbatch: int | None,
+        chunk: int = 0,
+        phase: Phase = Phase.STEADY,
+        parts: tuple[Action, ...] = (),
+    ) -> None:
+        # As a frozen dataclass does it, without six look-ups by name: large plans have half a million actions.
+        _set_kind(self, kind)
+        _set_stage(self, stage)
+        _set_microbatch(self, microbatch)
+        _set_chunk(self, chunk)
+        _set_phase(self, phase)
+        _set_parts(self, parts)
+
     @property
     def key(self) -> Key:
         return (self.kind, self.stage, self.microbatch)
@@ -111,6 +125,11 @@ class Action:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.kind}"
         return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+_set_kind, _set_stage, _set_microbatch, _set_chunk, _set_phase, _set_parts = (
+    Action.__dict__[field.name].__set__ for field in fields(Action)
+)
 
 
 _SIMPLE = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,9})", re.ASCII)

@@ -9,6 +9,8 @@ Source: Narayanan et al. (arXiv 2104.04473); Megatron-LM ``forward_backward_pipe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pptrace.errors import ShapeError
 from pptrace.schedule.actions import Action
 from pptrace.schedule.pairing import one_forward_one_backward
@@ -41,15 +43,16 @@ def num_warmup_forwards(shape: Shape, rank: int) -> int:
 
 def build(shape: Shape) -> Plan:
     _require_legal(shape)
-    return make_plan(NAME, (_rank_actions(shape, rank) for rank in range(shape.pp)))
-
-
-def _rank_actions(shape: Shape, rank: int) -> list[Action]:
     table = schedule_table(shape.num_microbatches, shape.num_chunks, shape.group_size or shape.pp)
+    return make_plan(NAME, (_rank_actions(shape, table, rank) for rank in range(shape.pp)))
+
+
+def _rank_actions(shape: Shape, table: Sequence[tuple[int, int]], rank: int) -> list[Action]:
+    stages = [loop(chunk, rank, shape.pp) for chunk in range(shape.num_chunks)]
     last = shape.num_chunks - 1
     return one_forward_one_backward(
-        forwards=[(loop(chunk, rank, shape.pp), mb, chunk) for mb, chunk in table],
-        backwards=[(loop(last - chunk, rank, shape.pp), mb, last - chunk) for mb, chunk in table],
+        forwards=[(stages[chunk], mb, chunk) for mb, chunk in table],
+        backwards=[(stages[last - chunk], mb, last - chunk) for mb, chunk in table],
         num_warmup=num_warmup_forwards(shape, rank),
     )
 

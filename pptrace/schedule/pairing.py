@@ -18,11 +18,13 @@ def one_forward_one_backward(
     The three parts are tagged warmup, steady and cooldown. When the warmup covers all forwards there is no steady phase.
     """
     num_steady = len(forwards) - num_warmup
-    actions = [Action(Kind.F, *forward, Phase.WARMUP) for forward in forwards[:num_warmup]]
-    for forward, backward in zip(forwards[num_warmup:], backwards[:num_steady], strict=True):
-        actions.append(Action(Kind.F, *forward, Phase.STEADY))
-        actions.append(Action(Kind.B, *backward, Phase.STEADY))
-    actions += [Action(Kind.B, *backward, Phase.COOLDOWN) for backward in backwards[num_steady:]]
+    forward, backward, steady = Kind.F, Kind.B, Phase.STEADY
+    actions = [Action(forward, stage, mb, chunk, Phase.WARMUP) for stage, mb, chunk in forwards[:num_warmup]]
+    for pair in zip(forwards[num_warmup:], backwards[:num_steady], strict=True):
+        (stage, mb, chunk), (backward_stage, backward_mb, backward_chunk) = pair
+        actions.append(Action(forward, stage, mb, chunk, steady))
+        actions.append(Action(backward, backward_stage, backward_mb, backward_chunk, steady))
+    actions += [Action(backward, stage, mb, chunk, Phase.COOLDOWN) for stage, mb, chunk in backwards[num_steady:]]
     return actions
 
 

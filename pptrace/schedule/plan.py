@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ScheduleError
@@ -110,12 +112,16 @@ class Plan:
         """The stage that reads this one's output; None for the last of a chain."""
         return stage + 1 if (stage + 1) % self.chain_length > 0 else None
 
+    @cached_property
+    def _compute(self) -> tuple[tuple[Action, ...], ...]:
+        return tuple(map(_computing, self.ranks))
+
     def compute_actions(self, rank: int) -> tuple[Action, ...]:
-        return tuple(action for action in self.ranks[rank] if action.kind.is_compute)
+        return self._compute[rank]
 
     def compute_only(self) -> Plan:
         """The same plan without sends, receives and parameter sharding actions."""
-        return replace(self, ranks=tuple(self.compute_actions(rank) for rank in range(self.pp)))
+        return self if self._compute == self.ranks else replace(self, ranks=self._compute)
 
     def instructions(self, rank: int) -> Iterator[tuple[Action, ...]]:
         """The rank's instructions: single compute actions, and groups of sends and receives."""
@@ -132,6 +138,12 @@ class Plan:
             yield tuple(group)
 
 
+def _computing(row: tuple[Action, ...]) -> tuple[Action, ...]:
+    if all(map(attrgetter("kind.is_compute"), row)):
+        return row
+    return tuple(action for action in row if action.kind.is_compute)
+
+
 def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
     """Make a plan from its actions: count microbatches, infer the placement of stages, and number the chunks.
 
@@ -142,34 +154,39 @@ def make_plan(name: str, ranks: Iterable[Sequence[Action]]) -> Plan:
         ScheduleError: a stage on two ranks, stages or microbatches not numbered from 0 without gaps, or no action at all.
     """
     rows = [tuple(row) for row in ranks]
+    halves = [tuple(iter_halves(row)) if any(map(_parts, row)) else row for row in rows]
     owner: dict[int, int] = {}
-    passing: dict[int, set[int]] = {}
-    for rank, row in enumerate(rows):
-        stages = {half.stage for action in row for half in action.halves}
-        for stage in sorted(stages):
+    for rank, row in enumerate(halves):
+        for stage in sorted(set(map(attrgetter("stage"), row))):
             if owner.setdefault(stage, rank) != rank:
                 raise ScheduleError(
                     f"{name}: stage {stage} has actions on rank {owner[stage]} and on rank {rank}; "
                     "a stage belongs to one rank"
                 )
-        for half in iter_halves(row):
-            if half.kind.is_compute and half.microbatch is not None:
-                passing.setdefault(half.stage, set()).add(half.microbatch)
-    microbatches = set().union(*passing.values())
+    computing = [_computing(row) for row in halves]
+    microbatches = {mb for row in computing for mb in set(map(attrgetter("microbatch"), row)) if mb is not None}
     if not microbatches:
         raise ScheduleError(f"{name}: no compute action in any of {len(rows)} rows; expected cells such as '0F0'")
     _require_dense(name, "stage", owner)
     _require_dense(name, "microbatch", microbatches)
     placement = tuple(owner[stage] for stage in range(len(owner)))
     chunk_of = {stage: placement[:stage].count(rank) for stage, rank in enumerate(placement)}
-    num_chains = 2 if _is_bidirectional(placement, len(rows), len(microbatches), passing) else 1
+    num_chains = 2 if _is_bidirectional(placement, computing, len(microbatches)) else 1
     return Plan(name, len(microbatches), placement, tuple(_with_chunks(row, chunk_of) for row in rows), num_chains)
 
 
-def _is_bidirectional(placement: tuple[int, ...], pp: int, num_microbatches: int, passing: dict[int, set[int]]) -> bool:
-    share = num_microbatches // 2
+_parts = attrgetter("parts")
+
+
+def _is_bidirectional(placement: tuple[int, ...], rows: Sequence[Sequence[Action]], num_microbatches: int) -> bool:
+    """Whether two chains run over the ranks; ``rows`` are the simple compute actions of each rank."""
+    pp, share = len(rows), num_microbatches // 2
     if pp < 2 or num_microbatches % 2 or placement != (*range(pp), *reversed(range(pp))):
         return False
+    passing: dict[int, set[int]] = {}
+    for action in chain.from_iterable(rows):
+        if action.microbatch is not None:
+            passing.setdefault(action.stage, set()).add(action.microbatch)
     halves = set(range(share)), set(range(share, num_microbatches))
     return all(passing.get(stage) == halves[stage // pp] for stage in range(2 * pp))
 
@@ -182,7 +199,8 @@ def _require_dense(name: str, what: str, numbers: Iterable[int]) -> None:
 
 
 def _with_chunks(row: tuple[Action, ...], chunk_of: dict[int, int]) -> tuple[Action, ...]:
-    if all(half.chunk == chunk_of[half.stage] for action in row for half in (action, *action.parts)):
+    parts = chain.from_iterable(map(_parts, row))
+    if all(chunk == chunk_of[stage] for stage, chunk in set(map(attrgetter("stage", "chunk"), chain(row, parts)))):
         return row
     return tuple(
         replace(action, chunk=chunk_of[action.stage], parts=_with_chunks(action.parts, chunk_of)) for action in row

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.levels import levels_of
 from pptrace.schedule.needs import NEEDS, OUTPUT_OF, Output, neighbour
 
 if TYPE_CHECKING:
     from pptrace.schedule.plan import Plan
+    from pptrace.schedule.replay_program import Program
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -36,15 +39,17 @@ NONE = -1
 _MOST_NEEDS = max(map(len, NEEDS.values()))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlanTable:
     """The compute actions of a plan, rank by rank in order of execution: the rows of rank r are ``rank_ptr[r]:rank_ptr[r + 1]``.
 
     ``kind`` and ``phase`` are codes (:attr:`pptrace.schedule.actions.Kind.code`); ``position`` counts the compute actions of a
     rank. ``stage``, ``microbatch`` and ``chunk`` of an overlapped pair are those of its forward.
 
-    ``slot`` is what a row fills, and ``second_slot`` what the backward half of a pair fills (−1: no pair). ``slot_to_row`` is
-    the reverse, −1 for a slot that no row fills; of a slot that several rows fill (a measured order may), the first.
+    ``slot`` is what a row fills, and ``second_slot`` what the backward half of a pair fills, of which ``second_kind`` and
+    ``second_stage`` are kind and stage (−1: no pair). ``slot_to_row`` is the reverse, −1 for a slot that no row fills; of a slot
+    that several rows fill (a measured order may), the first. ``slot_kind`` is the kind of what fills it, of a pair that of
+    the half.
 
     ``dep[dep_ptr[i]:dep_ptr[i + 1]]`` are the rows that row i needs, −1 for one that the plan lacks, and ``dep_slot`` the
     slots by which it needs them. ``dep_message`` numbers the dependencies on other ranks, in the order of ``dep``; −1 is one
@@ -67,7 +72,10 @@ class PlanTable:
     rank_ptr: Int32
     slot: Int32
     second_slot: Int32
+    second_kind: Int8
+    second_stage: Int32
     slot_to_row: Int32
+    slot_kind: Int8
     dep_ptr: Int32
     dep: Int32
     dep_slot: Int32
@@ -80,6 +88,11 @@ class PlanTable:
     def __len__(self) -> int:
         return len(self.kind)
 
+    @cached_property
+    def dep_reader(self) -> Int32:
+        """The row that has each dependency."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.dep_ptr))
+
     @property
     def dep_is_message(self) -> Bool:
         return self.dep_message >= 0
@@ -87,6 +100,20 @@ class PlanTable:
     @property
     def num_messages(self) -> int:
         return int(np.count_nonzero(self.dep_is_message))
+
+    @cached_property
+    def program(self) -> Program:
+        """What a replay does level by level."""
+        from pptrace.schedule.replay_program import compile_table
+
+        return compile_table(self, every_dependency=False)
+
+    @cached_property
+    def full_program(self) -> Program:
+        """The same with dependencies that hold by themselves where nothing takes a negative time."""
+        from pptrace.schedule.replay_program import compile_table
+
+        return compile_table(self, every_dependency=True)
 
     @property
     def num_levels(self) -> int:
@@ -126,11 +153,10 @@ def make_table(plan: Plan) -> PlanTable:
     columns = (_column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), _microbatches(actions))
     pairs = np.flatnonzero(columns[0] == Kind.OVERLAP_F_B.code)
     halves = _halves(actions, columns, pairs)
-    slot, second_slot = _slots(plan, halves[0]), np.full(len(actions), NONE, np.int32)
-    second_slot[pairs] = _slots(plan, halves[1])
-    slot_to_row = _rows_by_slot(plan, slot, second_slot, pairs)
+    slots = _slots(plan, halves[0]), _slots(plan, halves[1])
+    slot_to_row, slot_kind = _fillings(plan, halves, slots, pairs)
     needs = _needed_slots(plan, halves, pairs)
-    level = _levels(rank_ptr, np.where(needs >= 0, slot_to_row[needs], len(actions)))
+    level = levels_of(rank_ptr, rank, np.where(needs >= 0, slot_to_row[needs], len(actions)))
     return PlanTable(
         pp=plan.pp,
         num_stages=plan.num_stages,
@@ -143,9 +169,12 @@ def make_table(plan: Plan) -> PlanTable:
         rank=rank,
         position=np.arange(len(actions), dtype=np.int32) - rank_ptr[rank],
         rank_ptr=rank_ptr,
-        slot=slot,
-        second_slot=second_slot,
+        slot=slots[0],
+        second_slot=_of_pairs(slots[1], pairs, len(actions)),
+        second_kind=_of_pairs(halves[1][0], pairs, len(actions)),
+        second_stage=_of_pairs(halves[1][1], pairs, len(actions)),
         slot_to_row=slot_to_row,
+        slot_kind=slot_kind,
         level=level,
         **_dependencies(plan, needs, slot_to_row, rank),
         **_order(level),
@@ -171,31 +200,6 @@ def _dependencies(plan: Plan, needs: Int32, slot_to_row: Int32, rank: Int32) -> 
     }
 
 
-def _levels(rank_ptr: Int32, needed_rows: npt.NDArray[Any]) -> Int32:
-    """Levels of rows; needed rows are −1 where the plan lacks them, and the number of rows where nothing is needed.
-
-    Lets every rank run its next action, where that can run, and then the next level.
-    """
-    num_rows = len(needed_rows)
-    level = np.full(num_rows, NONE, np.int32)
-    is_done = np.zeros(num_rows + 2, np.bool_)  # the last stands for a missing row, the one before it for no need
-    is_done[num_rows] = True
-    next_row, end = rank_ptr[:-1].astype(np.intp), rank_ptr[1:]
-    number = 0
-    while True:
-        has_more = next_row < end
-        if not has_more.all():
-            next_row, end = next_row[has_more], end[has_more]
-        can_run = is_done[needed_rows[next_row]].all(axis=1)
-        rows = next_row[can_run]
-        if not len(rows):
-            return level
-        level[rows] = number
-        is_done[rows] = True
-        next_row = next_row + can_run
-        number += 1
-
-
 def _order(level: Int32) -> dict[str, Int32]:
     num_stuck = np.count_nonzero(level < 0)
     order = np.argsort(level, kind="stable")[num_stuck:].astype(np.int32)
@@ -211,7 +215,10 @@ def _column(actions: Sequence[Action], name: str, dtype: type[np.generic]) -> np
 
 
 def _microbatches(actions: Sequence[Action]) -> Int32:
-    return np.fromiter((action.microbatch or 0 for action in actions), np.int32, len(actions))
+    try:
+        return _column(actions, "microbatch", np.int32)
+    except TypeError:  # a None
+        return np.array([action.microbatch or 0 for action in actions], np.int32)
 
 
 def _pointers(counts: npt.NDArray[Any]) -> Int32:
@@ -233,6 +240,13 @@ def _half_columns(actions: Sequence[Action]) -> _Half:
     return _column(actions, "kind.code", np.int8), _column(actions, "stage", np.int32), _microbatches(actions)
 
 
+def _of_pairs(values: npt.NDArray[Any], pairs: npt.NDArray[np.intp], num_rows: int) -> npt.NDArray[Any]:
+    """A column with the values of pairs, −1 in all other rows."""
+    column = np.full(num_rows, NONE, values.dtype)
+    column[pairs] = values
+    return column
+
+
 def _slots(plan: Plan, half: _Half) -> Int32:
     kind, stage, microbatch = half
     cell = stage.astype(np.int64) * plan.num_microbatches + microbatch
@@ -240,13 +254,18 @@ def _slots(plan: Plan, half: _Half) -> Int32:
     return slots
 
 
-def _rows_by_slot(plan: Plan, slot: Int32, second_slot: Int32, pairs: npt.NDArray[np.intp]) -> Int32:
-    slot_to_row = np.full(plan.num_stages * plan.num_microbatches * len(Output), NONE, np.int32)
-    slots = np.concatenate((slot, second_slot[pairs]))
-    rows = np.concatenate((np.arange(len(slot)), pairs))
+def _fillings(
+    plan: Plan, halves: tuple[_Half, _Half], slots: tuple[Int32, Int32], pairs: npt.NDArray[np.intp]
+) -> tuple[Int32, Int8]:
+    """The row that fills each slot, and the kind of what fills it; ``slots`` are those of both halves."""
+    num_slots = plan.num_stages * plan.num_microbatches * len(Output)
+    slot_to_row, slot_kind = np.full(num_slots, NONE, np.int32), np.full(num_slots, NONE, np.int8)
+    rows = np.concatenate((np.arange(len(slots[0])), pairs))
     last_first = np.argsort(-rows, kind="stable") if len(pairs) else slice(None, None, -1)
-    slot_to_row[slots[last_first]] = rows[last_first]  # the last assignment stands
-    return slot_to_row
+    slot = np.concatenate(slots)[last_first]
+    slot_to_row[slot] = rows[last_first]  # of several, the last assignment stands
+    slot_kind[slot] = np.concatenate((halves[0][0], halves[1][0]))[last_first]
+    return slot_to_row, slot_kind
 
 
 def _needed_slots(plan: Plan, halves: tuple[_Half, _Half], pairs: npt.NDArray[np.intp]) -> Int32:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pptrace.errors import ShapeError, UnknownScheduleError
+from pptrace.garbage import paused_gc
 from pptrace.schedule import (
     controllable,
     dualpipe,
@@ -84,7 +85,16 @@ class Schedule:
         Raises:
             ShapeError: the schedule has no plan of this size; the message names legal sizes.
         """
-        return self.builder(shape_for(self.name, pp, microbatches, chunks, group_size, lean, memory_limit, costs))
+        return self.build_shape(shape_for(self.name, pp, microbatches, chunks, group_size, lean, memory_limit, costs))
+
+    def build_shape(self, shape: Shape) -> Plan:
+        """:meth:`build` for a size that is made already.
+
+        Raises:
+            ShapeError: as :meth:`build`.
+        """
+        with paused_gc():
+            return self.builder(shape)
 
 
 SCHEDULES: dict[str, Schedule] = {

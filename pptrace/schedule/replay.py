@@ -1,16 +1,24 @@
-"""Replay of a plan: start times of all actions, if each takes a given time and starts as soon as it may.
+"""Replay of a plan action by action: when each starts, if each takes a given time and starts as soon as it may.
 
-This is the one engine behind validation (does it end?), lowering (in which order do messages travel?) and the simulator.
+The arithmetic is in :mod:`pptrace.schedule.replay_table`, which is imported with numpy when the first plan is replayed: whoever
+only builds plans needs the standard library alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING
 
 from pptrace.schedule.actions import Action, Key, Kind
-from pptrace.schedule.needs import NEEDS, OUTPUT_OF, neighbour
+from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from pptrace.schedule.plan_table import PlanTable
+    from pptrace.schedule.replay_table import Times
 
 Duration = Callable[[int, Action], int]
 """(rank, action) → ns (or any other unit)."""
@@ -37,16 +45,34 @@ class Blocked:
     needs: Key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Replay:
-    """The timeline of each rank, and the ranks that got stuck (none for a valid plan)."""
+    """A replayed plan: ``start`` and ``end`` of the rows of its table, −1 for those that never run."""
 
-    ranks: tuple[tuple[Timed, ...], ...]
-    blocked: tuple[Blocked, ...]
+    plan: Plan
+    start: Times
+    end: Times
 
     @property
     def makespan(self) -> int:
-        return max((row[-1].end for row in self.ranks if row), default=0)
+        return int(self.end.max(initial=0))
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[Timed, ...], ...]:
+        """The timeline of each rank, as far as it gets."""
+        return tuple(map(self.timeline, range(self.plan.pp)))
+
+    def timeline(self, rank: int) -> tuple[Timed, ...]:
+        """The actions of a rank that run."""
+        begin, end = self.plan.table.rank_ptr[rank : rank + 2].tolist()
+        num = int((self.plan.table.level[begin:end] >= 0).sum())  # they are its first ones
+        times = (column[begin : begin + num].tolist() for column in (self.start, self.end))
+        return tuple(map(Timed, self.plan.compute_actions(rank)[:num], *times))
+
+    @cached_property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """The ranks that get stuck (none of a valid plan)."""
+        return blocked_ranks(self.plan.table)
 
 
 def one_tick(_rank: int, _action: Action) -> int:
@@ -60,86 +86,49 @@ def no_latency(_action: Action, _source: int, _target: int) -> int:
 
 
 def replay(plan: Plan, duration: Duration = one_tick, latency: Latency = no_latency) -> Replay:
-    """Time every compute action of ``plan``; sends and receives are edges with a latency, not actions.
+    """Time every compute action of ``plan``. Runs in time linear in their number."""
+    from pptrace.schedule.replay_table import replay_table
 
-    Runs in time linear in the number of actions.
-    """
-    return _Engine(plan, duration, latency).run()
-
-
-class _Engine:
-    """Runs ranks one after the other as far as each can go; a finished action wakes the ranks that wait for it.
-
-    Everything that can be waited for has a slot: (stage · m + microbatch) · 3 + {forward, backward, weight gradient}.
-    Plans have millions of actions, so this uses slots and lists where the rest of the package uses types.
-    """
-
-    def __init__(self, plan: Plan, duration: Duration, latency: Latency) -> None:
-        self.plan = plan
-        self.duration = duration
-        self.latency = latency
-        self.rows: list[Sequence[Action]] = [plan.compute_actions(rank) for rank in range(plan.pp)]
-        self.times: list[list[Timed]] = [[] for _ in self.rows]
-        num_slots = plan.num_stages * plan.num_microbatches * 3
-        self.ended: list[int] = [-1] * num_slots
-        self.producer: list[Action | None] = [None] * num_slots
-        self.waiters: dict[int, list[int]] = {}
-        self.neighbour = {hop: [neighbour(plan, stage, hop) for stage in range(plan.num_stages)] for hop in (-1, 0, 1)}
-
-    def run(self) -> Replay:
-        ready = list(range(self.plan.pp))
-        blocked: dict[int, int] = {}
-        while ready:
-            rank = ready.pop()
-            slot = self._advance(rank, ready)
-            if slot is None:
-                blocked.pop(rank, None)
-            else:
-                blocked[rank] = slot
-        stuck = tuple(Blocked(rank, len(self.times[rank]), self._key(slot)) for rank, slot in sorted(blocked.items()))
-        return Replay(tuple(map(tuple, self.times)), stuck)
-
-    def _advance(self, rank: int, ready: list[int]) -> int | None:
-        """Run a rank's actions until one has to wait; returns the slot it waits for, None when the rank is done."""
-        row, timeline, ended = self.rows[rank], self.times[rank], self.ended
-        placement, m = self.plan.placement, self.plan.num_microbatches
-        free = timeline[-1].end if timeline else 0
-        for index in range(len(timeline), len(row)):
-            action = row[index]
-            start = free
-            for half in action.halves:
-                for slot in self._needs(half):
-                    arrival = ended[slot]
-                    if arrival < 0:
-                        self.waiters.setdefault(slot, []).append(rank)
-                        return slot
-                    source = placement[slot // (3 * m)]
-                    if source != rank:
-                        producer = self.producer[slot]
-                        assert producer is not None
-                        arrival += self.latency(producer, source, rank)
-                    if arrival > start:
-                        start = arrival
-            free = start + self.duration(rank, action)
-            timeline.append(Timed(action, start, free))
-            for half in action.halves:
-                slot = (half.stage * m + (half.microbatch or 0)) * 3 + OUTPUT_OF[half.kind]
-                ended[slot] = free
-                self.producer[slot] = half
-                if slot in self.waiters:
-                    ready.extend(self.waiters.pop(slot))
-        return None
-
-    def _needs(self, half: Action) -> list[int]:
-        """The slots of :func:`~pptrace.schedule.needs.needs_of`."""
-        m, microbatch = self.plan.num_microbatches, half.microbatch or 0
-        return [
-            (stage * m + microbatch) * 3 + need.output
-            for need in NEEDS.get(half.kind, ())
-            if (stage := self.neighbour[need.hop][half.stage]) is not None
+    if duration is one_tick:
+        durations = [1] * len(plan.table)
+    else:
+        durations = [
+            cost for rank in range(plan.pp) for cost in map(duration, repeat(rank), plan.compute_actions(rank))
         ]
+    latencies = 0 if latency is no_latency else _latencies(plan, latency)
+    times = replay_table(plan.table, durations, latencies)
+    return Replay(plan, times.start, times.end)
 
-    def _key(self, slot: int) -> Key:
-        cell, what = divmod(slot, 3)
-        stage, microbatch = divmod(cell, self.plan.num_microbatches)
-        return ((Kind.F, Kind.B, Kind.W)[what], stage, microbatch)
+
+def _latencies(plan: Plan, latency: Latency) -> list[int]:
+    """The latency of each message; 0 where nothing sends it, so that its reader never runs."""
+    table = plan.table
+    columns = (table.dep, table.dep_slot, table.rank[table.dep_reader])
+    needed = zip(*(column[table.dep_is_message].tolist() for column in columns), strict=True)
+    actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
+    latencies = []
+    for row, slot, target in needed:
+        half = actions[row].halves[int(table.second_slot[row] == slot)] if row >= 0 else None
+        latencies.append(0 if half is None else latency(half, int(table.rank[row]), target))
+    return latencies
+
+
+def blocked_ranks(table: PlanTable) -> tuple[Blocked, ...]:
+    """The ranks that get stuck, and what for; none where every action gets to run."""
+    if table.is_runnable:
+        return ()
+    blocked = []
+    for rank, (begin, end) in enumerate(pairwise(table.rank_ptr.tolist())):
+        index = int((table.level[begin:end] >= 0).sum())
+        if begin + index < end:
+            blocked.append(Blocked(rank, index, _awaited(table, begin + index)))
+    return tuple(blocked)
+
+
+def _awaited(table: PlanTable, row: int) -> Key:
+    """The first of a stuck row's needs that never ends."""
+    needed = slice(*table.dep_ptr[row : row + 2].tolist())
+    has_ended = (table.dep[needed] >= 0) & (table.level[table.dep[needed]] >= 0)
+    cell, output = divmod(int(table.dep_slot[needed][~has_ended][0]), len(Output))
+    stage, microbatch = divmod(cell, table.num_microbatches)
+    return ((Kind.F, Kind.B, Kind.W)[output], stage, microbatch)

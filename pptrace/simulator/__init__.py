@@ -1,6 +1,18 @@
-"""Plan and costs in, timeline out."""
+"""Plan and costs in, timeline out; or many durations of one plan in, many timelines out."""
 
+from pptrace.schedule.replay_table import Replays, makespans, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.simulation import SimulatedRank, Simulation, peak_inflight, simulate
 
-__all__ = ["IDEAL", "Costs", "SimulatedRank", "Simulation", "peak_inflight", "simulate", "uniform"]
+__all__ = [
+    "IDEAL",
+    "Costs",
+    "Replays",
+    "SimulatedRank",
+    "Simulation",
+    "makespans",
+    "peak_inflight",
+    "replay_table",
+    "simulate",
+    "uniform",
+]

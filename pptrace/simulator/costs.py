@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from pptrace.errors import UsageError
 from pptrace.schedule.actions import Action, Key, Kind
+from pptrace.schedule.plan import Plan
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.replay_table import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,36 @@ class Costs:
             return sum(self.duration(_rank, part) for part in action.parts)
         raise UsageError(f"no cost for {action}: give one for its kind {action.kind}, its stage or the action itself")
 
-    def latency(self, producer: Action, _source: int, _target: int) -> int:
-        """Time from the end of ``producer`` until its output has arrived on another rank, ns."""
-        measured = self.transfers.get(producer.key)
-        return self.p2p_latency_ns if measured is None else measured
+    def durations(self, plan: Plan) -> Times:
+        """The cost of each row of the plan's table, ns.
+
+        Raises:
+            UsageError: no cost covers one.
+        """
+        table = plan.table
+        actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
+        if self.ops:
+            return np.array([self.duration(0, action) for action in actions])
+        kinds, stages = len(Kind) + 1, plan.num_stages + 1
+        alike = table.kind.astype(np.int64) * kinds + table.second_kind
+        if self.stages:
+            alike = (alike * stages + table.stage) * stages + table.second_stage
+        _, first, group = np.unique(alike, return_index=True, return_inverse=True)
+        costs = {row: self.duration(0, actions[row]) for row in sorted(first.tolist())}
+        return np.array([costs[row] for row in first.tolist()])[group]
+
+    def latencies(self, table: PlanTable) -> Times:
+        """The time of each message of a plan from the end of its producer until it has arrived, ns; one for all where equal."""
+        if not self.transfers:
+            return np.array(self.p2p_latency_ns)
+        kind, stage, microbatch = zip(*self.transfers, strict=True)
+        codes = np.array([member.code for member in kind])
+        slots = table.slots_of(codes, stage, [-1 if number is None else number for number in microbatch])
+        messages = np.where(table.slot_kind[slots] == codes, table.slot_to_message[slots], -1)
+        latencies = np.full(table.num_messages, self.p2p_latency_ns)
+        is_sent = (slots >= 0) & (messages >= 0)
+        latencies[messages[is_sent]] = np.array(list(self.transfers.values()))[is_sent]
+        return latencies
 
 
 def _words(what: object) -> str:

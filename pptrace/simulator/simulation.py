@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
+import numpy.typing as npt
 
 from pptrace.errors import ScheduleError
-from pptrace.model.tables import OPS, make_table
-from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.actions import Kind, Phase
+from pptrace.schedule.needs import Output
 from pptrace.schedule.plan import Plan
-from pptrace.schedule.replay import Replay, Timed, replay
+from pptrace.schedule.replay import Replay, Timed
+from pptrace.schedule.replay_table import replay_table
 from pptrace.simulator.costs import Costs
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class SimulatedRank:
-    """One pipeline rank. ``peak_inflight_microbatches`` counts activations of one chunk and one microbatch."""
+    """One pipeline rank. ``peak_inflight_microbatches`` counts activations of one chunk and one microbatch.
+
+    ``inner_bubble_ns`` is the bubble between the rank's first and last action: what remains when steps follow without a barrier.
+    """
 
     rank: int
     compute_ns: int
     bubble_ns: int
+    inner_bubble_ns: int
     peak_inflight_microbatches: int
-    timeline: tuple[Timed, ...]
+    _replay: Replay = field(repr=False)
 
-    @property
-    def inner_bubble_ns(self) -> int:
-        """The bubble between the rank's first and last action, ns: what remains when steps follow without a barrier."""
-        return self.timeline[-1].end - self.timeline[0].start - self.compute_ns if self.timeline else 0
+    @cached_property
+    def timeline(self) -> tuple[Timed, ...]:
+        return self._replay.timeline(self.rank)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Simulation:
     """A simulated step. Time starts at 0 with the first action."""
 
-    plan: Plan
-    makespan_ns: int
-    ranks: tuple[SimulatedRank, ...]
+    replayed: Replay
+
+    @property
+    def plan(self) -> Plan:
+        return self.replayed.plan
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        return self.replayed.makespan
+
+    @cached_property
+    def ranks(self) -> tuple[SimulatedRank, ...]:
+        peaks = peak_inflight(self.plan)
+        return tuple(self._rank(rank, peak) for rank, peak in enumerate(peaks))
+
+    def _rank(self, rank: int, peak_inflight_microbatches: int) -> SimulatedRank:
+        rows = slice(*self.plan.table.rank_ptr[rank : rank + 2].tolist())
+        start, end = self.replayed.start[rows], self.replayed.end[rows]
+        compute = int((end - start).sum())
+        inner = int(end[-1] - start[0]) - compute if len(start) else 0
+        return SimulatedRank(
+            rank, compute, self.makespan_ns - compute, inner, peak_inflight_microbatches, self.replayed
+        )
 
     @property
     def bubble_ratio(self) -> float:
@@ -55,25 +86,35 @@ class Simulation:
 
     def ops(self) -> pd.DataFrame:
         """The ops table (schema OPS), ``source`` "simulated"."""
-        rows = [(rank.rank, timed) for rank in self.ranks for timed in rank.timeline]
-        actions = [timed.action for _, timed in rows]
+        from pptrace.model.tables import OPS, make_table  # with pandas: its import takes longer than most simulations
+
+        table = self.plan.table
+        pair = np.full(len(table), "", object)
+        for row in np.flatnonzero(table.second_slot >= 0).tolist():
+            rank = int(table.rank[row])
+            pair[row] = str(self.plan.compute_actions(rank)[int(table.position[row])])
         return make_table(
             OPS,
             {
-                "rank": [rank for rank, _ in rows],
-                "step": [0] * len(rows),
-                "kind": [action.kind.value for action in actions],
-                "pair": [str(action) if action.parts else "" for action in actions],
-                "stage": [action.stage for action in actions],
-                "chunk": [action.chunk for action in actions],
-                "microbatch": [action.microbatch for action in actions],
-                "phase": [action.phase.value for action in actions],
-                "start_ns": [timed.start for _, timed in rows],
-                "end_ns": [timed.end for _, timed in rows],
-                "clock": ["host"] * len(rows),
-                "source": ["simulated"] * len(rows),
+                "rank": table.rank,
+                "step": np.zeros(len(table), np.int64),
+                "kind": _texts(Kind)[table.kind],
+                "pair": pair,
+                "stage": table.stage,
+                "chunk": table.chunk,
+                "microbatch": table.microbatch,
+                "phase": _texts(Phase)[table.phase],
+                "start_ns": self.replayed.start,
+                "end_ns": self.replayed.end,
+                "clock": np.full(len(table), "host", object),
+                "source": np.full(len(table), "simulated", object),
             },
         )
+
+
+def _texts(members: type[StrEnum]) -> npt.NDArray[Any]:
+    """The texts of an enum's members, by their codes."""
+    return np.array([member.value for member in members], object)
 
 
 def simulate(plan: Plan, costs: Costs) -> Simulation:
@@ -83,32 +124,31 @@ def simulate(plan: Plan, costs: Costs) -> Simulation:
         ScheduleError: the plan cannot run to the end.
         UsageError: an action has no cost.
     """
-    timeline = replay(plan, costs.duration, costs.latency)
-    if timeline.blocked:
-        stuck = timeline.blocked[0]
+    times = replay_table(plan.table, costs.durations(plan), costs.latencies(plan.table))
+    replayed = Replay(plan, times.start, times.end)
+    if replayed.blocked:
+        stuck = replayed.blocked[0]
         raise ScheduleError(f"{plan.name}: rank {stuck.rank} never gets past its action number {stuck.index + 1}")
-    return _summarise(plan, timeline)
+    return Simulation(replayed)
 
 
-def _summarise(plan: Plan, timeline: Replay) -> Simulation:
-    makespan = timeline.makespan
-    ranks = []
-    for rank, row in enumerate(timeline.ranks):
-        compute = sum(timed.end - timed.start for timed in row)
-        peak = peak_inflight([timed.action for timed in row])
-        ranks.append(SimulatedRank(rank, compute, makespan - compute, peak, row))
-    return Simulation(plan, makespan, tuple(ranks))
+def peak_inflight(plan: Plan) -> tuple[int, ...]:
+    """Peak number of activations that each rank holds: from a forward until its B, or its W where the backward is split."""
+    table = plan.table
+    is_forward = (table.kind == Kind.F.code) | (table.kind == Kind.OVERLAP_F_B.code)
+    frees = (table.kind == Kind.W.code) | _frees(plan, table.kind, table.slot)
+    pair_frees = _frees(plan, table.second_kind, table.second_slot).astype(np.int64)
+    change = is_forward - frees.astype(np.int64) - pair_frees
+    peaks = []
+    for begin, end in pairwise(table.rank_ptr.tolist()):
+        held = np.cumsum(change[begin:end]) + pair_frees[begin:end]  # a pair's forward comes before its backward
+        peaks.append(int(held.max(initial=0)))
+    return tuple(peaks)
 
 
-def peak_inflight(actions: Sequence[Action]) -> int:
-    """Peak number of activations that one rank holds: from a forward until its B, or its W where the backward is split."""
-    inflight = peak = 0
-    with_weight = {half.key[1:] for action in actions for half in action.halves if half.kind is Kind.W}
-    for action in actions:
-        for half in action.halves:
-            if half.kind is Kind.F:
-                inflight += 1
-                peak = max(peak, inflight)
-            elif half.kind is Kind.W or (half.kind is Kind.B and half.key[1:] not in with_weight):
-                inflight -= 1
-    return peak
+def _frees(plan: Plan, kind: npt.NDArray[Any], slot: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether an action is a backward that frees an activation: one that no W follows."""
+    frees: npt.NDArray[np.bool_] = kind == Kind.B.code
+    weight_grad = slot[frees] - Output.BACKWARD + Output.WEIGHT_GRAD
+    frees[frees] = plan.table.slot_to_row[weight_grad] < 0
+    return frees

@@ -99,10 +99,15 @@ def lane_of(
 
 def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
     """Time in which each op of a rank posted collectives and exchanges (tp, cp, …) or waited for them without compute, ns."""
-    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
-    inner = comms.where((comms["microbatch"] < 0) & ~is_message)
-    blocked = subtract(_blocking(inner, "start_ns", "end_ns"), lane.compute)
+    blocked = subtract(_blocking(comms.where(is_inner(comms)), "start_ns", "end_ns"), lane.compute)
     return lengths_within(blocked, ops["start_ns"], ops["end_ns"])
+
+
+def is_inner(comms: Slice) -> npt.NDArray[np.bool_]:
+    """Which communication is a part of an op: collectives and exchanges, not the pipeline's messages."""
+    is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
+    inner: npt.NDArray[np.bool_] = (comms["microbatch"] < 0) & ~is_message
+    return inner
 
 
 def _blocking(comms: Slice, start: str, end: str) -> Int64:

@@ -38,7 +38,6 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.simulator.course import ReplayGraph, compile_plan
 from pptrace.slices import rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
@@ -187,7 +186,7 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
         shape = None if plan is None else shapes[plan.num_microbatches]
         is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
-        steps.append(PlannedStep(tuple(of_step), shape.course if shape else None, ideal))
+        steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal))
     return report_steps(steps, data, run.mesh)
 
 
@@ -195,15 +194,14 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
 class _Shape:
     """Figures that all steps of a plan share; ``num_ops`` is the number of ops of each pipeline rank."""
 
-    course: ReplayGraph
+    plan: Plan
     ideal: Ideal
     num_ops: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> _Shape:
-        return cls(
-            compile_plan(plan), ideal_of(plan), tuple(len(plan.compute_actions(rank)) for rank in range(plan.pp))
-        )
+        plan = plan.compute_only()
+        return cls(plan, ideal_of(plan), tuple(map(len, plan.ranks)))
 
     def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
         """Whether the step has the plan's number of ops on every rank, so that it has as many microbatches.

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Hashable
+from itertools import chain, pairwise
+
+import numpy as np
 import pytest
 
-from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall
+from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall, waterfalls
+from pptrace.analysis.result import Waterfall
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
-from pptrace.schedule.actions import Kind
+from pptrace.schedule.actions import Key, Kind
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
-from pptrace.simulator.course import compile_plan
+from pptrace.schedule.text import from_rows
+from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 
 NO_OPS = slice_of(empty_table(OPS))
@@ -44,7 +52,63 @@ def test_what_an_op_communicates_inside_itself_is_communication_and_not_compute(
     plan = build("1f1b", 1, 2)
     ops = {(Kind.F, 0, mb): 100 for mb in (0, 1)} | {(Kind.B, 0, mb): 200 for mb in (0, 1)}
     within = {(Kind.F, 0, mb): 30 for mb in (0, 1)} | {(Kind.B, 0, mb): 50 for mb in (0, 1)}
-    found = waterfall(compile_plan(plan), MeasuredCosts(ops, {}, within), span_ns=640)
+    found = waterfall(plan, MeasuredCosts(ops, {}, within), span_ns=640)
     assert found is not None
     assert (found.compute, found.structural, found.imbalance, found.jitter) == (440, 0, 0, 0)
     assert (found.communication, found.unexplained) == (160, 40)
+
+
+def attributed(
+    plan: Plan, ops: dict[Key, int], within: dict[Key, int], transfers: dict[Key, int], span: int
+) -> Waterfall:
+    """The waterfall of a step from its definition, by simulations of the plan."""
+    computing = {key: ops[key] - within[key] for key in ops}
+
+    def means(group: Callable[[Key], Hashable]) -> dict[Key, int]:
+        members: dict[Hashable, list[int]] = {}
+        for key, cost in computing.items():
+            members.setdefault(group(key), []).append(cost)
+        return {key: round(sum(values) / len(values)) for key in ops for values in [members[group(key)]]}
+
+    def makespan(costs: dict[Key, int], transfers: dict[Key, int] | None = None) -> int:
+        return simulate(plan, Costs(ops=costs, transfers=transfers or {})).makespan_ns
+
+    even = sum(computing.values()) // plan.pp
+    lengths = [makespan(means(lambda key: key[0])), makespan(means(lambda key: key[:2])), makespan(computing)]
+    lengths.append(makespan(ops, transfers))
+    parts = [after - before for before, after in pairwise([even, *lengths, span])]
+    return Waterfall(even, *parts[:4], None, parts[4])
+
+
+DUPLICATE = from_rows([["0F0", "0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], "custom")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [build("1f1b", 3, 5), build("zb-h1", 2, 4), build("interleaved-1f1b", 2, 4, 2), build("dualpipe", 2, 4), DUPLICATE],
+    ids=lambda plan: plan.name,
+)
+def test_steps_attributed_together_are_those_attributed_alone_by_their_definition(plan: Plan) -> None:
+    table, chance = plan.table, random.Random(plan.name)
+    keys = [action.key for row in plan.ranks for action in row]
+    senders = {
+        half.key for action in chain.from_iterable(plan.ranks) for half in action.halves if half.kind is not Kind.W
+    }
+    steps = []
+    for _ in range(4):
+        ops = {key: chance.randrange(50, 1000) for key in keys}
+        within = {key: chance.randrange(50) for key in keys}
+        steps.append(
+            (ops, within, {key: chance.randrange(90) for key in sorted(senders)}, chance.randrange(5000, 9000))
+        )
+    together = waterfalls(
+        table,
+        np.array([[ops[key] for key in keys] for ops, *_ in steps]),
+        np.array([[within[key] for key in keys] for _, within, *_ in steps]),
+        np.array([Costs(transfers=transfers).latencies(table) for *_, transfers, _ in steps]),
+        [span for *_, span in steps],
+    )
+    for (ops, within, transfers, span), one in zip(steps, together, strict=True):
+        assert one == attributed(plan, ops, within, transfers, span)
+        assert one == waterfall(plan, MeasuredCosts(ops, transfers, within), span)
+    assert {part.communication > 0 for part in together} == {True}

@@ -15,13 +15,12 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.tables import Category
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
-from pptrace.simulator.course import compile_plan
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
 
-RECORDING = record(build("1f1b", 2, 3, 1))
-COURSE = compile_plan(build("1f1b", 2, 3, 1))
+PLAN = build("1f1b", 2, 3, 1)
+RECORDING = record(PLAN)
 
 
 def assert_nothing_that_compares_ranks(step: StepReport) -> None:
@@ -38,7 +37,7 @@ def assert_nothing_that_compares_ranks(step: StepReport) -> None:
 def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_it_shows_itself() -> None:
     analysis = analyse(RECORDING.traces())
     apart = replace(analysis.data.clock, method=ClockMethod.NONE)
-    (step,) = report_steps([PlannedStep(analysis.windows, COURSE)], replace(analysis.data, clock=apart), analysis.mesh)
+    (step,) = report_steps([PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=apart), analysis.mesh)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
     for mine, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
         assert mine.compute_ns == whole.compute_ns > 0
@@ -114,7 +113,7 @@ def test_clocks_that_may_be_off_by_more_than_half_a_step_compare_nothing(
     (whole,) = analysis.report.steps
     assert whole.span_ns is not None
     clock = replace(analysis.data.clock, uncertainty_ns=round(part * whole.span_ns))
-    (step,) = report_steps([PlannedStep(analysis.windows, COURSE)], replace(analysis.data, clock=clock), analysis.mesh)
+    (step,) = report_steps([PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=clock), analysis.mesh)
     if known:
         assert (step.span_ns, step.bubble.ratio) == (whole.span_ns, whole.bubble.ratio)
     else:

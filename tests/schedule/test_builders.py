@@ -455,3 +455,9 @@ def test_the_catalogue_builds_each_schedule_under_its_name() -> None:
         plan = build(name, 2, 4)
         assert (plan.name, plan.num_chunks) == (name, entry.default_chunks)
         assert plan == entry.builder(Shape(2, 4, entry.default_chunks)) == entry.build(2, 4)
+
+
+def test_the_halves_of_a_pair_have_the_chunks_of_their_stages() -> None:
+    pair = parse_action("(0F1;1B0)OVERLAP_F_B")
+    (row,) = make_plan("pair", [[parse_action("0F0"), pair]]).ranks
+    assert [part.chunk for part in row[1].parts] == [0, 1]

@@ -73,7 +73,7 @@ def test_each_rank_holds_the_activations_of_the_closed_form(entry: Schedule) -> 
     for p, m, v in legal_shapes(entry.name, max_pp=5):
         if m < 2 * p or (entry.takes_group_size and m % p):
             continue
-        held = [peak_inflight(row) for row in build(entry.name, p, m, v).ranks]
+        held = list(peak_inflight(build(entry.name, p, m, v)))
         expected = [value(entry.in_flight or "", p=p, m=m, v=v, r=r, N=p) for r in range(p)]
         if "r" in (entry.in_flight or ""):
             assert held == expected, (p, m, v)

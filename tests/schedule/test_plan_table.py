@@ -137,3 +137,18 @@ def test_rows_that_wait_for_ever_have_no_level() -> None:
     lacking = from_rows([["0F0", "0B0", "0F1"], ["1F0", "1F1", "1B1"]], "custom").table
     assert lacking.level.tolist() == [0, -1, -1, 1, -1, -1]
     assert rows_needed(lacking, 1) == [0, -1]
+
+
+def test_a_pair_waits_for_the_later_of_the_inputs_of_its_halves() -> None:
+    """1F1 reads what rank 0 sends, 1B0 what rank 2 sends; either is late once."""
+    pair = "(1F1;1B0)OVERLAP_F_B"
+    circular = from_rows([["0F0", "0F1"], ["1F0", pair], ["2F0", "2F1", "2B1", "2B0"]], "custom")
+    assert circular.table.level[3] == -1  # 2F1 needs the pair itself
+    gradient = from_rows([["0F0", "0F1"], ["1F0", pair], ["2F0", "2B0", "2F1"]], "custom").table
+    assert gradient.level.tolist() == [0, 1, 1, 4, 2, 3, 5]
+    activation = from_rows([["0F0", "0F2", "0F3", "0F4", "0F5", "0F1"], ["1F0", pair], ["2F0", "2B0"]], "custom").table
+    assert activation.level.tolist() == [0, 1, 2, 3, 4, 5, 1, 6, 2, 3]
+
+
+def test_an_action_that_needs_a_later_one_of_its_rank_never_runs() -> None:
+    assert from_rows([["0B0", "0F0"]], "custom").table.level.tolist() == [-1, -1]

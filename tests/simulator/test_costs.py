@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pptrace.errors import UsageError
-from pptrace.schedule.actions import Action, Kind, parse_action
+from pptrace.schedule.actions import Kind, parse_action
+from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import Costs, simulate, uniform
+from tests.schedule.shapes import plans
 
 KINDS = {Kind.F: 1, Kind.B: 2}
 STAGES = {(Kind.F, 1): 10}
 OPS = {(Kind.F, 1, 2): 100}
+MESSAGES: list[tuple[Kind, int, int]] = [(Kind.F, 0, 0), (Kind.F, 0, 1), (Kind.B, 1, 0), (Kind.B, 1, 1)]
 
 
 @pytest.mark.parametrize(("action", "cost"), [("0F0", 1), ("1F0", 10), ("1F2", 100), ("1B2", 2)])
@@ -46,12 +54,36 @@ def test_an_overlapped_pair_costs_the_sum_of_its_halves_unless_it_has_a_cost_of_
 
 
 def test_a_message_costs_what_was_measured_of_it_else_the_latency() -> None:
-    producer = Action(Kind.F, 0, 0)
-    assert Costs().latency(producer, 0, 1) == 0
-    assert Costs(p2p_latency_ns=7).latency(producer, 0, 1) == 7
-    measured = Costs(p2p_latency_ns=7, transfers={producer.key: 40})
-    assert measured.latency(producer, 0, 1) == 40
-    assert measured.latency(Action(Kind.F, 0, 1), 0, 1) == 7
+    table = build("1f1b", 2, 2).table
+    assert Costs().latencies(table).tolist() == 0
+    assert Costs(p2p_latency_ns=7).latencies(table).tolist() == 7
+    unsent = {(Kind.I, 1, 0): 50, (Kind.F, 1, 0): 60, (Kind.F, 9, 0): 70, (Kind.B, 0, 1): 80}
+    measured = Costs(p2p_latency_ns=7, transfers={(Kind.F, 0, 0): 40, (Kind.B, 1, 1): 30} | unsent)
+    latencies = measured.latencies(table).tolist()
+    assert len(latencies) == 4
+    by_key = {key: latencies[table.slot_to_message[table.slots_of(key[0].code, *key[1:])]] for key in MESSAGES}
+    assert by_key == {(Kind.F, 0, 0): 40, (Kind.F, 0, 1): 7, (Kind.B, 1, 0): 7, (Kind.B, 1, 1): 30}
+
+
+@given(plans(max_pp=3), st.randoms(use_true_random=False))
+def test_costs_in_columns_are_those_of_the_actions(plan: Plan, chance: random.Random) -> None:
+    actions = [action for row in plan.ranks for action in row]
+    halves = [half for action in actions for half in (action, *action.parts)]
+    costs = Costs(
+        kinds=dict(zip(uniform(3, 8).kinds, (3, 8, 5, 4), strict=True)),
+        stages={(half.kind, half.stage): chance.randrange(20) for half in halves if chance.random() < 0.3},
+        ops={half.key: chance.randrange(50) for half in halves if chance.random() < 0.2},
+    )
+    for some in (costs, replace(costs, ops={}), replace(costs, ops={}, stages={})):
+        assert some.durations(plan).tolist() == [some.duration(0, action) for action in actions]
+
+
+def test_pairs_of_the_same_forward_with_other_backwards_have_costs_of_their_own() -> None:
+    cells = ["(0F1;1B0)OVERLAP_F_B", "(0F2;0B0)OVERLAP_F_B", "(0F3;0I1)OVERLAP_F_B", "1F0", "0F0"]
+    plan = from_rows([cells], "pairs")
+    kinds = {Kind.F: 1, Kind.B: 10, Kind.I: 100}
+    assert Costs(kinds=kinds).durations(plan).tolist() == [11, 11, 101, 1, 1]
+    assert Costs(kinds=kinds, stages={(Kind.B, 1): 20}).durations(plan).tolist() == [21, 11, 101, 1, 1]
 
 
 def test_the_weight_gradient_is_a_part_of_the_backward() -> None:

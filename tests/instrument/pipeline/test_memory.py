@@ -23,7 +23,7 @@ def check(measured: Measured, case: Case, rank: int) -> None:
     use = measured.use
     assert use.in_flight == use.planned.in_flight, (case, rank)
     assert use.deferred_weight_grads == use.planned.deferred_weight_grads, (case, rank)
-    assert use.planned.held == peak_inflight(build(case.schedule, 4, case.microbatches, case.chunks).ranks[rank])
+    assert use.planned.held == peak_inflight(build(case.schedule, 4, case.microbatches, case.chunks))[rank]
     excess = use.peak_bytes - measured.predicted_bytes
     assert 0 <= excess <= MESSAGES * measured.message_bytes + 8 * case.microbatches, (case, rank, measured)
 

@@ -1,0 +1,149 @@
+"""Replay of many timings of one plan at once: level by level over a matrix with a row per step or scenario.
+
+This is the one engine behind validation (does it end?), lowering (in which order do messages travel?), the simulator and the
+attribution of measured steps. An action starts as soon as its rank has ended the action before it and its inputs have arrived;
+sends and receives are edges with a latency, not actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.schedule.plan_table import NONE, PlanTable
+from pptrace.schedule.replay_program import Program
+
+Times = npt.NDArray[Any]
+"""Integers of one unit; of Python's integers where those of 64 bits would overflow."""
+
+_CHUNK = 1 << 18
+"""Times in one pass over the levels: what a level reads is then still in a cache."""
+_MOST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replays:
+    """Starts and ends, of the shape of the durations; −1 for actions that never run (a valid plan has none)."""
+
+    start: Times
+    end: Times
+
+
+def replay_table(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Replays:
+    """Replay a plan with durations of its rows, of shape (…, rows): whatever comes before the last index counts replays.
+
+    ``latencies`` are the times from the end of a producer until another rank may use its output: one for all, or one for each
+    message (as ``dep_message`` of the table numbers them) with shape (…, messages). Both are broadcast to the same replays.
+    """
+    batch = _batch(table, durations, latencies)
+    end = np.empty((batch.size, len(table)), batch.durations.dtype)
+    for replays in batch.chunks():
+        end[replays] = batch.run(replays).take(batch.program.index, axis=0).T
+    start = end - batch.durations
+    if not table.is_runnable:
+        start[:, table.level < 0] = end[:, table.level < 0] = NONE
+    shape = (*batch.shape, len(table))
+    return Replays(start.reshape(shape), end.reshape(shape))
+
+
+def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
+    """The makespans of the replays that :func:`replay_table` describes."""
+    batch = _batch(table, durations, latencies)
+    longest = np.zeros(batch.size, batch.durations.dtype)
+    if len(last := batch.program.last):
+        for replays in batch.chunks():
+            longest[replays] = batch.run(replays)[last].max(axis=0)
+    return longest.reshape(batch.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Durations (replays, rows) and latencies (replays or 1, messages; None: all 0); ``shape`` is that of the replays."""
+
+    program: Program
+    durations: Times
+    latencies: Times | None
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.durations)
+
+    def chunks(self) -> Iterator[slice]:
+        most = max(1, _CHUNK // max(1, len(self.program.rows)))
+        return (slice(begin, min(begin + most, self.size)) for begin in range(0, self.size, most))
+
+    def run(self, replays: slice) -> Times:
+        """The ends of rows in the program's order, a column per replay, and a last row of zeros."""
+        durations = self.durations[replays].take(self.program.rows, axis=1).T
+        latencies = [self._latencies_of(inputs.message, replays) for inputs in self.program.inputs]
+        if durations.shape[1] != 1:
+            return _run(self.program, durations, latencies)
+        of_one = [None if column is None else column[:, 0] for column in latencies]
+        return _run(self.program, durations[:, 0], of_one)[:, np.newaxis]
+
+    def _latencies_of(self, message: npt.NDArray[Any], replays: slice) -> Times | None:
+        if self.latencies is None:
+            return None
+        of_replays = self.latencies if len(self.latencies) == 1 else self.latencies[replays]
+        columns: Times = of_replays.take(message, axis=1).T
+        if (message < 0).any():
+            columns = np.where(message[:, np.newaxis] >= 0, columns, 0)
+        return columns
+
+
+def _run(program: Program, durations: Times, latencies: list[Times | None]) -> Times:
+    """Time all levels, one after the other."""
+    width = durations.shape[1:]
+    ends = np.zeros((len(durations) + 1, *width), durations.dtype)
+    starts, arrivals = (np.empty((program.most_rows, *width), durations.dtype) for _ in range(2))
+    inputs = list(zip(program.inputs, latencies, strict=True))
+    for number, (rows, before) in enumerate(zip(program.levels, program.before, strict=True)):
+        start = starts[: rows.stop - rows.start]
+        ends.take(before, 0, start, "clip")
+        for of_row, latency in inputs:
+            begin, end = of_row.pointer[number], of_row.pointer[number + 1]
+            if begin == end:
+                break
+            arrival, reader = arrivals[: end - begin], start[: end - begin]
+            ends.take(of_row.source[number], 0, arrival, "clip")
+            if latency is not None:
+                np.add(arrival, latency[begin:end], out=arrival)
+            np.maximum(reader, arrival, out=reader)
+        np.add(start, durations[rows], out=ends[rows])
+    return ends
+
+
+def _batch(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike) -> _Batch:
+    taken, late = _integers(durations), _integers(latencies)
+    if taken.shape[-1:] != (len(table),):
+        raise ValueError(f"durations have shape {taken.shape}; expected (…, {len(table)}), one per row of the table")
+    if late.ndim and late.shape[-1] != table.num_messages:
+        raise ValueError(f"latencies have shape {late.shape}; expected (…, {table.num_messages}), one per message")
+    largest, latest = (max(abs(int(part.min())), abs(int(part.max()))) if part.size else 0 for part in (taken, late))
+    dtype = np.dtype(np.int64 if table.num_levels * (largest + latest) < _MOST else object)
+    shape = np.broadcast_shapes(taken.shape[:-1], late.shape[:-1])
+    program = table.full_program if taken.size and taken.min() < 0 else table.program
+    if latest == 0:
+        of_messages = None
+    elif late.ndim < 2:
+        of_messages = np.broadcast_to(late, (1, table.num_messages)).astype(dtype)
+    else:
+        of_messages = _flattened(late, shape).astype(dtype, copy=False)
+    return _Batch(program, _flattened(taken, shape).astype(dtype, copy=False), of_messages, shape)
+
+
+def _integers(values: npt.ArrayLike) -> Times:
+    array = np.asarray(values)
+    if array.dtype in (object, np.uint64):
+        return array.astype(object)
+    return array.astype(np.int64, casting="same_kind" if array.size else "unsafe", copy=False)
+
+
+def _flattened(values: Times, shape: tuple[int, ...]) -> Times:
+    return np.broadcast_to(values, (*shape, values.shape[-1])).reshape(prod(shape), values.shape[-1])
