@@ -1,0 +1,301 @@
+"""Python programs as forks of a process that has imported torch: starting a run of two ranks takes 7 s of CPU time otherwise.
+
+:func:`start_python` is ``subprocess.Popen`` of a command line of Python's, or of ``pptrace``'s. What is started, its process
+group, streams, environment, signals and exit code are real; only the interpreter is not a new one. The processes that torch's
+launcher starts in it, the ranks, are forked in the same way, and are the launcher's children. What Python does before its first
+line (``-P``, what an import of torch reads from the environment) is not tried by this: tests with ``subprocess.Popen`` do that.
+
+Each worker of pytest has one server; where processes cannot be forked, as with a GPU, everything is started anew.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = str(Path(sys.executable).parent / "pptrace")
+PRELOADED = (
+    *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.launch.launcher"),
+    *("instrument.launch.worker", "instrument.launch.traced", "instrument.launch.profiler", "instrument.examples.train_gpt"),
+    *("instrument.launch.hang_watch", "instrument.launch.python_motion", "instrument.launch.nsys"),
+    *("pptrace.cli.main", "pptrace.cli.run", "pptrace.cli.analyze", "pptrace.workflow.load"),
+)
+PR_SET_CHILD_SUBREAPER = 36
+MAX_REQUEST = 1 << 17
+_FLAGS = ("-P", "-u")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a fork is to do; its three streams come with it."""
+
+    arguments: tuple[str, ...]
+    """Those of the interpreter, from its options on."""
+    environ: dict[str, str]
+    cwd: str
+    own_session: bool
+    num_ranks: int
+    """How many processes it may start in its turn."""
+
+
+def start_python(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+    """``subprocess.Popen(command, **options)`` of ``sys.executable``, or of the installed ``pptrace``."""
+    arguments = [str(part) for part in command]
+    return _Forked(arguments, **options) if _can_fork() else subprocess.Popen(arguments, **options)
+
+
+@cache
+def _can_fork() -> bool:
+    from tests.support.pool import HAS_GPU
+
+    return sys.platform == "linux" and not HAS_GPU
+
+
+@cache
+def _server() -> socket.socket:
+    """A process that waits for jobs. It ends with this one, which inherits the forks, as if it had started them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", f"from tests.support.forked import main; main({theirs.fileno()})"]
+    with theirs:
+        subprocess.Popen(
+            command, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    return ours
+
+
+class _Forked(subprocess.Popen[Any]):
+    """A process that the server forks."""
+
+    def _execute_child(  # type: ignore[override]
+        self,
+        args: list[str],
+        executable: object,
+        preexec_fn: object,
+        close_fds: bool,
+        pass_fds: object,
+        cwd: str | Path | None,
+        env: dict[str, str] | None,
+        startupinfo: object,
+        creationflags: int,
+        shell: bool,
+        p2cread: int,
+        p2cwrite: int,
+        c2pread: int,
+        c2pwrite: int,
+        errread: int,
+        errwrite: int,
+        restore_signals: bool,
+        gid: object,
+        gids: object,
+        uid: object,
+        umask: int,
+        start_new_session: bool,
+        process_group: int,
+    ) -> None:
+        assert not shell
+        assert preexec_fn is executable is None
+        arguments = tuple(args[1:] if args[0] == sys.executable else args)
+        assert args[0] in (sys.executable, PROGRAM), args[0]
+        environ = dict(os.environ if env is None else env)
+        job = Job(arguments, environ, str(cwd or Path.cwd()), start_new_session, _num_ranks(args))
+        streams = [fd if fd != -1 else n for n, fd in enumerate((p2cread, c2pwrite, errwrite))]
+        try:
+            self.pid = self._fork(job, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _fork(self, job: Job, streams: list[int]) -> int:
+        server = _server()
+        _send(server, job, streams)
+        return int(server.recv(32))
+
+
+def _num_ranks(args: Sequence[str]) -> int:
+    for option, value in pairwise(args):
+        if option in ("-n", "--nproc-per-node"):
+            return int(value)
+    return 1
+
+
+def _send(to: socket.socket, job: Job, streams: Sequence[int]) -> None:
+    request = pickle.dumps(job)
+    assert len(request) <= MAX_REQUEST
+    socket.send_fds(to, [request], streams)
+
+
+def _receive(source: socket.socket) -> tuple[Job, list[int]] | None:
+    request, streams, _, _ = socket.recv_fds(source, MAX_REQUEST, 3)
+    return (pickle.loads(request), streams) if request else None
+
+
+def _serve(source: socket.socket) -> tuple[Job, list[int]] | None:
+    """Fork for each job; returns in the fork, with its job, and at the end without one."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+    gc.collect()
+    gc.freeze()
+    while received := _receive(source):
+        if _is_child(source):
+            source.close()
+            return received
+        for fd in received[1]:
+            os.close(fd)
+    return None
+
+
+def _is_child(source: socket.socket) -> bool:
+    """Fork twice: a process whose parent has ended becomes a child of the process that runs the tests."""
+    read_fd, write_fd = os.pipe()
+    if os.fork() == 0:
+        between = os.getpid()
+        if child := os.fork():
+            os.write(write_fd, str(child).encode())
+            os._exit(0)
+        os.close(read_fd)
+        os.close(write_fd)
+        while os.getppid() == between:
+            time.sleep(0.001)
+        return True
+    os.close(write_fd)
+    os.wait()
+    source.send(os.read(read_fd, 32))
+    os.close(read_fd)
+    return False
+
+
+class _ForkedRanks:
+    """Processes forked before the launcher has threads, each of which becomes one of its ranks."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, socket.socket]] = []
+
+    def prepare(self, count: int) -> tuple[Job, list[int]] | None:
+        """Fork them; returns in a fork, with its job, once it has one."""
+        for _ in range(count):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                for _, other in self._waiting:
+                    other.close()
+                ours.close()
+                with theirs:
+                    received = _receive(theirs)
+                if received is None:  # the launcher has ended
+                    os._exit(0)
+                return received
+            theirs.close()
+            self._waiting.append((pid, ours))
+        return None
+
+    def replace_popen(self) -> None:
+        """Give torch's launcher these where it starts a Python program."""
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        waiting = self._waiting
+
+        class ForkedRank(_Forked):
+            def _fork(self, job: Job, streams: list[int]) -> int:
+                pid, rank = waiting.pop(0)
+                with rank:
+                    _send(rank, job, streams)
+                return pid
+
+        def popen(args: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+            forks = waiting and args[0] == sys.executable
+            return ForkedRank([*args], **options) if forks else subprocess.Popen(args, **options)
+
+        subprocess_handler.Popen = popen  # type: ignore[assignment,misc]
+
+
+def _become(job: Job, streams: list[int]) -> None:
+    """What the system does between a fork and the first line of the program."""
+    if job.own_session:
+        os.setsid()
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+    for fd in streams:
+        os.close(fd)
+    os.chdir(job.cwd)
+    os.environ.clear()
+    os.environ.update(job.environ)
+    if (threads := job.environ.get("OMP_NUM_THREADS", "1")) != "1":
+        import torch
+
+        torch.set_num_threads(int(threads))
+    is_direct = "-u" in job.arguments[:2]
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_direct)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.excepthook = _print_script_part
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """``python ARGUMENTS``, up to the end of its ``__main__``."""
+    num_flags = next(n for n, argument in enumerate(arguments) if argument not in _FLAGS)
+    is_safe, (first, *rest) = "-P" in arguments[:num_flags], arguments[num_flags:]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.path[:] = [path for path in sys.path if path not in ("", str(ROOT))]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if first == "-m":
+        sys.modules.pop(rest[0], None)
+        sys.path[:0] = [] if is_safe else [str(Path.cwd())]
+        sys.argv = rest
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        return
+    if first == "-c":
+        sys.path[:0] = [] if is_safe else [""]
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec", dont_inherit=True), vars(main))
+        return
+    sys.path[:0] = [] if is_safe else [str(Path(first).resolve().parent)]
+    sys.argv = [first, *rest]
+    main.__file__ = first
+    exec(compile(Path(first).read_text(), first, "exec", dont_inherit=True), vars(main))
+
+
+def _print_script_part(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """As Python prints an error that nothing caught: without the frames that lead to the script."""
+    script = trace
+    while trace is not None:
+        script = trace.tb_next if trace.tb_frame.f_code.co_filename == __file__ else script
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, script)
+
+
+def main(fd: int) -> None:
+    """The server, and each of its forks."""
+    received = _serve(socket.socket(fileno=fd))
+    if received is None:
+        return
+    ranks = _ForkedRanks()
+    rank_job = ranks.prepare(received[0].num_ranks)
+    if rank_job is None:
+        ranks.replace_popen()
+    job, streams = rank_job or received
+    _become(job, streams)
+    _run(job.arguments)
