@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.extent import ALL
+from tests.support.forked import PROGRAM, start_python
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.processes
@@ -113,9 +113,8 @@ dist.destroy_process_group()
 
 def run(folder: Path, fault: str, num_ranks: int, *options: str, script: str = SCRIPT) -> Ended:
     (folder / "train.py").write_text(script)
-    program = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "run", "-n", str(num_ranks)]
-    process = subprocess.Popen(
-        [*program, "--profiler", "none", "-o", "run", *options, "train.py", fault],
+    process = start_python(
+        [PROGRAM, "run", "-n", str(num_ranks), "--profiler", "none", "-o", "run", *options, "train.py", fault],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
         stdout=subprocess.DEVNULL,

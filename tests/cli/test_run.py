@@ -1,7 +1,4 @@
-"""``pptrace run`` with real processes over gloo on loopback.
-
-A torch optimizer imports torch's compiler, which takes longer than all else: where steps are not the point, scripts have none.
-"""
+"""``pptrace run`` with real processes over gloo on loopback."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from typing import Any
 import pytest
 
 from pptrace.marks import METADATA_KEY, OpMark, SpanKind, SpanMark, UnknownMark, parse_mark
+from tests.support.forked import start_python
 
 LIMIT_S = 120
 COMMAND_LINE = """
@@ -149,15 +147,18 @@ class Ended:
 
 
 class Run:
-    """A run in progress; its ranks are known by what the launcher puts into their environment."""
+    """A run in progress; its processes are known by their working directory.
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    ``anew``: each begins as a new interpreter, and not as a fork of one that has imported torch.
+    """
+
+    def __init__(self, directory: Path, *args: str, anew: bool = False) -> None:
         self.run_dir = directory / "run"
-        self._mark = f"PPTRACE_RUN_DIR={self.run_dir}".encode()
+        self._directory = directory
         self._out, self._err = directory / "out", directory / "err"
         command = [sys.executable, "-c", COMMAND_LINE, "-o", str(self.run_dir), "--no-analyze", *args]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = (subprocess.Popen if anew else start_python)(
                 command,
                 cwd=directory,
                 env={**os.environ, "TMPDIR": str(directory)},  # a killed launcher leaves its temporary directory
@@ -168,11 +169,11 @@ class Run:
         self._since = time.monotonic()
 
     def rank_pids(self) -> list[int]:
-        """Processes that carry this run's environment, other than the launcher; none once nothing is left running."""
+        """Processes of this run other than the launcher; none once nothing is left running."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):
-                if self._mark in path.read_bytes().split(b"\0"):
+                if path.readlink() == self._directory:
                     found.append(int(path.parent.name))
         return [pid for pid in found if pid != self.process.pid]
 
@@ -217,11 +218,11 @@ def starting(directory: Path) -> Iterator[Start]:
     """Start ``pptrace run`` on a script given as text; whatever is left of it ends with the context."""
     runs: list[Run] = []
 
-    def start_run(text: str, *args: str, script: tuple[str, ...] = ("train.py",)) -> Run:
+    def start_run(text: str, *args: str, script: tuple[str, ...] = ("train.py",), anew: bool = False) -> Run:
         (directory / "train.py").write_text(text)
         options = args[: args.index("--")] if "--" in args else args
         rest = args[args.index("--") + 1 :] if "--" in args else ()
-        run = Run(directory, *options, *script, *rest)
+        run = Run(directory, *options, *script, *rest, anew=anew)
         runs.append(run)
         return run
 
@@ -243,7 +244,7 @@ def unmodified(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A whole run of a script that knows nothing of pptrace, with a secret in its environment."""
     with pytest.MonkeyPatch.context() as patch, starting(tmp_path_factory.mktemp("unmodified")) as start_run:
         patch.setenv("A_SECRET", "hunter2")
-        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1").end()
+        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1", anew=True).end()
 
 
 def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_optimizer(unmodified: Ended) -> None:

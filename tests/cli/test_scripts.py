@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked import start_python
 from tests.support.programs import ROOT, Ended
 
 pytestmark = pytest.mark.processes
@@ -159,9 +160,12 @@ dist.destroy_process_group()
 """
 
 
-def run(command: tuple[str, ...], script: Path, *arguments: str, **environ: str) -> Ended:
-    """Run a script; one that takes too long is killed with all that it started."""
-    process = subprocess.Popen(
+def run(command: tuple[str, ...], script: Path, *arguments: str, anew: bool = False, **environ: str) -> Ended:
+    """Run a script; one that takes too long is killed with all that it started.
+
+    ``anew``: each process begins as a new interpreter, and not as a fork of one that has imported torch.
+    """
+    process = (subprocess.Popen if anew else start_python)(
         [*command, str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

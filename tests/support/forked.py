@@ -10,7 +10,9 @@ Each worker of pytest has one server; where processes cannot be forked, as with 
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -20,24 +22,33 @@ import runpy
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(sys.executable).parent / "pptrace")
 PRELOADED = (
-    *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.launch.launcher"),
-    *("instrument.launch.worker", "instrument.launch.traced", "instrument.launch.profiler", "instrument.examples.train_gpt"),
-    *("instrument.launch.hang_watch", "instrument.launch.python_motion", "instrument.launch.nsys"),
-    *("pptrace.cli.main", "pptrace.cli.run", "pptrace.cli.analyze", "pptrace.workflow.load"),
+    *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.examples.train_gpt"),
+    *("instrument.launch.launcher", "instrument.launch.worker", "instrument.launch.traced", "instrument.launch.nsys"),
+    *("instrument.launch.profiler", "instrument.launch.hang_watch", "instrument.launch.python_motion"),
+    *(
+        "tests.ingest.nsight_files",
+        "tests.support.synthetic",
+        "pptrace.cli.main",
+        "pptrace.cli.run",
+        "pptrace.cli.analyze",
+        "pptrace.workflow.load",
+    ),
 )
+LAUNCHERS = (PROGRAM, "pptrace.cli", "torch.distributed.run", "instrument.launch.nsys", "/nsys")
 PR_SET_CHILD_SUBREAPER = 36
 MAX_REQUEST = 1 << 17
 _FLAGS = ("-P", "-u")
@@ -52,8 +63,9 @@ class Job:
     environ: dict[str, str]
     cwd: str
     own_session: bool
-    num_ranks: int
-    """How many processes it may start in its turn."""
+    own_group: bool
+    num_children: int
+    """How many processes a launcher starts in its turn; 0 where the program is none."""
 
 
 def start_python(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
@@ -77,9 +89,15 @@ def _server() -> socket.socket:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", f"from tests.support.forked import main; main({theirs.fileno()})"]
     with theirs:
-        subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )
+
+    def stop() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(stop)
     return ours
 
 
@@ -94,7 +112,7 @@ class _Forked(subprocess.Popen[Any]):
         close_fds: bool,
         pass_fds: object,
         cwd: str | Path | None,
-        env: dict[str, str] | None,
+        env: Mapping[str, str] | None,
         startupinfo: object,
         creationflags: int,
         shell: bool,
@@ -112,12 +130,17 @@ class _Forked(subprocess.Popen[Any]):
         start_new_session: bool,
         process_group: int,
     ) -> None:
-        assert not shell
-        assert preexec_fn is executable is None
-        arguments = tuple(args[1:] if args[0] == sys.executable else args)
-        assert args[0] in (sys.executable, PROGRAM), args[0]
+        arguments = None if shell or executable or preexec_fn or pass_fds else _python_arguments(args)
+        if arguments is None or not self._can_fork():
+            super()._execute_child(  # type: ignore[misc]
+                *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell),
+                *(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask),
+                *(start_new_session, process_group),
+            )
+            return
         environ = dict(os.environ if env is None else env)
-        job = Job(arguments, environ, str(cwd or Path.cwd()), start_new_session, _num_ranks(args))
+        in_group = process_group == 0
+        job = Job(arguments, environ, str(cwd or Path.cwd()), start_new_session, in_group, _num_children(arguments))
         streams = [fd if fd != -1 else n for n, fd in enumerate((p2cread, c2pwrite, errwrite))]
         try:
             self.pid = self._fork(job, streams)
@@ -125,17 +148,31 @@ class _Forked(subprocess.Popen[Any]):
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
+    def _can_fork(self) -> bool:
+        return True
+
     def _fork(self, job: Job, streams: list[int]) -> int:
         server = _server()
         _send(server, job, streams)
         return int(server.recv(32))
 
 
-def _num_ranks(args: Sequence[str]) -> int:
-    for option, value in pairwise(args):
-        if option in ("-n", "--nproc-per-node"):
-            return int(value)
-    return 1
+def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
+    """What the interpreter gets of a command that is a Python program, else None."""
+    program, *rest = map(str, command)
+    if program == sys.executable:
+        return tuple(rest)
+    with contextlib.suppress(OSError), Path(program).open("rb") as file:
+        if file.readline().strip() == f"#!{sys.executable}".encode():
+            return (program, *rest)
+    return None
+
+
+def _num_children(arguments: Sequence[str]) -> int:
+    """How many ranks ``pptrace run`` or torchrun is asked for, and two for those that do not say it."""
+    if not any(name in argument for argument in arguments[:4] for name in LAUNCHERS):
+        return 0
+    return next((int(value) for option, value in pairwise(arguments) if option in ("-n", "--nproc-per-node")), 2)
 
 
 def _send(to: socket.socket, job: Job, streams: Sequence[int]) -> None:
@@ -153,7 +190,7 @@ def _serve(source: socket.socket) -> tuple[Job, list[int]] | None:
     """Fork for each job; returns in the fork, with its job, and at the end without one."""
     for name in PRELOADED:
         importlib.import_module(name)
-    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a process with threads cannot be forked"
     gc.collect()
     gc.freeze()
     while received := _receive(source):
@@ -185,8 +222,8 @@ def _is_child(source: socket.socket) -> bool:
     return False
 
 
-class _ForkedRanks:
-    """Processes forked before the launcher has threads, each of which becomes one of its ranks."""
+class _Children:
+    """Processes forked while this one has no threads, each of which becomes a program that this one starts."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, socket.socket]] = []
@@ -202,7 +239,7 @@ class _ForkedRanks:
                 ours.close()
                 with theirs:
                     received = _receive(theirs)
-                if received is None:  # the launcher has ended
+                if received is None:  # the parent has ended
                     os._exit(0)
                 return received
             theirs.close()
@@ -210,29 +247,30 @@ class _ForkedRanks:
         return None
 
     def replace_popen(self) -> None:
-        """Give torch's launcher these where it starts a Python program."""
+        """Give these to whoever starts a Python program."""
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         waiting = self._waiting
 
-        class ForkedRank(_Forked):
+        class ForkedChild(_Forked):
+            def _can_fork(self) -> bool:
+                return bool(waiting)
+
             def _fork(self, job: Job, streams: list[int]) -> int:
-                pid, rank = waiting.pop(0)
-                with rank:
-                    _send(rank, job, streams)
+                pid, child = waiting.pop(0)
+                with child:
+                    _send(child, job, streams)
                 return pid
 
-        def popen(args: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-            forks = waiting and args[0] == sys.executable
-            return ForkedRank([*args], **options) if forks else subprocess.Popen(args, **options)
-
-        subprocess_handler.Popen = popen  # type: ignore[assignment,misc]
+        subprocess.Popen = subprocess_handler.Popen = ForkedChild  # type: ignore[assignment,misc]
 
 
 def _become(job: Job, streams: list[int]) -> None:
     """What the system does between a fork and the first line of the program."""
     if job.own_session:
         os.setsid()
+    elif job.own_group:
+        os.setpgid(0, 0)
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     for fd in streams:
@@ -245,9 +283,9 @@ def _become(job: Job, streams: list[int]) -> None:
 
         torch.set_num_threads(int(threads))
     is_direct = "-u" in job.arguments[:2]
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
     sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_direct)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     sys.excepthook = _print_script_part
@@ -287,15 +325,33 @@ def _print_script_part(kind: type[BaseException], error: BaseException, trace: t
     traceback.print_exception(kind, error, script)
 
 
+def _end(code: int | str | None) -> NoReturn:
+    """End as Python would, but for taking apart what was imported, which takes longer than all else that a launcher does."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def main(fd: int) -> None:
     """The server, and each of its forks."""
     received = _serve(socket.socket(fileno=fd))
     if received is None:
         return
-    ranks = _ForkedRanks()
-    rank_job = ranks.prepare(received[0].num_ranks)
-    if rank_job is None:
-        ranks.replace_popen()
-    job, streams = rank_job or received
+    job, streams = received
+    children = _Children()
+    while job.num_children and (inherited := children.prepare(job.num_children)):  # goes on in the child
+        (job, streams), children = inherited, _Children()
     _become(job, streams)
-    _run(job.arguments)
+    if not job.num_children:
+        _run(job.arguments)
+        return
+    children.replace_popen()
+    try:
+        _run(job.arguments)
+    except SystemExit as ended:
+        _end(ended.code)
+    _end(None)

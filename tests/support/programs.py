@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.cli.main import main
+from tests.support.forked import PROGRAM, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -46,12 +47,18 @@ def pptrace_in_shell(line: str, timeout_s: float = 300) -> Ended:
 
 
 def pptrace(
-    *arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    timeout_s: float = 300,
+    cwd: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    forked: bool = False,
 ) -> Ended:
-    """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output."""
-    program = Path(sys.executable).parent / "pptrace"
-    process = subprocess.Popen(
-        [str(program), *map(str, arguments)],
+    """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output.
+
+    ``forked``: it and its ranks are forks of a process that has imported torch.
+    """
+    process = (start_python if forked else subprocess.Popen)(
+        [PROGRAM, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
