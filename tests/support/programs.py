@@ -53,25 +53,33 @@ def pptrace(
     environ: Mapping[str, str] | None = None,
     forked: bool = False,
 ) -> Ended:
-    """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output.
+    """Run ``pptrace``; ``forked``: it and its ranks are forks of a process that has imported torch."""
+    return _run([PROGRAM, *map(str, arguments)], timeout_s, cwd, {"NO_COLOR": "1", **(environ or {})}, forked=forked)
 
-    ``forked``: it and its ranks are forks of a process that has imported torch.
-    """
+
+def torchrun(num_ranks: int, *arguments: str | Path, timeout_s: float = 120) -> Ended:
+    """Run a script from the root of the project on so many ranks; all are forks of a process that has imported torch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--standalone"]
+    return _run([*command, *map(str, arguments)], timeout_s, ROOT, {}, forked=True)
+
+
+def _run(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str], *, forked: bool) -> Ended:
+    """Run a command; one that is over its time is killed with all its children, and fails the test with its output."""
     process = (start_python if forked else subprocess.Popen)(
-        [PROGRAM, *map(str, arguments)],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
         start_new_session=True,
-        env={**os.environ, "NO_COLOR": "1", **(environ or {})},
+        env={**os.environ, **environ},
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise AssertionError(f"pptrace {arguments} ran over {timeout_s} s\n{out}\n{err}") from None
+        raise AssertionError(f"{' '.join(command)} ran over {timeout_s} s\n{out}\n{err}") from None
     return Ended(process.returncode, out, err)
 
 
