@@ -32,8 +32,10 @@ _LONG = (
 settings.register_profile("unhurried", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("unhurried")
 
-# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew.
+# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew, and
+# each worker of pytest-xdist all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session")
