@@ -14,8 +14,7 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not processes"
-	$(BIN)/pytest -n 2 --own-cores --dist loadfile -m processes
+	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
 test-all: test
