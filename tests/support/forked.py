@@ -5,7 +5,8 @@ group, streams, environment, signals and exit code are real; only the interprete
 launcher starts in it, the ranks, are forked in the same way, and are the launcher's children. What Python does before its first
 line (``-P``, what an import of torch reads from the environment) is not tried by this: tests with ``subprocess.Popen`` do that.
 
-Each worker of pytest has one server; where processes cannot be forked, as with a GPU, everything is started anew.
+Each worker of pytest has one server. No fork of a process that has asked for its GPUs can use them, and importing torch's parts
+may ask: where there is a GPU, everything is started anew.
 """
 
 from __future__ import annotations
@@ -39,14 +40,10 @@ PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.profiler", "instrument.examples.train_gpt"),
     *("instrument.launch.launcher", "instrument.launch.worker", "instrument.launch.traced", "instrument.launch.nsys"),
     *("instrument.launch.profiler", "instrument.launch.hang_watch", "instrument.launch.python_motion"),
-    *(
-        "tests.ingest.nsight_files",
-        "tests.support.synthetic",
-        "pptrace.cli.main",
-        "pptrace.cli.run",
-        "pptrace.cli.analyze",
-        "pptrace.workflow.load",
-    ),
+    *("pptrace.cli.main", "pptrace.cli.run", "pptrace.cli.analyze", "pptrace.workflow.load"),
+    *("tests.ingest.nsight_files", "tests.support.synthetic", "tests.support.pool"),
+    *("tests.instrument.pipeline.cases.training", "tests.instrument.models.cases.mixes"),
+    "tests.instrument.tensor.cases.layers",
 )
 LAUNCHERS = (PROGRAM, "pptrace.cli", "torch.distributed.run", "instrument.launch.nsys", "/nsys")
 PR_SET_CHILD_SUBREAPER = 36
@@ -76,9 +73,9 @@ def start_python(command: Sequence[str | Path], **options: Any) -> subprocess.Po
 
 @cache
 def _can_fork() -> bool:
-    from tests.support.pool import HAS_GPU
+    import torch
 
-    return sys.platform == "linux" and not HAS_GPU
+    return sys.platform == "linux" and not torch.cuda.is_available()
 
 
 @cache
