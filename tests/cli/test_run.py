@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,12 @@ class Run:
                     found.append(int(path.parent.name))
         return [pid for pid in found if pid != self.process.pid]
 
+    def are_asleep(self, for_s: float) -> bool:
+        """Whether the ranks' main threads sleep now and after a while and have done nothing between."""
+        before = _main_threads(self.rank_pids())
+        time.sleep(for_s)
+        return before == _main_threads(self.rank_pids()) and all(state == "S" for state, *_ in before.values())
+
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not condition():
@@ -208,6 +214,12 @@ class Run:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
+
+
+def _main_threads(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """State, and user and system time in ticks."""
+    fields = {pid: Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids}
+    return {pid: (values[0], values[11], values[12]) for pid, values in fields.items()}
 
 
 Start = Callable[..., Run]
@@ -335,7 +347,7 @@ def test_ctrl_c_keeps_the_traces_of_ranks_that_are_blocked_in_a_receive(start: S
     run = start(BLOCKED, "-n", "2", "--steps", "1:9")
     run.wait_for_output("blocked", times=2)
     assert len(run.rank_pids()) == 2
-    time.sleep(0.5)  # until both are inside the receive
+    run.wait_until(lambda: run.are_asleep(0.5), "the receive of both")
     run.send(signal.SIGINT)
     ended = run.end()
     assert ended.code == 130
