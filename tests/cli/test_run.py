@@ -398,7 +398,7 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.facts["ranks"][0]["trace"] is None
 
 
-@pytest.mark.processes  # alone: its ranks must be up before the time is over
+@pytest.mark.processes
 def test_a_run_that_takes_too_long_is_ended_and_says_where_each_rank_is(start: Start) -> None:
     ended = start(HANGING, "--steps", "all", "--timeout", "12").end()
     assert ended.code == 124
