@@ -279,7 +279,7 @@ def _become(job: Job, streams: list[int]) -> None:
         import torch
 
         torch.set_num_threads(int(threads))
-    is_direct = "-u" in job.arguments[:2]
+    is_direct = "-u" in job.arguments[:2] or bool(job.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
