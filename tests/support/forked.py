@@ -151,7 +151,9 @@ class _Forked(subprocess.Popen[Any]):
     def _fork(self, job: Job, streams: list[int]) -> int:
         server = _server()
         _send(server, job, streams)
-        return int(server.recv(32))
+        answer = server.recv(32)
+        assert answer, "the process that forks has ended; what it wrote on stderr says why"
+        return int(answer)
 
 
 def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
@@ -225,15 +227,16 @@ class _Children:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, socket.socket]] = []
 
-    def prepare(self, count: int) -> tuple[Job, list[int]] | None:
-        """Fork them; returns in a fork, with its job, once it has one."""
+    def prepare(self, count: int, streams: Sequence[int]) -> tuple[Job, list[int]] | None:
+        """Fork them; returns in a fork, with its job, once it has one. ``streams`` are this process's, and no child's."""
         for _ in range(count):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = os.fork()
             if pid == 0:
-                for _, other in self._waiting:
-                    other.close()
-                ours.close()
+                for fd in streams:
+                    os.close(fd)
+                for end in (ours, *(other for _, other in self._waiting)):
+                    end.close()
                 with theirs:
                     received = _receive(theirs)
                 if received is None:  # the parent has ended
@@ -340,7 +343,7 @@ def main(fd: int) -> None:
         return
     job, streams = received
     children = _Children()
-    while job.num_children and (inherited := children.prepare(job.num_children)):  # goes on in the child
+    while job.num_children and (inherited := children.prepare(job.num_children, streams)):  # goes on in the child
         (job, streams), children = inherited, _Children()
     _become(job, streams)
     if not job.num_children:
