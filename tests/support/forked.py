@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import os
 import pickle
 import runpy
@@ -284,9 +285,9 @@ def _become(job: Job, streams: list[int]) -> None:
         torch.set_num_threads(int(threads))
     is_direct = "-u" in job.arguments[:2] or bool(job.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
+    raw = os.fdopen(1, "wb", 0 if is_direct else -1, closefd=False)
+    sys.stdout = io.TextIOWrapper(raw, write_through=is_direct, line_buffering=os.isatty(1))
     sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_direct)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     sys.excepthook = _print_script_part
 

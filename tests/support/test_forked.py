@@ -90,6 +90,15 @@ def test_a_fork_ends_as_a_new_interpreter_would(code: str, exit_code: int, error
     assert (done.returncode, done.stdout, done.stderr) == (exit_code, "", error)
 
 
+@pytest.mark.parametrize(
+    ("options", "environ", "out"), [((), {}, ""), (("-u",), {}, "1\n"), ((), {"PYTHONUNBUFFERED": "1"}, "1\n")]
+)
+def test_what_was_printed_before_a_sudden_end_is_lost_unless_python_keeps_nothing_back(
+    options: tuple[str, ...], environ: dict[str, str], out: str
+) -> None:
+    assert ended(*options, "-c", "import os; print(1); os._exit(0)", **environ).stdout == out
+
+
 def test_what_a_launcher_starts_is_its_child_and_has_nothing_of_its_streams() -> None:
     code = f"import os; os.environ['PARENT'] = str(os.getpid()){STARTING}"
     done = ended("-c", code, STARTED, "pptrace.cli")
