@@ -14,8 +14,7 @@ demo: $(STAMP)
 
 test: $(STAMP) check
 	$(BIN)/python tests/tools/get_browser.py
-	$(BIN)/pytest -n $(RANKS) --dist loadfile -m "not processes"
-	$(BIN)/pytest -n 2 --own-cores --dist loadfile -m processes
+	$(BIN)/pytest -n $(RANKS) --own-cores --dist loadfile
 
 test-all: export PPTRACE_ALL = 1
 test-all: test
@@ -25,7 +24,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 bench: $(STAMP)
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -19,21 +19,30 @@ if str(ROOT) not in sys.path:  # so that tests and the processes of the pool imp
     sys.path.insert(0, str(ROOT))
 
 _LONG = (
-    *("cli/test_run.py", "cli/test_nsys.py", "models/test_train_gpt.py", "dashboards/test_browser.py"),
-    *("cli/test_volume.py", "support/test_pool.py", "analysis/test_analyse.py", "schedule/test_builders.py"),
-    *("ingest/test_fuzz.py", "roundtrip/test_roundtrip.py", "pipeline/test_balance.py", "models/test_mixes.py"),
-    *("cli/test_sleeping.py", "pipeline/test_sleeping_schedules.py", "models/test_marked_mixes.py"),
-    *("context/test_context.py", "models/test_activations.py", "pipeline/test_kinds.py"),
+    *("models/test_mixes.py", "dashboards/test_browser.py", "pipeline/test_kinds.py", "cli/test_hang_runs.py"),
+    *("cli/test_scripts.py", "cli/test_nsys.py", "optim/test_validation.py", "pipeline/test_exact.py"),
+    *(
+        "cli/test_run.py",
+        "pipeline/test_memory.py",
+        "models/test_marked_mixes.py",
+        "frameworks/test_torch_pipelining.py",
+    ),
+    *("cli/test_sleeping.py", "adapters/test_real_frameworks.py", "analysis/test_analyse.py", "models/test_dropout.py"),
+    *("api/test_outside.py", "ingest/test_helpers.py", "roundtrip/test_roundtrip.py", "ingest/test_oplog.py"),
+    *("cli/test_real_nsys.py", "support/test_pool.py", "schedule/test_builders.py", "context/test_context.py"),
+    *("cli/test_output.py", "ingest/test_fuzz.py", "pipeline/test_sleeping_schedules.py", "clock/test_clock.py"),
 )
-"""Files that take long, and of which many wait for others: begun first, so that none of them runs alone at the end."""
+"""Files that take long, and those that wait for others: begun first, so that none of them runs alone at the end."""
 
 # A busy machine is no failure. In continuous integration the same examples are drawn each time, so that a change is judged by
 # what it changed; everywhere else they are new ones each time.
 settings.register_profile("unhurried", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("unhurried")
 
-# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew.
+# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew, and
+# each worker of pytest-xdist all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +63,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes that exchange small messages all the time wake each other; from another core that takes twice as long."""
+    """Processes that exchange small messages all the time wake each other; from another core that takes twice as long.
+
+    A worker with one core also has torch compute with one thread: several would wait for each other while others compute.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.getoption("--own-cores") and worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -63,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that keep many processes busy are marked, so that few of them run at a time.
+    """What takes long comes first; tests that keep many processes busy are marked.
 
     pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
     """

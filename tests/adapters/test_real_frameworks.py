@@ -29,7 +29,7 @@ def run(program: Path, folder: Path, *arguments: str, num_ranks: int = 2) -> str
     """Run a program that writes its truth beside its traces; what it printed."""
     ended = pptrace(
         "run", "-n", str(num_ranks), "--steps", "1:3", "--no-analyze", "-o", folder / "run",
-        program, f"truth={folder / 'truth'}", *arguments, timeout_s=120,
+        program, f"truth={folder / 'truth'}", *arguments, timeout_s=120, forked=True,
     )  # fmt: skip
     assert ended.code == 0, ended.out + ended.err
     assert "is not a version" not in ended.err
@@ -69,7 +69,8 @@ def check_against_truth(folder: Path, num_ranks: int = 2) -> None:
 
 def check_bits(folder: Path, program: Path, hooked: str, *arguments: str) -> None:
     """The same program without hooks has the same losses, bit for bit."""
-    ended = pptrace("run", "-n", "2", "--no-hooks", "--no-analyze", "-o", folder / "plain", program, *arguments)
+    options = ("-n", "2", "--no-hooks", "--no-analyze", "-o", folder / "plain")
+    ended = pptrace("run", *options, program, *arguments, forked=True)
     assert len(losses(hooked)) >= 3
     assert losses(hooked) == losses(ended.out)
 

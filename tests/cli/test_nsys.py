@@ -19,6 +19,7 @@ from instrument.launch.window import parse_steps
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import build
 from tests.ingest.nsight_files import GENERATIONS, SECRETS, SESSION, Generation, Process, Report, write_report
+from tests.support.forked import start_python
 from tests.support.programs import pptrace, pptrace_here
 from tests.support.synthetic import record
 
@@ -92,7 +93,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "nsys"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    program.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_NSYS_LOG", str(tmp_path / "log"))
@@ -125,7 +126,7 @@ def test_a_failure_under_nsys_is_the_run_s_and_its_report_is_kept(fake: Path, tm
     (tmp_path / "train.py").write_text(TRAINING + "raise ValueError('no more data')\n")
     run_dir = tmp_path / "run"
     options = ("-n", "1", "-o", run_dir, "--profiler", "nsys", "--steps", "all")
-    ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path)
+    ended = pptrace("run", *options, "train.py", "2", "0", cwd=tmp_path, forked=True)
     assert ended.code == 1
     assert "no more data" in ended.err
     facts = json.loads((run_dir / "run.json").read_text())
@@ -136,7 +137,18 @@ def test_a_failure_under_nsys_is_the_run_s_and_its_report_is_kept(fake: Path, tm
 def test_where_nsys_leaves_no_report_that_is_said(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NSYS_PLAN", "")
     ended = pptrace(
-        "run", "-o", tmp_path / "run", "--profiler", "nsys", "--steps", "0:1", "train.py", "2", "0", cwd=tmp_path
+        "run",
+        "-o",
+        tmp_path / "run",
+        "--profiler",
+        "nsys",
+        "--steps",
+        "0:1",
+        "train.py",
+        "2",
+        "0",
+        cwd=tmp_path,
+        forked=True,
     )
     assert ended.code == 0
     assert "rank 0: nsys wrote no report; its own lines say why" in ended.err
@@ -149,14 +161,14 @@ def test_an_nsys_without_an_importer_leaves_a_report_all_the_same(
 ) -> None:
     monkeypatch.setenv("FAKE_NSYS_FORM", ".qdstrm")
     run = ("run", "--profiler", "nsys", "--steps", "0:1", "-o")
-    without = pptrace(*run, tmp_path / "without", "train.py", "1", "0", cwd=tmp_path)
+    without = pptrace(*run, tmp_path / "without", "train.py", "1", "0", cwd=tmp_path, forked=True)
     assert without.code == 0
     assert "node0.qdstrm: a recording that nsys could not import, and there is no QdstrmImporter" in without.err
     assert (tmp_path / "without" / "node0.qdstrm").is_file()
     importer = tmp_path / "bin" / "QdstrmImporter"
     importer.write_text('#!/bin/sh\ncp "$3" "$5"\n')
     importer.chmod(0o755)
-    ended = pptrace(*run, tmp_path / "run", "train.py", "1", "0", cwd=tmp_path)
+    ended = pptrace(*run, tmp_path / "run", "train.py", "1", "0", cwd=tmp_path, forked=True)
     assert ended.code == 0, ended.err
     assert "framework pptrace" in ended.out
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
@@ -168,7 +180,7 @@ def test_a_run_of_which_nsys_recorded_no_range_ends_in_one_line_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("FAKE_NSYS_PLAN", "none")
     options = ("-o", tmp_path / "run", "--profiler", "nsys", "--steps", "0:1")
-    ended = pptrace("run", *options, "train.py", "1", "0", cwd=tmp_path)
+    ended = pptrace("run", *options, "train.py", "1", "0", cwd=tmp_path, forked=True)
     assert ended.code == 0
     (line,) = [line for line in ended.err.splitlines() if "could not be analysed" in line]
     assert "a run of pptrace of which nsys recorded no range; " in line
@@ -178,7 +190,9 @@ def test_a_run_of_which_nsys_recorded_no_range_ends_in_one_line_with_the_remedy(
 
 def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\necho unknown option >&2\nexit 3\n")
-    ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)
+    ended = pptrace(
+        "run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path, forked=True
+    )
     assert ended.code == 1
     last = ended.err.splitlines()[-1]
     assert "'nsys profile' ended with code 3 before it started the script" in last
@@ -199,7 +213,7 @@ def test_an_nsys_that_fails_at_its_start_is_started_again(fake: Path, tmp_path: 
 def test_ctrl_c_ends_the_ranks_and_nsys_still_writes(fake: Path, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("pptrace")
     command = [str(program), "run", "-o", "run", "--profiler", "nsys", "--steps", "all", "train.py", "1000", "0.05"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    with start_python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,4 @@
-"""``pptrace run`` with real processes over gloo on loopback.
-
-A torch optimizer imports torch's compiler, which takes longer than all else: where steps are not the point, scripts have none.
-"""
+"""``pptrace run`` with real processes over gloo on loopback."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 import pytest
 
 from pptrace.marks import METADATA_KEY, OpMark, SpanKind, SpanMark, UnknownMark, parse_mark
+from tests.support.forked import start_python
 
 LIMIT_S = 120
 COMMAND_LINE = """
@@ -149,15 +147,18 @@ class Ended:
 
 
 class Run:
-    """A run in progress; its ranks are known by what the launcher puts into their environment."""
+    """A run in progress; its processes are known by their working directory.
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    ``anew``: each begins as a new interpreter, and not as a fork of one that has imported torch.
+    """
+
+    def __init__(self, directory: Path, *args: str, anew: bool = False) -> None:
         self.run_dir = directory / "run"
-        self._mark = f"PPTRACE_RUN_DIR={self.run_dir}".encode()
+        self._directory = directory
         self._out, self._err = directory / "out", directory / "err"
         command = [sys.executable, "-c", COMMAND_LINE, "-o", str(self.run_dir), "--no-analyze", *args]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = (subprocess.Popen if anew else start_python)(
                 command,
                 cwd=directory,
                 env={**os.environ, "TMPDIR": str(directory)},  # a killed launcher leaves its temporary directory
@@ -168,13 +169,19 @@ class Run:
         self._since = time.monotonic()
 
     def rank_pids(self) -> list[int]:
-        """Processes that carry this run's environment, other than the launcher; none once nothing is left running."""
+        """Processes of this run other than the launcher; none once nothing is left running."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):
-                if self._mark in path.read_bytes().split(b"\0"):
+                if path.readlink() == self._directory:
                     found.append(int(path.parent.name))
         return [pid for pid in found if pid != self.process.pid]
+
+    def are_asleep(self, for_s: float) -> bool:
+        """Whether the ranks' main threads sleep now and after a while and have done nothing between."""
+        before = _main_threads(self.rank_pids())
+        time.sleep(for_s)
+        return before == _main_threads(self.rank_pids()) and all(state == "S" for state, *_ in before.values())
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -209,6 +216,12 @@ class Run:
         self.process.wait(10)
 
 
+def _main_threads(pids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """State, and user and system time in ticks."""
+    fields = {pid: Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids}
+    return {pid: (values[0], values[11], values[12]) for pid, values in fields.items()}
+
+
 Start = Callable[..., Run]
 
 
@@ -217,11 +230,11 @@ def starting(directory: Path) -> Iterator[Start]:
     """Start ``pptrace run`` on a script given as text; whatever is left of it ends with the context."""
     runs: list[Run] = []
 
-    def start_run(text: str, *args: str, script: tuple[str, ...] = ("train.py",)) -> Run:
+    def start_run(text: str, *args: str, script: tuple[str, ...] = ("train.py",), anew: bool = False) -> Run:
         (directory / "train.py").write_text(text)
         options = args[: args.index("--")] if "--" in args else args
         rest = args[args.index("--") + 1 :] if "--" in args else ()
-        run = Run(directory, *options, *script, *rest)
+        run = Run(directory, *options, *script, *rest, anew=anew)
         runs.append(run)
         return run
 
@@ -243,7 +256,7 @@ def unmodified(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A whole run of a script that knows nothing of pptrace, with a secret in its environment."""
     with pytest.MonkeyPatch.context() as patch, starting(tmp_path_factory.mktemp("unmodified")) as start_run:
         patch.setenv("A_SECRET", "hunter2")
-        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1").end()
+        return start_run(UNMODIFIED, "-n", "2", "--steps", "1:3", "--", "--lr", "0.1", anew=True).end()
 
 
 def test_an_unmodified_script_gets_one_trace_per_rank_with_its_steps_from_the_optimizer(unmodified: Ended) -> None:
@@ -334,7 +347,7 @@ def test_ctrl_c_keeps_the_traces_of_ranks_that_are_blocked_in_a_receive(start: S
     run = start(BLOCKED, "-n", "2", "--steps", "1:9")
     run.wait_for_output("blocked", times=2)
     assert len(run.rank_pids()) == 2
-    time.sleep(0.5)  # until both are inside the receive
+    run.wait_until(lambda: run.are_asleep(0.5), "the receive of both")
     run.send(signal.SIGINT)
     ended = run.end()
     assert ended.code == 130
@@ -385,7 +398,7 @@ def test_a_script_without_steps_leaves_no_trace_and_one_line_that_says_what_to_p
     assert ended.facts["ranks"][0]["trace"] is None
 
 
-@pytest.mark.processes  # alone: its ranks must be up before the time is over
+@pytest.mark.processes
 def test_a_run_that_takes_too_long_is_ended_and_says_where_each_rank_is(start: Start) -> None:
     ended = start(HANGING, "--steps", "all", "--timeout", "12").end()
     assert ended.code == 124

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked import start_python
 from tests.support.programs import ROOT, Ended
 
 pytestmark = pytest.mark.processes
@@ -159,9 +160,12 @@ dist.destroy_process_group()
 """
 
 
-def run(command: tuple[str, ...], script: Path, *arguments: str, **environ: str) -> Ended:
-    """Run a script; one that takes too long is killed with all that it started."""
-    process = subprocess.Popen(
+def run(command: tuple[str, ...], script: Path, *arguments: str, anew: bool = False, **environ: str) -> Ended:
+    """Run a script; one that takes too long is killed with all that it started.
+
+    ``anew``: each process begins as a new interpreter, and not as a fork of one that has imported torch.
+    """
+    process = (subprocess.Popen if anew else start_python)(
         [*command, str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -263,7 +267,7 @@ def test_all_ranks_record_the_steps_after_a_profiler_that_the_script_runs_on_one
 @pytest.mark.parametrize("how", ["code", "text", "raise", "_exit", "handler", "terminated", "end"])
 def test_a_recorded_script_ends_as_it_would_alone(tmp_path: Path, how: str) -> None:
     script = written(tmp_path, ENDING)
-    plain = run(PLAIN, script, how)
+    plain = run(PLAIN, script, how, anew=True)
     ours = run(recorded(tmp_path / "run", "--profiler", "none"), script, how)
     assert (ours.code, ours.out) == (plain.code, plain.out)
     assert [
@@ -315,7 +319,7 @@ def test_a_pipeline_by_hand_with_marks_is_reported_and_its_losses_are_bit_identi
 def test_ranks_that_torchrun_starts_write_one_run(tmp_path: Path) -> None:
     script = written(tmp_path, HAND_MADE)
     command = (*TORCHRUN, "-m", "instrument.launch", "--steps", "1:3")
-    ended = run(command, script, PPTRACE_RUN_DIR=str(tmp_path / "run"))
+    ended = run(command, script, anew=True, PPTRACE_RUN_DIR=str(tmp_path / "run"))
     assert ended.code == 0, ended.err
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     again = run(command, script, PPTRACE_RUN_DIR=str(tmp_path / "run"))

@@ -41,7 +41,8 @@ pytestmark = pytest.mark.processes
 def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops(ranks: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     steps = ("--steps", "1:4")
-    ended = pptrace("run", "-n", str(ranks), *steps, "-o", run, EXAMPLE, "--steps", "4", *_TINY, *_SLEEP)
+    script = (EXAMPLE, "--steps", "4", *_TINY, *_SLEEP)
+    ended = pptrace("run", "-n", str(ranks), *steps, "-o", run, *script, forked=True)
     assert ended.code == 0, ended.err
     assert "With every op at the mean of its kind and free messages, this plan takes" in ended.out
 

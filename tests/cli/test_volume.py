@@ -50,7 +50,8 @@ AXES_AND_KINDS = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("volume") / "run"
-    ended = pptrace("run", "-n", "4", "--steps", "1:3", "-o", folder, EXAMPLE, "--steps", "4", *_TINY, *_PARALLEL)
+    script = (EXAMPLE, "--steps", "4", *_TINY, *_PARALLEL)
+    ended = pptrace("run", "-n", "4", "--steps", "1:3", "-o", folder, *script, forked=True)
     assert ended.code == 0, ended.err
     assert "bytes: predicted from the model's sizes and options = measured, in all 32 rows" in ended.out
     return folder

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,30 +57,36 @@ def run_p8v2(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[[Sequence[Path]], str]]:
-    """Serve a dashboard of some paths on a free port; the address. Who asks for the same paths again gets the same server."""
-    servers: list[tuple[Any, Any, threading.Thread]] = []
+    """Serve a dashboard of some paths in place of the one before; its address.
 
-    @cache
-    def serve_paths(paths: tuple[Path, ...]) -> str:
-        listener = bind("127.0.0.1", 0)
-        server = make(create_app(paths), listener)
+    It is always the same, so that a browser compiles the scripts, most of what a page costs, only once.
+    """
+    shown: list[Any] = []
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        answer: Iterable[bytes] = shown[-1](environ, start_response)
+        return answer
+
+    apps = cache(create_app)
+
+    def serve_paths(paths: Sequence[Path]) -> str:
+        shown.append(apps(tuple(paths)).server)
+        return url_of(listener)
+
+    with bind("127.0.0.1", 0) as listener:
+        server = make(SimpleNamespace(server=app), listener)
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        servers.append((listener, server, thread))
-        return url_of(listener)
-
-    yield lambda paths: serve_paths(tuple(paths))
-    for listener, server, thread in servers:
+        yield serve_paths
         server.shutdown()
         thread.join(10)
         server.server_close()
-        listener.close()
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A window of a headless Chromium, whose pages share a cache. A test that needs it fails where there is none."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A window of a headless Chromium, whose pages share what was loaded and compiled. Where there is none a test fails."""
     get_browser = load_module(HERE.parent / "tools" / "get_browser.py")
     missing = ""
     try:
@@ -92,11 +98,15 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=str(path), args=list(get_browser.BROWSER_ARGS), timeout=60_000
+        window = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("browser"),  # only with a directory of its own does it keep compiled scripts
+            executable_path=str(path),
+            args=list(get_browser.BROWSER_ARGS),
+            timeout=60_000,
+            viewport={"width": 1400, "height": 900},
         )
-        yield chromium.new_context(viewport={"width": 1400, "height": 900})
-        chromium.close()
+        yield window
+        window.close()
 
 
 @dataclass

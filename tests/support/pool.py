@@ -1,7 +1,7 @@
 """Live gloo processes that run many cases: importing torch takes seconds, making a process group milliseconds.
 
 A case is a function that every rank of a fresh process group calls. A case that takes too long is killed, and the error
-shows where each rank stood. One server imports torch and what the cases need, and each process is a fork of it.
+shows where each rank stood. Each process is a fork of one that has imported torch: see :mod:`tests.support.forked`.
 """
 
 from __future__ import annotations
@@ -9,40 +9,28 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing import current_process
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.process import AuthenticationString
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[2]
-HAS_GPU = torch.cuda.is_available()
-"""No fork of a process that has asked for its GPUs can use them, and importing torch's parts may ask: then none is forked."""
-PRELOADED = (
-    *(
-        "torch._dynamo",
-        "torch.profiler",
-        "torch.distributed.pipelining",
-        "torch.distributed.fsdp",
-        "pptrace.workflow.load",
-    ),
-    *("tests.support.pool", "tests.instrument.pipeline.cases.training", "tests.instrument.models.cases.mixes"),
-    "tests.instrument.tensor.cases.layers",
-)
+from tests.support.forked import ROOT, start_python
+
 PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0  # for the other ranks of a case in which one has failed
 
@@ -60,8 +48,7 @@ class Pool:
     def __init__(self, size: int, world: int | None = None) -> None:
         self.size = size
         self.world = size if world is None else world
-        self._context = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
-        self._processes: list[SpawnProcess | ForkServerProcess] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._store: dist.TCPStore | None = None
         self._num_cases = 0
@@ -100,23 +87,26 @@ class Pool:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join()
-            process.close()
+            process.wait()
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes, self._store = [], [], None
 
     def _start(self, world: int) -> None:
         if self._store is None:
-            _start_server()
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(len(self._processes), world):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(
-                target=_serve, args=(rank, self._store.port, theirs, str(self._stack_file(rank))), daemon=True
-            )
-            process.start()
-            theirs.close()
+            ours, theirs = Pipe()
+            program = "import sys; from tests.support.pool import serve; serve(*sys.argv[1:])"
+            arguments = (str(rank), str(self._store.port), str(self._stack_file(rank)))
+            ours.send_bytes(current_process().authkey)
+            with theirs:
+                process = start_python(
+                    [sys.executable, "-c", program, *arguments],
+                    stdin=theirs.fileno(),
+                    cwd=ROOT,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                )
             self._processes.append(process)
             self._pipes.append(ours)
 
@@ -152,8 +142,7 @@ class Pool:
 
     def _all_stacks(self) -> str:
         for process in self._processes:
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR1)  # does nothing to one that has ended
         time.sleep(0.5)
         return "\n".join(f"rank {rank}:\n{self._stacks_of(rank)}" for rank in range(len(self._processes)))
 
@@ -164,19 +153,10 @@ class Pool:
             return "it had not begun: torch was still being imported\n"
 
 
-def _start_server() -> None:
-    """Start what the processes are forks of. It inherits these variables, and with one thread it may be forked."""
-    if HAS_GPU:
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        multiprocessing.set_forkserver_preload([*PRELOADED])
-        forkserver.ensure_running()
-
-
-def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
-    """A worker: one case after another, until the parent closes the pipe or dies."""
+def serve(rank_text: str, port: str, stack_file: str) -> None:
+    """A worker: one case after another, until the parent closes the pipe, which is stdin, or dies."""
+    rank, pipe = int(rank_text), Connection(os.dup(0))
+    current_process().authkey = AuthenticationString(pipe.recv_bytes())  # with which processes get each other's tensors
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -184,7 +164,7 @@ def _serve(rank: int, port: int, pipe: Connection, stack_file: str) -> None:
     warnings.simplefilter("error")
     # Said once where a thread of autograd multiplies matrices before anything else; it changes nothing.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = dist.TCPStore("127.0.0.1", int(port), is_master=False)
     gc.freeze()  # what is imported stays; looking through it after each case would take longer than most cases do
     with Path(stack_file).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.cli.main import main
+from tests.support.forked import PROGRAM, start_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -46,25 +47,39 @@ def pptrace_in_shell(line: str, timeout_s: float = 300) -> Ended:
 
 
 def pptrace(
-    *arguments: str | Path, timeout_s: float = 300, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    timeout_s: float = 300,
+    cwd: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    forked: bool = False,
 ) -> Ended:
-    """Run ``pptrace``; a run over its time is killed with all its children, and fails the test with its output."""
-    program = Path(sys.executable).parent / "pptrace"
-    process = subprocess.Popen(
-        [str(program), *map(str, arguments)],
+    """Run ``pptrace``; ``forked``: it and its ranks are forks of a process that has imported torch."""
+    return _run([PROGRAM, *map(str, arguments)], timeout_s, cwd, {"NO_COLOR": "1", **(environ or {})}, forked=forked)
+
+
+def torchrun(num_ranks: int, *arguments: str | Path, timeout_s: float = 120) -> Ended:
+    """Run a script from the root of the project on so many ranks; all are forks of a process that has imported torch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--standalone"]
+    return _run([*command, *map(str, arguments)], timeout_s, ROOT, {}, forked=True)
+
+
+def _run(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str], *, forked: bool) -> Ended:
+    """Run a command; one that is over its time is killed with all its children, and fails the test with its output."""
+    process = (start_python if forked else subprocess.Popen)(
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
         start_new_session=True,
-        env={**os.environ, "NO_COLOR": "1", **(environ or {})},
+        env={**os.environ, **environ},
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise AssertionError(f"pptrace {arguments} ran over {timeout_s} s\n{out}\n{err}") from None
+        raise AssertionError(f"{' '.join(command)} ran over {timeout_s} s\n{out}\n{err}") from None
     return Ended(process.returncode, out, err)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from instrument.examples.train_gpt import main
 from pptrace.schedule.lower import lower
 from pptrace.schedule.registry import build
 from pptrace.schedule.text import to_csv
+from tests.support.programs import EXAMPLE, torchrun
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--layers", "4", "--hidden", "16", "--heads", "2", "--seq", "16", "--microbatches", "4"]
 
 
@@ -78,13 +76,11 @@ def test_a_cut_by_measured_times_can_be_made_again_from_their_file(
 
 
 def test_two_ranks_train_as_one_does(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["instrument/examples/train_gpt.py", *SMALL, "--steps", "3", "--tied"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
+    done = torchrun(2, EXAMPLE, *SMALL, "--steps", "3", "--tied")
+    assert done.code == 0, done.err
+    assert "Warning" not in done.err
     assert main([*SMALL, "--steps", "3", "--tied"]) == 0
-    assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
+    assert losses(done.out) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
 
 
 @pytest.mark.parametrize("is_lowered", [False, True])
@@ -95,14 +91,12 @@ def test_two_ranks_train_a_plan_from_a_file(
     path = tmp_path / "mine.csv"
     text = to_csv(lower(plan) if is_lowered else plan)
     path.write_text(f"0UNSHARD,{text}" if is_lowered else text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["instrument/examples/train_gpt.py", *SMALL[:-2], "--schedule", str(path), "--steps", "2", "--tied"]
-    command += ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert ("UNSHARD of the plan are passed over" in done.stdout) == is_lowered
+    posting = ["--prefetch", "1"] if is_lowered else ["--p2p-mode", "blocking"]
+    done = torchrun(2, EXAMPLE, *SMALL[:-2], "--schedule", path, "--steps", "2", "--tied", *posting)
+    assert done.code == 0, done.err
+    assert ("UNSHARD of the plan are passed over" in done.out) == is_lowered
     assert main([*SMALL, "--steps", "2", "--tied"]) == 0
-    assert losses(done.stdout) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
+    assert losses(done.out) == pytest.approx(losses(capsys.readouterr().out), abs=2e-4)
 
 
 @pytest.mark.parametrize(
