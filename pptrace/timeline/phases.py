@@ -65,11 +65,14 @@ def _tag_from_plan(ops: pd.DataFrame, rows: npt.NDArray[np.intp], plan: Plan, ph
     part = slice_of(ops[["kind", "stage", "microbatch"]].iloc[rows])
     kind, kinds = part.codes("kind")
     code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]
-    table = plan.table
-    planned = table.rows_of(code, part["stage"], part["microbatch"])
-    is_planned = planned >= 0
-    is_planned[is_planned] = table.kind[planned[is_planned]] == code[is_planned]
-    phase[rows[is_planned]] = _CODE_OF_PHASE[table.phase[planned[is_planned]]]
+    table, num_kinds = plan.table, len(Kind)
+    # Of an action that a measured order has twice, both have the later one's phase.
+    phase_of_key = np.full(len(table.slot_to_row) * num_kinds, UNTAGGED, dtype=np.int8)
+    phase_of_key[table.slot * np.int64(num_kinds) + table.kind] = _CODE_OF_PHASE[table.phase]
+    slot = table.slots_of(code, part["stage"], part["microbatch"])
+    of_plan = np.where(slot >= 0, phase_of_key[slot * num_kinds + code], UNTAGGED)
+    is_planned = of_plan != UNTAGGED
+    phase[rows[is_planned]] = of_plan[is_planned]
 
 
 def _tag_by_order(ops: pd.DataFrame, rows: npt.NDArray[np.intp], phase: npt.NDArray[np.int8]) -> None:
