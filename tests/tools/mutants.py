@@ -1,0 +1,356 @@
+"""Mutation score of the schedules, clocks, timelines and analyses: of small changes to their code, how many fail a test?
+
+    python tests/tools/mutants.py [--sample 300] [--seed 0] [--all] [--only TEXT ...] [--jobs 1]
+
+Which changes there are, and what is left alone, is said in ``mutations.py``; ``equivalent_mutants.txt`` lists those that no
+test can notice, with the reason. The sample is drawn from each package in proportion to its mutants.
+
+Tests run once without a change to learn which lines each executes (coverage.py); that is kept in ``.mutants.json`` for each
+file of tests until it or the packages change. For each mutant a child process imports the changed module and runs tests that
+execute the changed lines, the fastest first, then others of the same files, up to ``BUDGET_S`` of processor time: a mutant that
+only a slower test would kill counts as surviving. One that takes many times as long as it should is killed. Examples of
+hypothesis are the same each time. Tests marked ``processes`` or ``browser`` are not run.
+
+Exits with 1 where less than 85 % are killed. mutmut 3 was tried: it changes neither properties nor what a module says outside of
+functions, it has no choice of tests by line or time, and its calls through trampolines made the tests four times slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tools")]
+
+from mutations import Mutant, mutants_of, mutated  # noqa: E402
+
+PACKAGES = ("schedule", "clock", "timeline", "analysis")
+TESTS = ("schedule", "clock", "timeline", "analysis", "simulator", "report")
+OURS = ("pptrace", "instrument", "dashboards", "tests", "conftest", "__main__", "mutations")
+TARGET = 0.85
+BUDGET_S = 8.0
+START_S = 15.0
+"""Processor time to import everything, and more, s."""
+MEMORY_BYTES = 16 << 30
+CACHE = ROOT / ".mutants.json"
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+Measured = dict[str, dict[str, Any]]
+"""Per test: its processor time in s (``seconds``) and the lines that it executes by file (``lines``)."""
+
+
+class Plugin:
+    """Runs chosen tests alone, in the given order, with the same examples each time and without making them smaller."""
+
+    def __init__(self, order: dict[str, int] | None = None, coverage: Any = None) -> None:
+        self.order, self.coverage, self.seconds, self._begin = order, coverage, {}, 0.0
+
+    def pytest_sessionstart(self) -> None:
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=phases)
+        settings.load_profile("mutants")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if (order := self.order) is not None:
+            items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self.coverage:
+            self.coverage.switch_context(nodeid)
+            self._begin = sum(os.times()[:4])
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.coverage:
+            self.seconds[nodeid] = sum(os.times()[:4]) - self._begin
+
+
+def run_pytest(files: Sequence[str], plugin: Plugin, *more: str) -> int:
+    import pytest
+
+    marks = ("-m", "not processes and not browser and not gpu")
+    imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are, before the fork
+    return int(pytest.main([*files, "-q", *marks, *imported, "-p", "no:cacheprovider", *more], plugins=[plugin]))
+
+
+class Children:
+    """Child processes that run a function each, ``jobs`` at a time."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._live = jobs, {}
+
+    def start(self, run: Callable[[], int], done: Callable[[int], None], seconds: float = 3_600) -> None:
+        """Call ``done`` with what ``run`` returned, or −1 where it took more than that much processor time."""
+        while len(self._live) >= self._jobs:
+            self._collect()
+        sys.stdout.flush()
+        if pid := os.fork():
+            self._live[pid] = (done, time.monotonic() + 5 * seconds)
+            return
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            quiet = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(quiet, stream)
+            code = run()
+        finally:
+            os._exit(code)
+
+    def wait(self) -> None:
+        while self._live:
+            self._collect()
+
+    def _collect(self) -> None:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what it has started
+            self._live.pop(pid)[0](code if code >= 0 else -1)
+            return
+        for pid, (_, deadline) in self._live.items():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def measure(children: Children) -> Measured:
+    """Run each file of tests whose measurement is not kept, without a change."""
+    kept = json.loads(CACHE.read_text()) if CACHE.exists() else {}
+    code = sorted(ROOT.glob("pptrace/**/*.py")) + sorted(ROOT.glob("tests/support/*.py")) + [ROOT / "tests/conftest.py"]
+    files, measured = [path for name in TESTS for path in sorted((ROOT / "tests" / name).glob("test_*.py"))], {}
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        neighbours = sorted(other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
+        key = hashlib.sha256(b"".join(part.read_bytes() for part in [*code, *neighbours, path])).hexdigest()
+        if kept.get(name, {}).get("key") == key:
+            measured[name] = kept[name]
+            continue
+        print(f"measuring {name}", flush=True)
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            codes: list[int] = []
+            children.start(lambda name=name, out=out: _measure_file(name, Path(out.name)), codes.append)
+            children.wait()
+            if codes[0] not in (0, 5):
+                sys.exit(f"{name}: its tests fail without any change (pytest {name}); no mutant can be judged by them")
+            measured[name] = {"key": key, "tests": json.loads(Path(out.name).read_text())}
+        CACHE.write_text(json.dumps(kept | measured))
+    return {test: row for name in measured for test, row in measured[name]["tests"].items()}
+
+
+def _measure_file(name: str, out: Path) -> int:
+    from coverage import Coverage
+
+    watched = [str(ROOT / "pptrace" / package / "*") for package in PACKAGES]
+    coverage = Coverage(data_file=None, config_file=False, include=watched)
+    plugin = Plugin(coverage=coverage)
+    coverage.start()
+    code = run_pytest([name], plugin)
+    coverage.stop()
+    tests: Measured = {test: {"seconds": seconds, "lines": {}} for test, seconds in plugin.seconds.items()}
+    data = coverage.get_data()
+    for file in data.measured_files():
+        path = str(Path(file).relative_to(ROOT))
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for test in set(contexts) & set(tests):
+                tests[test]["lines"].setdefault(path, []).append(line)
+    out.write_text(json.dumps(tests))
+    return code
+
+
+def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
+    """The tests to run against a mutant, in order."""
+    by_time = sorted(measured, key=lambda test: measured[test]["seconds"])
+    near = {
+        test for test, row in measured.items() if not set(row["lines"].get(mutant.path, ())).isdisjoint(mutant.lines)
+    }
+    if not near:  # it is executed on import
+        near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
+    rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
+    chosen, total = [], 0.0
+    for test in [*(test for test in by_time if test in near), *rest]:
+        total += measured[test]["seconds"]
+        if chosen and total > BUDGET_S:
+            break
+        chosen.append(test)
+    return chosen
+
+
+class _Changed(SourceFileLoader):
+    """Imports one module with a change."""
+
+    index: int
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(mutated(Path(self.path), self.index), self.path, "exec", dont_inherit=True)
+
+
+class _Finder:
+    def __init__(self, mutant: Mutant) -> None:
+        self._path, self._index = ROOT / mutant.path, mutant.index
+        self._module = ".".join(Path(mutant.path).with_suffix("").parts)
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        if name != self._module:
+            return None
+        loader = _Changed(name, str(self._path))
+        loader.index = self._index
+        return spec_from_file_location(name, self._path, loader=loader)
+
+
+def run_mutant(mutant: Mutant, tests: Sequence[str]) -> int:
+    """0 where the tests pass with it."""
+    sys.meta_path.insert(0, _Finder(mutant))
+    order = {test: number for number, test in enumerate(tests)}
+    return run_pytest(list(dict.fromkeys(test.split("::")[0] for test in tests)), Plugin(order), "-x")
+
+
+def import_others(children: Children) -> None:
+    """Import what the tests import, but for the project: children need not do so again."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        children.start(lambda: _list_imports(Path(out.name)), lambda _: None)
+        children.wait()
+        for name in json.loads(Path(out.name).read_text()):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
+def _list_imports(out: Path) -> int:
+    code = run_pytest([f"tests/{name}" for name in TESTS], Plugin(), "--collect-only")
+    out.write_text(json.dumps([name for name in sys.modules if name.split(".")[0] not in OURS]))
+    return code
+
+
+def draw(mutants: dict[str, list[Mutant]], size: int, seed: int) -> list[Mutant]:
+    total = sum(map(len, mutants.values()))
+    generator = random.Random(seed)
+    return [
+        mutant
+        for group in mutants.values()
+        for mutant in generator.sample(group, min(len(group), max(20, round(size * len(group) / total))))
+    ]
+
+
+def interval(killed: int, num: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    z, share = 1.96, killed / num
+    middle, spread = share + z * z / (2 * num), z * math.sqrt(share * (1 - share) / num + (z / (2 * num)) ** 2)
+    return (middle - spread) / (1 + z * z / num), (middle + spread) / (1 + z * z / num)
+
+
+def report(mutants: dict[str, list[Mutant]], survived: dict[str, bool]) -> float:
+    """Print the score of each package and of all; the share of all mutants killed, each package with its own weight."""
+    total, score, variance = sum(map(len, mutants.values())), 0.0, 0.0
+    for package, group in mutants.items():
+        tried = [mutant for mutant in group if mutant.name in survived]
+        if not tried:
+            continue
+        killed = sum(not survived[mutant.name] for mutant in tried)
+        low, high = interval(killed, len(tried))
+        print(
+            f"{package:9s} {killed:4d} of {len(tried):4d} killed: {killed / len(tried):6.1%} ({low:.1%} to {high:.1%})"
+        )
+        weight = len(group) / total
+        score += weight * killed / len(tried)
+        variance += (weight * (high - low) / 2) ** 2
+    print(f"all       {score:6.1%} ± {math.sqrt(variance):.1%} of {total} mutants; target {TARGET:.0%}")
+    return score
+
+
+def read_equivalent() -> dict[str, str]:
+    """Reasons by name of mutant; the file has lines ``name | reason``."""
+    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
+    pairs = (line.rpartition(" | ") for line in lines if line.strip() and not line.startswith("#"))
+    return {name.strip(): reason for name, _, reason in pairs}
+
+
+def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
+    mutants = {
+        package: [
+            mutant
+            for path in sorted((ROOT / "pptrace" / package).rglob("*.py"))
+            for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        ]
+        for package in PACKAGES
+    }
+    stale = set(equivalent) - {mutant.name for group in mutants.values() for mutant in group}
+    for name in sorted(stale):
+        print(f"{EQUIVALENT.name}: no such mutant any more; remove the line: {name}")
+    return {
+        package: [mutant for mutant in group if mutant.name not in equivalent] for package, group in mutants.items()
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Mutation score of schedule, clock, timeline and analysis.")
+    parser.add_argument("--sample", type=int, default=300, metavar="N", help="mutants to try (300)")
+    parser.add_argument("--seed", type=int, default=0, help="which sample (0)")
+    parser.add_argument("--all", action="store_true", help="try every mutant")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="try the mutants of which a printed line has this text"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    os.chdir(ROOT)
+    equivalent = read_equivalent()
+    mutants = all_mutants(equivalent)
+    if arguments.all or arguments.only:
+        chosen = [mutant for group in mutants.values() for mutant in group]
+    else:
+        chosen = draw(mutants, arguments.sample, arguments.seed)
+    if arguments.only:
+        chosen = [mutant for mutant in chosen if any(text in _line(mutant) for text in arguments.only)]
+    import_others(Children(1))
+    measured = measure(Children(1))
+    survived: dict[str, bool] = {}
+    children = Children(arguments.jobs)
+    for number, mutant in enumerate(chosen, 1):
+        tests = choose_tests(mutant, measured)
+        limit = START_S + 3 * sum(measured[test]["seconds"] for test in tests)
+
+        def done(code: int, mutant: Mutant = mutant, number: int = number) -> None:
+            survived[mutant.name] = code == 0
+            if code == 0:
+                print(f"[{number}/{len(chosen)}] survived: {_line(mutant)}", flush=True)
+
+        children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests), done, limit)
+    children.wait()
+    print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
+    score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
+    return int(score < TARGET)
+
+
+def _line(mutant: Mutant) -> str:
+    path, _, change = mutant.name.partition(" ")
+    return f"{path}:{mutant.line} {change}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
