@@ -18,9 +18,9 @@ functions, it has no choice of tests by line or time, and its calls through tram
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
+from inspect import CO_NEWLOCALS
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -44,7 +45,7 @@ from mutations import Mutant, mutants_of, mutated  # noqa: E402
 
 PACKAGES = ("schedule", "clock", "timeline", "analysis")
 TESTS = ("schedule", "clock", "timeline", "analysis", "simulator")
-OURS = ("pptrace", "instrument", "dashboards", "tests", "conftest", "__main__", "mutations")
+PROJECT = ("pptrace", "instrument", "dashboards")
 TARGET = 0.85
 BUDGET_S = 6.0
 START_S = 6.0
@@ -57,10 +58,15 @@ Measured = dict[str, dict[str, Any]]
 
 
 class Plugin:
-    """Runs chosen tests alone, in the given order, with the same examples each time and without making them smaller."""
+    """Runs chosen tests alone, in the given order; examples of hypothesis are the same each time and not made smaller."""
 
-    def __init__(self, order: dict[str, int] | None = None, coverage: Any = None) -> None:
-        self.order, self.coverage, self.seconds, self._begin = order, coverage, {}, 0.0
+    def __init__(
+        self,
+        order: dict[str, int] | None = None,
+        coverage: Any = None,
+        instead: Callable[[list[Any]], None] | None = None,
+    ) -> None:
+        self.order, self.coverage, self.instead, self.seconds, self._begin = order, coverage, instead, {}, 0.0
 
     def pytest_sessionstart(self) -> None:
         from hypothesis import Phase, settings
@@ -72,6 +78,13 @@ class Plugin:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if (order := self.order) is not None:
             items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+    def pytest_runtestloop(self, session: Any) -> bool | None:
+        """Run ``instead`` with the tests collected, if there is one."""
+        if self.instead is None:
+            return None
+        self.instead(session.items)
+        return True
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.coverage:
@@ -88,7 +101,7 @@ def run_pytest(files: Sequence[str], plugin: Plugin, *more: str) -> int:
 
     marks = ("-m", "not processes and not browser and not gpu")
     imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are, before the fork
-    return int(pytest.main([*files, "-q", *marks, *imported, "-p", "no:cacheprovider", *more], plugins=[plugin]))
+    return int(pytest.main([*files, "-qs", *marks, *imported, "-p", "no:cacheprovider", *more], plugins=[plugin]))
 
 
 class Children:
@@ -196,7 +209,10 @@ def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
         if chosen and total > BUDGET_S:
             break
         chosen.append(test)
-    return chosen
+    files_in_order = list(dict.fromkeys(test.split("::")[0] for test in chosen))
+    return sorted(
+        chosen, key=lambda test: files_in_order.index(test.split("::")[0])
+    )  # fixtures of a file are made once
 
 
 class _Changed(SourceFileLoader):
@@ -210,8 +226,7 @@ class _Changed(SourceFileLoader):
 
 class _Finder:
     def __init__(self, mutant: Mutant) -> None:
-        self._path, self._index = ROOT / mutant.path, mutant.index
-        self._module = ".".join(Path(mutant.path).with_suffix("").parts)
+        self._path, self._index, self._module = ROOT / mutant.path, mutant.index, module_of(mutant.path)
 
     def find_spec(self, name: str, *_: object) -> Any:
         if name != self._module:
@@ -221,27 +236,68 @@ class _Finder:
         return spec_from_file_location(name, self._path, loader=loader)
 
 
-def run_mutant(mutant: Mutant, tests: Sequence[str]) -> int:
-    """0 where the tests pass with it."""
+def module_of(path: str) -> str:
+    return ".".join(Path(path).with_suffix("").parts)
+
+
+def put_into_function(path: Path, index: int) -> bool:
+    """Change the function of an imported module; False where the change is outside of functions."""
+    before, after = (
+        _functions_of(compile(tree, str(path), "exec", dont_inherit=True))
+        for tree in (ast.parse(path.read_bytes()), mutated(path, index))
+    )
+    changed = [name for name in before if before[name] != after.get(name)]
+    if len(changed) != 1 or changed == [""]:
+        return False
+    owner: Any = sys.modules[module_of(str(path.relative_to(ROOT)))]
+    for part in changed[0].split("."):
+        owner = getattr(owner, "__dict__", {}).get(part)
+    for wrapped in ("fget", "func", "__func__", "__wrapped__"):
+        owner = getattr(owner, wrapped, owner)
+    try:
+        owner.__code__ = after[changed[0]]
+    except (AttributeError, ValueError):  # another set of free variables, or no function
+        return False
+    return True
+
+
+def _functions_of(code: CodeType) -> dict[str, object]:
+    """The code of each function and method by qualified name; what is outside of them, by an empty name."""
+    functions: dict[str, object] = {}
+    outside: list[object] = []
+    bodies = [code]
+    while bodies:
+        body = bodies.pop()
+        outside += [body.co_code, body.co_names]
+        for constant in body.co_consts:
+            if not isinstance(constant, CodeType):
+                outside.append((type(constant), constant))
+            elif constant.co_flags & CO_NEWLOCALS:
+                functions[constant.co_qualname] = constant
+            else:
+                bodies.append(constant)
+    return functions | {"": outside}
+
+
+def run_mutant(mutant: Mutant, tests: Sequence[str], items: dict[str, Any]) -> int:
+    """0 where the tests pass with it; runs in a child."""
+    if not put_into_function(ROOT / mutant.path, mutant.index):
+        return _run_anew(mutant, tests)
+    for test, following in zip(tests, [*tests[1:], None], strict=True):
+        item = items[test]
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=items.get(following))
+        if item.session.testsfailed:
+            return 1
+    return 0
+
+
+def _run_anew(mutant: Mutant, tests: Sequence[str]) -> int:
+    """The same where code outside of functions is changed: everything of the project is imported again."""
+    for name in [name for name in sys.modules if name.split(".")[0] in (*PROJECT, "tests", "conftest")]:
+        del sys.modules[name]
     sys.meta_path.insert(0, _Finder(mutant))
     order = {test: number for number, test in enumerate(tests)}
     return run_pytest(list(dict.fromkeys(test.split("::")[0] for test in tests)), Plugin(order), "-x")
-
-
-def import_others(children: Children) -> None:
-    """Import what the tests import, but for the project: children need not do so again."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        children.start(lambda: _list_imports(Path(out.name)), lambda _: None)
-        children.wait()
-        for name in json.loads(Path(out.name).read_text()):
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-
-
-def _list_imports(out: Path) -> int:
-    code = run_pytest([f"tests/{name}" for name in TESTS], Plugin(), "--collect-only")
-    out.write_text(json.dumps([name for name in sys.modules if name.split(".")[0] not in OURS]))
-    return code
 
 
 def draw(mutants: dict[str, list[Mutant]], size: int, seed: int) -> list[Mutant]:
@@ -305,7 +361,7 @@ def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Mutation score of schedule, clock, timeline and analysis.", fromfile_prefix_chars="@")
+    parser = argparse.ArgumentParser(description="How many changes to the code fail a test?", fromfile_prefix_chars="@")
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="mutants to try (300)")
     parser.add_argument("--seed", type=int, default=0, help="which sample (0)")
     parser.add_argument("--all", action="store_true", help="try every mutant")
@@ -328,23 +384,24 @@ def main() -> int:
         chosen = draw(mutants, arguments.sample, arguments.seed)
     if arguments.only:
         chosen = [mutant for mutant in chosen if any(text in _line(mutant) for text in arguments.only)]
-    import_others(Children(1))
     measured = measure(Children(1))
     survived: dict[str, bool] = {}
-    children = Children(arguments.jobs)
-    for number, mutant in enumerate(chosen, 1):
-        tests = choose_tests(mutant, measured)
-        limit = START_S + 1.5 * sum(measured[test]["seconds"] for test in tests)
 
-        def done(code: int, mutant: Mutant = mutant, number: int = number) -> None:
-            survived[mutant.name] = code == 0
-            if code == 0:
-                print(f"[{number}/{len(chosen)}] survived: {_line(mutant)}", flush=True)
-            elif number % 20 == 0:
-                print(f"[{number}/{len(chosen)}]", flush=True)
+    def try_all(items: list[Any]) -> None:
+        by_name, children = {item.nodeid: item for item in items}, Children(arguments.jobs)
+        for number, mutant in enumerate(chosen, 1):
+            tests = [test for test in choose_tests(mutant, measured) if test in by_name]
+            limit = START_S + 1.5 * sum(measured[test]["seconds"] for test in tests)
 
-        children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests), done, limit)
-    children.wait()
+            def done(code: int, mutant: Mutant = mutant, number: int = number) -> None:
+                survived[mutant.name] = code == 0
+                if code == 0 or number % 50 == 0:
+                    print(f"[{number}/{len(chosen)}] {'survived: ' + _line(mutant) if code == 0 else ''}", flush=True)
+
+            children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests, by_name), done, limit)
+        children.wait()
+
+    run_pytest([f"tests/{name}" for name in TESTS], Plugin(instead=try_all))
     print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
     score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
     return int(score < TARGET)
