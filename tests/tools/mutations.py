@@ -85,19 +85,16 @@ class _Change:
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
     """All mutants of a file, in the order of its code."""
+    code = source.splitlines()
     seen: Counter[str] = Counter()
     mutants = []
     for index, change in enumerate(_changes(ast.parse(source))):
         statement = change.statement
-        before = _text(statement, change)
-        change.put(change.replacement)
-        after = _text(statement if change.node is not statement else change.replacement, change)
-        change.put(change.node)
-        name = f"{path} {change.scope}: {_difference(before, after)}"
+        line = getattr(change.node, "lineno", statement.lineno)
+        name = f"{path} {change.scope}: {code[line - 1].strip()} [{_difference(change)}]"
         seen[name] += 1
         body = getattr(statement, "body", None)
         end = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
-        line = getattr(change.node, "lineno", statement.lineno)
         suffix = f" #{seen[name]}" if seen[name] > 1 else ""
         mutants.append(Mutant(path, index, line, range(statement.lineno, end + 1), name + suffix))
     return mutants
@@ -111,24 +108,24 @@ def mutated(path: Path, index: int) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def _text(node: ast.AST, change: _Change) -> str:
-    """The code of a statement without its body; of a part without a text of its own, such as a filter, the whole statement."""
-    head = copy.copy(node)
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        if isinstance(getattr(head, field, None), list):
-            setattr(head, field, [])
-    return " ".join(ast.unparse(ast.fix_missing_locations(head)).split())
-
-
-def _difference(before: str, after: str) -> str:
-    start = 0
-    while start < min(len(before), len(after)) and before[start] == after[start]:
-        start += 1
-    end = 0
-    while end < min(len(before), len(after)) - start and before[-1 - end] == after[-1 - end]:
-        end += 1
+def _difference(change: _Change) -> str:
+    """The part of the code that changes, before and after."""
+    pair = change.node, change.replacement
+    if isinstance(change.node, ast.If | ast.While | ast.IfExp):
+        pair = change.node.test, change.replacement.test
+    before, after = (" ".join(ast.unparse(node).split()) for node in pair)
+    start = _num_common(before, after)
+    end = _num_common(before[start:][::-1], after[start:][::-1])
     start, end = max(0, start - _CONTEXT), max(0, end - _CONTEXT)
     return f"{before[start : len(before) - end]} → {after[start : len(after) - end]}"
+
+
+def _num_common(one: str, other: str) -> int:
+    """The number of characters with which both begin."""
+    return next(
+        (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
 
 
 def _changes(tree: ast.Module) -> Iterator[_Change]:
