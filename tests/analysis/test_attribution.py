@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall
+from pptrace.analysis.attribution import MeasuredCosts, measured_costs, merge_costs, waterfall
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.registry import build
@@ -48,3 +48,34 @@ def test_what_an_op_communicates_inside_itself_is_communication_and_not_compute(
     assert found is not None
     assert (found.compute, found.structural, found.imbalance, found.jitter) == (440, 0, 0, 0)
     assert (found.communication, found.unexplained) == (160, 40)
+
+
+def test_the_parts_of_1f1b_with_a_slow_last_stage_by_hand() -> None:
+    """p=2, m=4, F and B take 10 and 20 on the first stage, 30 and 60 on the last; the first F 16 and the last one 4.
+
+    Compute: (4·30 + 4·90)/2 = 240. At the mean of both stages, 20 and 40, 1F1B takes (m + p − 1)(20 + 40) = 300. At their
+    own costs the last stage never waits after its first F: 10 + 4·90, then the last B, 20: 390. It begins 6 later by
+    the first F. Messages of 5 delay its beginning once and the last B once.
+    """
+    plan = build("1f1b", 2, 4)
+    ops = {
+        (kind, stage, mb): cost * (3 if stage else 1)
+        for kind, cost in ((Kind.F, 10), (Kind.B, 20))
+        for stage in (0, 1)
+        for mb in range(4)
+    }
+    ops |= {(Kind.F, 0, 0): 16, (Kind.F, 0, 3): 4}
+    transfers = {(Kind.F, 0, mb): 5 for mb in range(4)} | {(Kind.B, 1, mb): 5 for mb in range(4)}
+    ranks = [
+        MeasuredCosts(
+            {key: cost for key, cost in ops.items() if key[1] == stage},
+            {key: cost for key, cost in transfers.items() if key[1] != stage},  # measured where they arrive
+        )
+        for stage in (0, 1)
+    ]
+    parts = waterfall(compile_plan(plan), merge_costs(ranks), span_ns=425)
+    assert parts is not None
+    assert (parts.compute, parts.structural, parts.imbalance, parts.jitter) == (240, 60, 90, 6)
+    assert (parts.communication, parts.host, parts.unexplained) == (10, None, 19)
+    del ops[Kind.B, 1, 2]
+    assert waterfall(compile_plan(plan), MeasuredCosts(ops, transfers), span_ns=425) is None, "an op is missing"
