@@ -140,6 +140,13 @@ def test_the_lower_bound_by_hand() -> None:
 def test_negative_costs_are_refused() -> None:
     with pytest.raises(ShapeError, match="negative cost"):
         OpCosts(1, -1, 1)
+    assert OpCosts(0, 0, 0, 0).p2p == 0, "free ops are allowed"
+
+
+def test_a_shape_has_ten_million_forwards_at_most() -> None:
+    assert Shape(1_000, 5_000, 2).pp == 1_000
+    with pytest.raises(ShapeError, match="are 10,002,000 forwards; expected at most 10,000,000"):
+        Shape(1_000, 5_001, 2)
 
 
 def test_a_memory_limit_is_for_searched_schedules() -> None:
