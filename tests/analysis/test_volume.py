@@ -191,6 +191,14 @@ def test_parts_of_gradients_are_summed_over_tp_once() -> None:
 def test_a_tied_embedding_is_summed_over_both_ends() -> None:
     ends = step_of(facts(tied=True, layers_per_stage=(1, 1, 2)), mesh(pp=3))
     assert [rank.get(("embd", "all_reduce")) for rank in ends] == [Calls(1, 256 * 32 * 4), None, Calls(1, 256 * 32 * 4)]
+    ends = step_of(facts(tied=True, layers_per_stage=(2, 2)), mesh(pp=2))
+    assert [rank[("embd", "all_reduce")] for rank in ends] == [Calls(1, 256 * 32 * 4)] * 2
+
+
+def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
+    """On a V the first rank has the first and the last stage."""
+    shape = StepVolume(facts(tied=True, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2), build("zbv", 2, 4))
+    assert all(("embd", "all_reduce") not in shape.of_rank(rank, 3) for rank in (0, 1))
 
 
 def test_the_norm_travels_as_single_numbers() -> None:
