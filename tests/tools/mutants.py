@@ -49,7 +49,7 @@ PROJECT = ("pptrace", "instrument", "dashboards")
 TARGET = 0.85
 LEAST = 12
 """Mutants of a package in any sample."""
-BUDGET_S = 6.0
+BUDGET_S = 20.0
 START_S = 4.0
 """Processor time to import the project again, s."""
 WALL_S = 600.0
