@@ -211,6 +211,13 @@ def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
     """On a V the first rank has the first and the last stage."""
     shape = StepVolume(facts(tied=True, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2), build("zbv", 2, 4))
     assert all(("embd", "all_reduce") not in shape.of_rank(rank, 3) for rank in (0, 1))
+    tied, two = (
+        StepVolume(facts(tied=tied, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2, dp=2), build("zbv", 2, 4)).of_rank(0, 3)
+        for tied in (True, False)
+    )
+    assert two[("dp", "all_reduce")].bytes - tied[("dp", "all_reduce")].bytes == 256 * 32 * 4, (
+        "the replicas average it once"
+    )
 
 
 def test_the_norm_travels_as_single_numbers() -> None:
