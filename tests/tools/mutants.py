@@ -216,6 +216,7 @@ def main() -> int:
         chosen = [mutant for group in mutants.values() for mutant in group]
     else:
         chosen = draw(mutants, arguments.sample, arguments.seed)
+    chosen = [mutant for mutant in chosen if mutant.name not in equivalent]  # the same sample with and without
     if arguments.only:
         chosen = [mutant for mutant in chosen if any(text in _line(mutant) for text in arguments.only)]
     measured = measure(Children(1))
