@@ -189,9 +189,7 @@ def all_mutants(equivalent: dict[str, str]) -> dict[str, list[Mutant]]:
     stale = set(equivalent) - {mutant.name for group in mutants.values() for mutant in group}
     for name in sorted(stale):
         print(f"{EQUIVALENT.name}: no such mutant any more; remove the line: {name}")
-    return {
-        package: [mutant for mutant in group if mutant.name not in equivalent] for package, group in mutants.items()
-    }
+    return mutants
 
 
 def parse_arguments() -> argparse.Namespace:
