@@ -19,6 +19,7 @@ test: $(STAMP) check
 test-all: export PPTRACE_ALL = 1
 test-all: test
 	$(BIN)/python tests/tools/recognition_table.py
+	$(BIN)/python tests/tools/mutants.py --jobs $(RANKS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -139,13 +139,21 @@ def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
             values = column.cat.codes.to_numpy(dtype=np.int64)
         else:
             values = column.to_numpy() if column.dtype.kind in "biu" else pd.factorize(column)[0]
-        least = int(values.min()) if len(values) else 0
-        extent = int(values.max()) - least + 1 if len(values) else 1
+        least, extent = _range(values)
+        if size * extent > _LARGEST_CODE:
+            values = pd.factorize(values)[0]
+            least, extent = _range(values)
         if size * extent > _LARGEST_CODE:
             _, codes = np.unique(codes, return_inverse=True)
             size = int(codes.max()) + 1
         codes, size = codes * extent + (values - least), size * extent
     return codes
+
+
+def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
+    """(the least value, how many values there are from it to the largest)."""
+    least = int(values.min()) if len(values) else 0
+    return least, int(values.max()) - least + 1 if len(values) else 1
 
 
 _LARGEST_CODE = 2**62

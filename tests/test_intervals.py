@@ -17,6 +17,7 @@ from pptrace.intervals import (
     merge,
     subtract,
     union,
+    union_by_group,
 )
 
 moments = st.integers(-25, 25)
@@ -131,3 +132,23 @@ def test_an_interval_begins_inside_another_that_began_before_it(rows: list[tuple
     ordered, intervals = nested(rows)
     expected = [any(start < end for _, end in ordered[:index]) for index, (start, _) in enumerate(ordered)]
     assert intervals.are_inside_another().tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), moments, moments), max_size=14))
+def test_a_union_by_group_is_the_union_of_each_group(rows: list[tuple[int, int, int]]) -> None:
+    ordered = sorted(rows, key=lambda row: row[0])
+    columns = [[row[column] for row in ordered] for column in range(3)]
+    groups, intervals = union_by_group(*columns)
+    assert groups.tolist() == sorted(groups.tolist())
+    for group in range(4):
+        check(intervals[groups == group], as_set([(start, end) for number, start, end in rows if number == group]))
+
+
+def test_a_union_by_group_takes_times_of_centuries() -> None:
+    """Groups far apart in time do not overflow when they are laid one behind the other."""
+    late = 2**62
+    groups, intervals = union_by_group(
+        [0, 0, 1, 1], [-late, -late + 5, late - 9, late - 9], [-late + 3, -late + 9, late, late - 5]
+    )
+    assert groups.tolist() == [0, 0, 1]
+    assert intervals.tolist() == [[-late, -late + 3], [-late + 5, -late + 9], [late - 9, late]]

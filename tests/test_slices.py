@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.slices import slice_of, slices
+from pptrace.slices import group_codes, rows_where, slice_of, slices, slices_by_int
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["F", "B", "W"]), st.integers(-5, 5)), max_size=20)
 
@@ -32,3 +36,41 @@ def test_a_slice_is_ordered_and_parted_by_its_columns(found: list[tuple[int, str
         (rank, sum(row[0] == rank for row in found)) for rank in sorted({row[0] for row in found})
     ]
     assert whole.among("kind", ("F", "W")).tolist() == [kind != "B" for _, kind, _ in found]
+
+
+numbers = st.integers(-3, 3)
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.sampled_from(["", "b", "a"])), max_size=12))
+def test_codes_of_groups_are_equal_for_equal_rows_and_for_no_others(rows: list[tuple[int, int, str]]) -> None:
+    table = pd.DataFrame(rows, columns=["x", "y", "text"]).astype({"x": "int64", "y": "int64", "text": "object"})
+    for texts in (table["text"], table["text"].astype("category")):
+        codes = group_codes([table["x"], texts, table["y"] * 2**61]).tolist()
+        for (code, row), (other_code, other) in product(zip(codes, rows, strict=True), repeat=2):
+            assert (code == other_code) == (row == other)
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), max_size=12))
+def test_rows_of_each_number_come_in_order_and_without_a_copy_where_they_are(rows: list[tuple[int, int, int]]) -> None:
+    table = pd.DataFrame(rows, columns=["rank", "step", "start"], dtype="int64")
+    parts = slices_by_int(table, "rank", ("step", "start"))
+    assert list(parts) == sorted({rank for rank, _, _ in rows})
+    for rank, part in parts.items():
+        found = list(zip(part["rank"].tolist(), part["step"].tolist(), part["start"].tolist(), strict=True))
+        assert found == sorted((row for row in rows if row[0] == rank), key=lambda row: row[1:])
+    ordered = table.sort_values(["rank", "step", "start"]).reset_index(drop=True)
+    for part in slices_by_int(ordered, "rank", ("step", "start")).values():
+        assert np.shares_memory(part["step"], ordered["step"].to_numpy())
+
+
+@pytest.mark.parametrize("kind", ["object", "category"])
+def test_codes_of_a_column_count_its_values_in_ascending_order(kind: str) -> None:
+    rows = slice_of(pd.DataFrame({"text": pd.Series(["b", "a", "b", ""], dtype=kind)})).where(slice(0, 3))
+    codes, values = rows.codes("text")
+    assert (codes.tolist(), values) == ([1, 0, 1], ("a", "b"))
+
+
+def test_a_mask_that_chooses_all_rows_gives_the_table_itself() -> None:
+    table = pd.DataFrame({"x": [1, 2]})
+    assert rows_where(table, table["x"] > 0) is table
+    assert rows_where(table, table["x"] > 1)["x"].tolist() == [2]

@@ -34,6 +34,7 @@ from tests.support.synthetic import (
     run_on_paper,
     without,
 )
+from tests.support.waterfall_by_keys import measured_costs, merge_costs, waterfall
 
 
 def uneven(action: Action) -> int:
@@ -225,6 +226,21 @@ def test_the_waterfall_of_unequal_stages_is_that_of_the_replays() -> None:
     assert fall.compute + fall.structural + fall.imbalance + fall.jitter == by_op
     with_messages = simulate(plan, Costs(ops=durations, p2p_latency_ns=90)).makespan_ns
     assert fall.communication == pytest.approx(with_messages - by_op, abs=90)
+
+
+@pytest.mark.parametrize("name", ["two steps", "uneven 1f1b", "interleaved", "split backward", "replicas"])
+def test_waterfalls_of_all_steps_together_are_those_of_each_step_alone(name: str) -> None:
+    analysis = analysis_of(RECORDINGS[name])
+    data, plan = analysis.data, analysis.schedule.plan
+    assert plan is not None
+    for step in analysis.report.steps:
+        windows = [window for window in analysis.windows if window.step == step.step]
+        longest = max(windows, key=lambda window: window.span_ns)
+        parts = {rank: data.part(rank, step.step) for rank in longest.ranks}
+        costs = merge_costs([measured_costs(part.ops, part.comms, data.lanes[rank]) for rank, part in parts.items()])
+        alone = waterfall(plan, costs, longest.span_ns)
+        assert alone is not None
+        assert step.bubble.waterfall_ns == alone
 
 
 def without_origin(report: Report, origin_ns: int = START) -> str:

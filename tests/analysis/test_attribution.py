@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from pptrace.analysis.attribution import MeasuredCosts, measured_costs, waterfall, waterfalls
+from pptrace.analysis.attribution import waterfalls
 from pptrace.analysis.result import Waterfall
 from pptrace.model.tables import COMMS, OPS, empty_table, make_table
 from pptrace.schedule.actions import Key, Kind
@@ -18,6 +18,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
+from tests.support.waterfall_by_keys import MeasuredCosts, measured_costs, merge_costs, waterfall
 
 NO_OPS = slice_of(empty_table(OPS))
 
@@ -112,3 +113,34 @@ def test_steps_attributed_together_are_those_attributed_alone_by_their_definitio
         assert one == attributed(plan, ops, within, transfers, span)
         assert one == waterfall(plan, MeasuredCosts(ops, transfers, within), span)
     assert {part.communication > 0 for part in together} == {True}
+
+
+def test_the_parts_of_1f1b_with_a_slow_last_stage_by_hand() -> None:
+    """p=2, m=4, F and B take 10 and 20 on the first stage, 30 and 60 on the last; the first F 16 and the last one 4.
+
+    Compute: (4·30 + 4·90)/2 = 240. At the mean of both stages, 20 and 40, 1F1B takes (m + p − 1)(20 + 40) = 300. At their
+    own costs the last stage never waits after its first F: 10 + 4·90, then the last B, 20: 390. It begins 6 later by
+    the first F. Messages of 5 delay its beginning once and the last B once.
+    """
+    plan = build("1f1b", 2, 4)
+    ops = {
+        (kind, stage, mb): cost * (3 if stage else 1)
+        for kind, cost in ((Kind.F, 10), (Kind.B, 20))
+        for stage in (0, 1)
+        for mb in range(4)
+    }
+    ops |= {(Kind.F, 0, 0): 16, (Kind.F, 0, 3): 4}
+    transfers = {(Kind.F, 0, mb): 5 for mb in range(4)} | {(Kind.B, 1, mb): 5 for mb in range(4)}
+    ranks = [
+        MeasuredCosts(
+            {key: cost for key, cost in ops.items() if key[1] == stage},
+            {key: cost for key, cost in transfers.items() if key[1] != stage},  # measured where they arrive
+        )
+        for stage in (0, 1)
+    ]
+    parts = waterfall(plan, merge_costs(ranks), span_ns=425)
+    assert parts is not None
+    assert (parts.compute, parts.structural, parts.imbalance, parts.jitter) == (240, 60, 90, 6)
+    assert (parts.communication, parts.host, parts.unexplained) == (10, None, 19)
+    del ops[Kind.B, 1, 2]
+    assert waterfall(plan, MeasuredCosts(ops, transfers), span_ns=425) is None, "an op is missing"

@@ -188,9 +188,36 @@ def test_parts_of_gradients_are_summed_over_tp_once() -> None:
     assert plain[("tp", "all_reduce")].count == 4 * (4 * 4 + 2 + 2)  # layers, embedding and head, cross-entropy
 
 
+@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_replicas_that_hold_a_share_of_the_gradients_sum_that_share_over_tp(zero: int, dp: int) -> None:
+    """From ZeRO-2 on the shares make up the whole once; before, each replica holds it."""
+    ranks = step_of(facts(sequence_parallel=True, zero=zero), mesh(tp=2, dp=dp))
+    whole_on_every_rank = 4 * 6 * 32 + 2 * 32 + 16 * 32  # norms and two biases of a layer, last norm, positions
+    cross_entropies = 4 * 3 * 2 * 16 * 4  # of each rank
+    times_held = 1 if zero >= 2 else dp
+    over_tp = sum(rank[("tp", "all_reduce")].bytes - cross_entropies for rank in ranks)
+    assert over_tp == 2 * times_held * whole_on_every_rank * 4, "on both ranks of tp"
+
+
 def test_a_tied_embedding_is_summed_over_both_ends() -> None:
     ends = step_of(facts(tied=True, layers_per_stage=(1, 1, 2)), mesh(pp=3))
     assert [rank.get(("embd", "all_reduce")) for rank in ends] == [Calls(1, 256 * 32 * 4), None, Calls(1, 256 * 32 * 4)]
+    ends = step_of(facts(tied=True, layers_per_stage=(2, 2)), mesh(pp=2))
+    assert [rank[("embd", "all_reduce")] for rank in ends] == [Calls(1, 256 * 32 * 4)] * 2
+
+
+def test_a_tied_embedding_with_both_ends_on_a_rank_is_summed_there() -> None:
+    """On a V the first rank has the first and the last stage."""
+    shape = StepVolume(facts(tied=True, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2), build("zbv", 2, 4))
+    assert all(("embd", "all_reduce") not in shape.of_rank(rank, 3) for rank in (0, 1))
+    tied, two = (
+        StepVolume(facts(tied=tied, layers_per_stage=(1, 1, 1, 1)), mesh(pp=2, dp=2), build("zbv", 2, 4)).of_rank(0, 3)
+        for tied in (True, False)
+    )
+    assert two[("dp", "all_reduce")].bytes - tied[("dp", "all_reduce")].bytes == 256 * 32 * 4, (
+        "the replicas average it once"
+    )
 
 
 def test_the_norm_travels_as_single_numbers() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.analysis.attribution import measured_costs
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.simulator import Costs, simulate
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
 from tests.support.extent import ALL
 from tests.support.programs import EXAMPLE, pptrace
+from tests.support.waterfall_by_keys import measured_costs
 
 _TINY = (
     "--layers",

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ShapeError
-from pptrace.schedule.actions import Kind
-from pptrace.schedule.plan import Plan
+from pptrace.schedule.actions import Action, Kind
+from pptrace.schedule.plan import Plan, make_plan
 from pptrace.schedule.registry import build, shape_for
 from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.validate import validate
-from pptrace.schedule.zb_auto import NAME, lower_bound, optimality
+from pptrace.schedule.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
 from pptrace.simulator import Costs, peak_inflight, simulate
 
 COSTS = [
@@ -59,6 +59,20 @@ def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shap
     assert found.makespan == makespan(plan, shape.costs)
     assert found.lower_bound == lower_bound(shape) <= found.makespan
     assert found.excess == pytest.approx(found.makespan / found.lower_bound - 1)
+
+
+@given(shapes, st.builds(Choices, st.booleans(), st.booleans(), st.booleans()))
+def test_a_draft_has_the_clocks_the_waiting_and_the_memory_that_the_simulator_gives_its_orders(
+    shape: Shape, choices: Choices
+) -> None:
+    kinds = {Kind.F: shape.costs.forward, Kind.I: shape.costs.input_grad, Kind.W: shape.costs.weight_grad}
+    for draft in (run_heuristic(shape, choices), list_schedule(shape, weight_waits=choices.overfill)):
+        plan = make_plan(NAME, ([Action(kind, rank, mb) for kind, mb in row] for rank, row in enumerate(draft.rows)))
+        ranks = simulate(plan, Costs(kinds, p2p_latency_ns=shape.costs.p2p)).ranks
+        assert draft.clock == [rank.timeline[-1].end for rank in ranks]
+        assert draft.wait_time == [rank.inner_bubble_ns for rank in ranks]
+        assert draft.longest_rank == max(rank.inner_bubble_ns + rank.compute_ns for rank in ranks)
+        assert draft.peak_in_flight == max(rank.peak_inflight_microbatches for rank in ranks)
 
 
 @given(shapes)
@@ -126,6 +140,13 @@ def test_the_lower_bound_by_hand() -> None:
 def test_negative_costs_are_refused() -> None:
     with pytest.raises(ShapeError, match="negative cost"):
         OpCosts(1, -1, 1)
+    assert OpCosts(0, 0, 0, 0).p2p == 0, "free ops are allowed"
+
+
+def test_a_shape_has_ten_million_forwards_at_most() -> None:
+    assert Shape(1_000, 5_000, 2).pp == 1_000
+    with pytest.raises(ShapeError, match="are 10,002,000 forwards; expected at most 10,000,000"):
+        Shape(1_000, 5_001, 2)
 
 
 def test_a_memory_limit_is_for_searched_schedules() -> None:

@@ -23,7 +23,6 @@ from instrument.pipeline.outstanding import outstanding
 from instrument.pipeline.partition import partition
 from instrument.recorder import Recorder
 from instrument.session import Session
-from pptrace.analysis.attribution import measured_costs
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -32,6 +31,7 @@ from pptrace.simulator import IDEAL, Costs, simulate, uniform
 from pptrace.slices import slice_of
 from pptrace.workflow.load import load
 from tests.support.pool import Pool
+from tests.support.waterfall_by_keys import measured_costs
 
 WARMUP_STEPS = 1
 MICROBATCH_SIZE = 1

@@ -238,3 +238,13 @@ def test_what_an_op_waits_for_inside_itself_is_no_compute_and_what_runs_beside_i
     lane = lane_of_tables(0, ops, comms, {}, AS_IT_IS)
     assert lane.compute.tolist() == [[0, 10], [20, 30], [35, 50], [60, 100]]
     assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [25]
+
+
+def test_of_what_an_op_communicates_inside_only_messages_of_the_pipeline_are_left_out() -> None:
+    """Ring attention sends too (20 ns), and a collective may be on the pipeline's axis (5 ns)."""
+    ops = ops_of((0, 0, "F", 0, 100))
+    comms = comms_of([(10, 20), (40, 10), (60, 5), (80, 7)], [0, 0, 0, 0])
+    comms["kind"], comms["axis"] = ["send", "recv", "all_reduce", "all_reduce"], ["cp", "pp", "pp", "tp"]
+    comms["microbatch"] = [-1, -1, -1, 3]
+    lane = lane_of(0, ops, comms, {}, AS_IT_IS)
+    assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [20 + 5]

@@ -1,0 +1,123 @@
+"""The sentence of a report, on figures worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pptrace.analysis.result import (
+    Bubble,
+    ClockSummary,
+    Finding,
+    MeshSizes,
+    OpSummary,
+    RankDevice,
+    RankStep,
+    Report,
+    ScheduleSummary,
+    Severity,
+    StepReport,
+    Waterfall,
+)
+from pptrace.analysis.verdict import with_verdict
+from pptrace.model.device import DeviceBreakdown
+
+NO_DEVICE = DeviceBreakdown(None, None, None, None, None, None, None, None)
+FALL = Waterfall(1_200_000, 400_000, 300_000, 20_000, 40_000, None, 40_000)
+AN_OP = OpSummary("F", 0, 0, 0, "steady", 0, 9)
+
+
+def step_of(span: int | None, fall: Waterfall | None = None, *ranks: RankStep, ratio: float | None = 0.1) -> StepReport:
+    return StepReport(0, 0, 9, span, Bubble(ratio, ratio, None, None, fall), ranks)
+
+
+def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: OpSummary) -> RankStep:
+    return RankStep(0, 0, 1_000, compute, exposed, bubble, {}, (), {}, NO_DEVICE, None, ops)
+
+
+def verdict_of(*steps: StepReport, findings: tuple[Finding, ...] = (), device: tuple[RankDevice, ...] = ()) -> str:
+    report = Report(
+        *("0", (), "other", MeshSizes(2, 2, 1, 1, 1, 1, 1), ScheduleSummary("1f1b", 4, 2, 1, "marks", ())),
+        *(ClockSummary("none", {}, 0), steps, (), device, findings, ()),
+    )
+    return with_verdict(report).verdict
+
+
+def finding(name: str, gain_ns: int | None, severity: Severity = Severity.WARNING) -> Finding:
+    return Finding(severity, name.title(), "", gain_ns, {"waterfall": name})
+
+
+def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_largest() -> None:
+    assert verdict_of(step_of(2_000_000, FALL)) == (
+        "The step takes 2.0 ms: 60% compute, 20% the fill and drain of 1f1b, 15% stages of unequal cost, "
+        "2% exposed communication, 2% unexplained."
+    )
+    mostly_bubble = Waterfall(400_000, 1_500_000, 0, 100_000, 0, 0, 0)
+    assert verdict_of(step_of(2_000_000, mostly_bubble)).startswith("The step takes 2.0 ms: 20% compute, 75% the fill")
+
+
+def test_the_largest_gain_is_that_of_a_warning() -> None:
+    """The fill and drain of the schedule is what was chosen; a finding without a gain has none to compare."""
+    findings = (
+        finding("structural", 400_000, Severity.INFO),
+        finding("communication", 40_000),
+        finding("imbalance", 300_000),
+        finding("jitter", None),
+    )
+    said = verdict_of(step_of(2_000_000, FALL), findings=findings)
+    assert said.endswith("; the most to win back is 0.3 ms a step of stages of unequal cost.")
+    assert "win back" not in verdict_of(step_of(2_000_000, FALL), findings=(finding("unexplained", 40_000),))
+    other = Finding(Severity.WARNING, "Rank 3 is slow", "", 700_000)
+    assert verdict_of(step_of(2_000_000, FALL), findings=(other,)).endswith(" 0.7 ms a step of Rank 3 is slow.")
+
+
+def test_of_several_steps_the_median_of_those_with_a_bubble_is_the_typical_one() -> None:
+    steps = [step_of(span, replace(FALL, compute=span)) for span in (9_000_000, 3_000_000, 5_000_000)]
+    assert verdict_of(*steps).startswith("The typical step takes 5.0 ms: 100% compute")
+    unknown = [step_of(1_000_000, ratio=None), step_of(2_000_000, ratio=None)]
+    assert verdict_of(*steps, *unknown).startswith("The typical step takes 5.0 ms")
+    assert verdict_of(*unknown).startswith("The typical step takes 2.0 ms")
+
+
+@pytest.mark.parametrize(
+    ("span", "text"), [(999_900_000, "999.9 ms"), (1_000_000_000, "1,000 ms"), (1_234_567_000_000, "1,234,567 ms")]
+)
+def test_a_second_and_more_is_without_tenths(span: int, text: str) -> None:
+    assert verdict_of(step_of(span, FALL)).startswith(f"The step takes {text}")
+
+
+def test_without_a_waterfall_the_ranks_are_summed() -> None:
+    """Two ranks of 1,000 ns each: 1,200 of 2,000 compute, 300 exposed, 500 bubble."""
+    ranks = rank_of(700, 100, 200, AN_OP), rank_of(500, 200, 300, AN_OP)
+    assert verdict_of(step_of(1_000_000, None, *ranks)) == (
+        "The step takes 1.0 ms: 60% compute, 25% bubble, 15% exposed communication."
+    )
+    without_ops = [replace(rank, ops=()) for rank in ranks]
+    assert "25% waiting for other ranks, input and Python" in verdict_of(step_of(1_000_000, None, *without_ops))
+
+
+@pytest.mark.parametrize("unknown", [rank_of(500, None, 300), rank_of(500, 200, None)])
+def test_what_one_rank_does_not_know_is_not_summed(unknown: RankStep) -> None:
+    said = verdict_of(step_of(1_000_000, None, rank_of(700, 100, 200), unknown))
+    assert said == "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, not told apart."
+
+
+def test_a_step_without_compute_or_a_common_clock_says_what_is_not_known() -> None:
+    nothing = rank_of(None, 200, 300)
+    assert verdict_of(step_of(1_000_000, None, nothing)) == "The step takes 1.0 ms; what it was spent on is not known."
+    clocks = "recognised; how long is not known, because the ranks' clocks cannot be compared."
+    assert verdict_of(step_of(None)) == f"1 step was {clocks}"
+    assert verdict_of(step_of(None), step_of(None)) == f"2 steps were {clocks}"
+
+
+def test_without_steps_the_devices_are_summed() -> None:
+    """200 ns of devices: 100 of computing, 60 of communicating, 3 of moving memory (1.5 %), 37 idle."""
+    one = RankDevice(0, DeviceBreakdown(0, 100, 83, 60, 20, 3, 17, 0.5))
+    other = RankDevice(1, DeviceBreakdown(0, 100, 80, 40, 40, 0, 20, 0.5))
+    none = "No training step was recognised in these traces."
+    assert verdict_of(device=(one, other, RankDevice(2, NO_DEVICE))) == (
+        f"{none} The 2 devices were 50% computing, 30% communicating, 18% idle."
+    )
+    assert verdict_of(device=(other,)) == f"{none} The device was 40% computing, 40% communicating, 20% idle."
+    assert verdict_of(device=(RankDevice(2, NO_DEVICE),)) == none

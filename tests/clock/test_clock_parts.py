@@ -1,0 +1,169 @@
+"""Bounds, ends and conversions of clocks, each against a slower way to the same number."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pptrace.clock import Clock, ClockMethod
+from pptrace.clock.bounds import UNBOUNDED, is_bounded, lower_bounds, offset_ranges
+from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
+from pptrace.clock.offsets import from_bounds
+from pptrace.clock.same_host import same_host_spread
+from pptrace.model.tables import COMMS, make_table
+
+Row = tuple[int, str, int, int, int]
+"""(rank, kind, match, start, end)."""
+
+
+def comms_of(rows: list[Row]) -> pd.DataFrame:
+    columns: dict[str, list[object]] = {name: [-1 if t == "int64" else ""] * len(rows) for name, t in COMMS.items()}
+    for position, name in enumerate(("rank", "kind", "match", "start_ns", "end_ns")):
+        columns[name] = [row[position] for row in rows]
+    return make_table(COMMS, columns).assign(clock="device")
+
+
+times = st.integers(0, 1_000)
+
+
+@given(st.data())
+def test_the_bounds_between_two_ranks_are_those_of_their_tightest_message_or_collective(data: st.DataObject) -> None:
+    ranks = sorted(data.draw(st.sets(st.integers(0, 9), min_size=2, max_size=4)))
+    two = st.lists(st.sampled_from(ranks), min_size=2, max_size=2, unique=True)
+    messages = data.draw(st.lists(st.tuples(two, times, times), max_size=6))
+    groups = st.lists(st.sampled_from(ranks), min_size=2, max_size=4, unique=True)
+    calls = data.draw(st.lists(st.tuples(groups, st.lists(times, min_size=8, max_size=8)), max_size=3))
+    rows: list[Row] = []
+    tightest: dict[tuple[int, int], int] = {}
+    for match, ((source, target), sent, received) in enumerate(messages):
+        rows += [(source, "send", match, sent, sent + 1), (target, "recv", match, received - 3, received)]
+        tightest[source, target] = max(tightest.get((source, target), sent - received), sent - received)
+    for match, (members, moments) in enumerate(calls, len(messages)):
+        starts, ends = dict(zip(members, moments[:4], strict=False)), dict(zip(members, moments[4:], strict=False))
+        rows += [(rank, "all_reduce", match, starts[rank], ends[rank]) for rank in members]
+        for pair in product(members, repeat=2):
+            slack = starts[pair[0]] - ends[pair[1]]
+            tightest[pair] = max(tightest.get(pair, slack), slack)
+    low = lower_bounds(comms_of(rows), ranks)
+    for (i, one), (j, other) in product(enumerate(ranks), repeat=2):
+        assert low[i, j] == (0 if i == j else tightest.get((one, other), -UNBOUNDED))
+
+
+@given(st.lists(times, min_size=1, max_size=5), st.data())
+def test_the_range_of_an_offset_is_that_of_the_tightest_chain_of_pairs(truth: list[int], data: st.DataObject) -> None:
+    """Against Floyd and Warshall's closure; the true offsets meet every bound, so no chain contradicts another."""
+    num = len(truth)
+    low = np.full((num, num), -UNBOUNDED, dtype=np.int64)
+    for i, j in product(range(num), repeat=2):
+        if data.draw(st.booleans()):
+            low[i, j] = truth[j] - truth[i] - data.draw(st.integers(0, 50))
+    np.fill_diagonal(low, 0)
+    closure = [[int(value) if value > -UNBOUNDED else None for value in row] for row in low]
+    for middle, i, j in product(range(num), repeat=3):
+        first, second, direct = closure[i][middle], closure[middle][j], closure[i][j]
+        if first is not None and second is not None and (direct is None or first + second > direct):
+            closure[i][j] = first + second
+    for rank, (lower, upper) in enumerate(offset_ranges(low)):
+        least, opposite = closure[0][rank], closure[rank][0]
+        assert is_bounded(lower, upper) == (least is not None and opposite is not None)
+        if least is not None:
+            assert lower == least <= truth[rank] - truth[0]
+        if opposite is not None:
+            assert upper == -opposite >= truth[rank] - truth[0]
+
+
+@given(st.none() | st.integers(-20, 20), st.integers(-9, 9), st.integers(-9, 9))
+def test_an_offset_is_the_nearest_of_its_range_and_its_error_the_farthest(
+    offset: int | None, one: int, other: int
+) -> None:
+    allowed = range(min(one, other), max(one, other) + 1)
+    chosen, error = clamp_offset(offset, one, other)
+    assert chosen in allowed
+    assert error == max(abs(chosen - end) for end in allowed)
+    if offset is None:
+        assert error == len(allowed) // 2, "in the middle, to a nanosecond"
+    else:
+        assert abs(chosen - offset) == min(abs(allowed_offset - offset) for allowed_offset in allowed)
+
+
+def test_a_likely_offset_is_taken_as_far_as_the_bounds_allow_it() -> None:
+    low = np.array([[0, -10, -10, -10], [-30, 0, -90, -90], [-30, -90, 0, -90], [-30, -90, -90, 0]])
+    clock = from_bounds([2, 3, 5, 7], low, {3: 25, 5: 99})
+    assert clock.offsets_ns == {2: 0, 3: 25, 5: 30, 7: 10}, "0 to itself; inside; at the end; the middle of −10 to 30"
+    assert clock.uncertainty_ns == 40, "rank 5 may be anywhere from −10 to 30"
+    assert (clock.warnings, clock.unrelated) == ((), frozenset())
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=5), st.lists(st.tuples(times, times), max_size=5))
+def test_the_ends_of_messages_both_ways_give_the_mean_of_their_medians(
+    there: list[tuple[int, int]], back: list[tuple[int, int]]
+) -> None:
+    rows: list[Row] = []
+    for match, (sent, received) in enumerate(there):
+        rows += [(4, "send", match, 0, sent), (6, "recv", match, 0, received)]
+    for match, (sent, received) in enumerate(back, len(there)):
+        rows += [(6, "send", match, 0, sent), (4, "recv", match, 0, received)]
+    ahead = [statistics.median(sent - received for sent, received in there)]
+    if back:
+        ahead.append(statistics.median(received - sent for sent, received in back))
+    assert offsets_by_common_ends(comms_of(rows), [4, 6]) == {4: 0, 6: round(statistics.mean(ahead))}
+
+
+def test_ends_of_collectives_count_before_those_of_messages_and_chains_go_either_way() -> None:
+    """Rank 2's collective with 1 ends 7 later there, rank 0's with 2 ends 40 later; messages do not count."""
+    rows: list[Row] = [(1, "all_reduce", 0, 0, 100), (2, "all_reduce", 0, 0, 107)]
+    rows += [(0, "all_reduce", 1, 0, 200), (2, "all_reduce", 1, 0, 240)]
+    rows += [row for match in (2, 3, 4) for row in ((0, "send", match, 0, 0), (1, "recv", match, 0, 999))]
+    assert offsets_by_common_ends(comms_of(rows), [0, 1, 2]) == {0: 0, 2: -40, 1: -33}
+
+
+def test_the_pair_of_ranks_that_communicates_most_is_taken_first() -> None:
+    rows: list[Row] = [(0, "barrier", 0, 0, 10), (2, "barrier", 0, 0, 60)]
+    rows += [row for match in (1, 2) for row in ((0, "barrier", match, 0, 10), (1, "barrier", match, 0, 13))]
+    rows += [row for match in (3, 4) for row in ((1, "barrier", match, 0, 10), (2, "barrier", match, 0, 14))]
+    assert offsets_by_common_ends(comms_of(rows), [0, 1, 2]) == {0: 0, 1: -3, 2: -7}, "not −50, of which there is one"
+
+
+@given(st.integers(-(10**9), 10**9), st.floats(-1e-3, 1e-3), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_there_and_back_between_two_clocks_is_the_same_time(offset: int, rate: float, middle: int, time: int) -> None:
+    clock = Clock(ClockMethod.BOUNDS, {1: offset}, 0, rates={1: rate}, middle_ns=middle)
+    common = int(clock.to_common_clock(1, np.array([time]))[0])
+    assert abs(common - (time + offset + rate * (time + offset - middle))) <= 1
+    assert abs(clock.to_rank_clock(1, common) - time) <= 1
+    assert clock.to_common_clock(0, np.array([time])).tolist() == [time] == [clock.to_rank_clock(0, time)]
+
+
+@pytest.mark.parametrize(
+    ("method", "unrelated", "ranks", "comparable"),
+    [
+        (ClockMethod.NONE, {1}, [0, 1], False),
+        (ClockMethod.NONE, {1}, [1], True),
+        (ClockMethod.BOUNDS, set(), [0, 1], True),
+        (ClockMethod.BOUNDS, {1}, [0, 1], False),
+        (ClockMethod.BOUNDS, {2}, [0, 1], True),
+        (ClockMethod.ONE_FILE, {0, 1}, [0, 1], True),
+        (ClockMethod.BOUNDS, {0, 1}, [0, 1, 2], False),
+    ],
+)
+def test_ranks_compare_where_all_or_none_of_them_are_unrelated(
+    method: ClockMethod, unrelated: set[int], ranks: list[int], comparable: bool
+) -> None:
+    assert Clock(method, {}, None, unrelated=frozenset(unrelated)).relates(ranks) is comparable
+
+
+def test_the_spread_of_one_host_is_that_of_all_its_readings() -> None:
+    def facts(*differences: int, host: str | None = "a") -> dict[str, object]:
+        readings = {str(d): {"time_ns": 1_000 + d, "monotonic_ns": 1_000} for d in differences}
+        return {"host": host, "clock": readings}
+
+    assert same_host_spread([0, 1], {0: facts(5, 9), 1: facts(2, 7)}) == 7
+    assert same_host_spread([0, 1], {0: facts(5), 1: facts()}) == 0
+    assert same_host_spread([0, 1], {0: facts(), 1: facts()}) is None
+    assert same_host_spread([0, 1], {0: facts(5), 1: facts(5, host="b")}) is None
+    assert same_host_spread([0, 1], {0: facts(5, host=None), 1: facts(5, host=None)}) is None

@@ -1,0 +1,75 @@
+"""Tables of a run: texts as categories, parts joined without a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.model.tables import (
+    COMMS,
+    OPS,
+    as_category,
+    concat_tables,
+    empty_table,
+    join_adjacent,
+    make_table,
+    same_category,
+    with_categories,
+    without_categories,
+)
+
+
+def ops(count: int) -> pd.DataFrame:
+    numbers = {name: np.arange(count) for name, dtype in OPS.items() if dtype == "int64"}
+    texts = {name: np.array(["", name] * count, dtype=object)[:count] for name, dtype in OPS.items() if dtype == "str"}
+    return make_table(OPS, numbers | texts)
+
+
+def test_parts_of_one_table_are_joined_without_a_copy() -> None:
+    table = with_categories(ops(9))
+    parts = [table.iloc[2:4].reset_index(drop=True), table.iloc[4:8], table.iloc[8:]]
+    joined = join_adjacent(parts)
+    pd.testing.assert_frame_equal(joined, table.iloc[2:].reset_index(drop=True))
+    for name in ("step", "start_ns"):
+        assert np.shares_memory(joined[name].to_numpy(), table[name].to_numpy())
+    assert np.shares_memory(joined["kind"].array.codes, table["kind"].array.codes)
+
+
+@pytest.mark.parametrize(
+    "order", [[(0, 3), (4, 9)], [(3, 9), (0, 3)], [(0, 3), (0, 3)]], ids=["gap", "reversed", "again"]
+)
+def test_other_parts_are_copied_behind_each_other(order: list[tuple[int, int]]) -> None:
+    table = with_categories(ops(9))
+    parts = [table.iloc[first:last] for first, last in order]
+    joined = join_adjacent(parts)
+    pd.testing.assert_frame_equal(joined, pd.concat(parts, ignore_index=True))
+    assert not np.shares_memory(joined["step"].to_numpy(), table["step"].to_numpy())
+
+
+def test_tables_with_other_texts_are_joined_too() -> None:
+    first, second = with_categories(ops(4)), with_categories(ops(4).assign(kind="B"))
+    joined = join_adjacent([first, second])
+    assert joined["kind"].tolist() == [*first["kind"], *"BBBB"]
+    assert with_categories(joined)["kind"].tolist() == joined["kind"].tolist()
+
+
+def test_categories_are_in_alphabetical_order_with_the_usual_texts_of_a_column() -> None:
+    comms = with_categories(empty_table(COMMS))
+    assert comms["direction"].cat.categories.tolist() == ["", "B", "F"]
+    column = as_category(np.array(["send", "recv", "send"], dtype=object), ("",))
+    assert (column.tolist(), column.categories.tolist()) == (["send", "recv", "send"], ["", "recv", "send"])
+    lacking = with_categories(pd.DataFrame({"direction": same_category("F", 2)}))
+    assert (lacking["direction"].tolist(), lacking["direction"].cat.categories.tolist()) == (["F", "F"], ["", "B", "F"])
+
+
+def test_a_table_for_users_has_texts_again() -> None:
+    table = without_categories(with_categories(ops(3)))
+    pd.testing.assert_frame_equal(table, ops(3))
+
+
+def test_a_table_beside_empty_ones_is_not_copied() -> None:
+    table = ops(3)
+    alone = concat_tables([empty_table(OPS), table, None])
+    pd.testing.assert_frame_equal(alone, table)
+    assert np.shares_memory(alone["step"].to_numpy(), table["step"].to_numpy())

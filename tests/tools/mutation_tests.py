@@ -1,0 +1,192 @@
+"""The tests that judge mutants (``mutants.py``): which lines each executes, which to run, and processes to run them in.
+
+What coverage.py measured is kept in ``.mutants.json`` for each file of tests until it or the packages change. Tests marked
+``processes``, ``browser`` or ``gpu`` are not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutations import Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("schedule", "clock", "timeline", "analysis")
+TESTS = ("schedule", "clock", "timeline", "analysis", "simulator")
+BUDGET_S = 20.0
+WALL_S = 600.0
+"""Time after which a child that uses no processor time is killed, s: other processes may keep it from running."""
+MEMORY_BYTES = 16 << 30
+CACHE = ROOT / ".mutants.json"
+Measured = dict[str, dict[str, Any]]
+"""Per test: its processor time in s (``seconds``) and the lines that it executes by file (``lines``)."""
+
+
+class Plugin:
+    """Runs chosen tests alone, in the given order; examples of hypothesis are the same each time and not made smaller."""
+
+    def __init__(
+        self,
+        order: dict[str, int] | None = None,
+        coverage: Any = None,
+        instead: Callable[[list[Any]], None] | None = None,
+    ) -> None:
+        self.order, self.coverage, self.instead, self.seconds, self._begin = order, coverage, instead, {}, 0.0
+
+    def pytest_sessionstart(self) -> None:
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=phases)
+        settings.load_profile("mutants")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if (order := self.order) is not None:
+            items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+    def pytest_runtestloop(self, session: Any) -> bool | None:
+        """Run ``instead`` with the tests collected, if there is one."""
+        if self.instead is None:
+            return None
+        self.instead(session.items)
+        return True
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self.coverage:
+            self.coverage.switch_context(nodeid)
+            self._begin = sum(os.times()[:4])
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.coverage:
+            self.seconds[nodeid] = sum(os.times()[:4]) - self._begin
+
+
+def run_pytest(files: Sequence[str], plugin: Plugin, *more: str) -> int:
+    import pytest
+
+    marks = ("-m", "not processes and not browser and not gpu")
+    imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are, before the fork
+    return int(pytest.main([*files, "-qs", *marks, *imported, "-p", "no:cacheprovider", *more], plugins=[plugin]))
+
+
+class Children:
+    """Child processes that run a function each, ``jobs`` at a time."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._live = jobs, {}
+
+    def start(self, run: Callable[[], int], done: Callable[[int], None], seconds: float = 3_600) -> None:
+        """Call ``done`` with what ``run`` returned, or −1 where it took more than that much processor time."""
+        while len(self._live) >= self._jobs:
+            self._collect()
+        sys.stdout.flush()
+        if pid := os.fork():
+            self._live[pid] = (done, time.monotonic() + WALL_S + 5 * seconds)
+            return
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 1))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            quiet = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(quiet, stream)
+            code = run()
+        finally:
+            os._exit(code)
+
+    def wait(self) -> None:
+        while self._live:
+            self._collect()
+
+    def _collect(self) -> None:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what it has started
+            self._live.pop(pid)[0](code if code >= 0 else -1)
+            return
+        for pid, (_, deadline) in self._live.items():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def measure(children: Children) -> Measured:
+    """Run each file of tests whose measurement is not kept, without a change."""
+    kept = json.loads(CACHE.read_text()) if CACHE.exists() else {}
+    code = sorted(ROOT.glob("pptrace/**/*.py")) + sorted(ROOT.glob("tests/support/*.py")) + [ROOT / "tests/conftest.py"]
+    files, measured = [path for name in TESTS for path in sorted((ROOT / "tests" / name).glob("test_*.py"))], {}
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        neighbours = sorted(other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
+        key = hashlib.sha256(b"".join(part.read_bytes() for part in [*code, *neighbours, path])).hexdigest()
+        if kept.get(name, {}).get("key") == key:
+            measured[name] = kept[name]
+            continue
+        print(f"measuring {name}", flush=True)
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            codes: list[int] = []
+            children.start(lambda name=name, out=out: _measure_file(name, Path(out.name)), codes.append)
+            children.wait()
+            if codes[0] not in (0, 5):
+                sys.exit(f"{name}: its tests fail without any change (pytest {name}); no mutant can be judged by them")
+            measured[name] = {"key": key, "tests": json.loads(Path(out.name).read_text())}
+        CACHE.write_text(json.dumps(kept | measured))
+    return {test: row for name in measured for test, row in measured[name]["tests"].items()}
+
+
+def _measure_file(name: str, out: Path) -> int:
+    from coverage import Coverage
+
+    watched = [str(ROOT / "pptrace" / package / "*") for package in PACKAGES]
+    coverage = Coverage(data_file=None, config_file=False, include=watched)
+    plugin = Plugin(coverage=coverage)
+    coverage.start()
+    code = run_pytest([name], plugin)
+    coverage.stop()
+    tests: Measured = {test: {"seconds": seconds, "lines": {}} for test, seconds in plugin.seconds.items()}
+    data = coverage.get_data()
+    for file in data.measured_files():
+        path = str(Path(file).relative_to(ROOT))
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for test in set(contexts) & set(tests):
+                tests[test]["lines"].setdefault(path, []).append(line)
+    out.write_text(json.dumps(tests))
+    return code
+
+
+def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
+    """The tests to run against a mutant, in order."""
+    by_time = sorted(measured, key=lambda test: measured[test]["seconds"])
+    near = {
+        test for test, row in measured.items() if not set(row["lines"].get(mutant.path, ())).isdisjoint(mutant.lines)
+    }
+    if not near:  # it is executed on import
+        near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
+    rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
+    chosen, total = [], 0.0
+    for test in [*(test for test in by_time if test in near), *rest]:
+        total += measured[test]["seconds"]
+        if chosen and total > BUDGET_S:
+            break
+        chosen.append(test)
+    files_in_order = list(dict.fromkeys(test.split("::")[0] for test in chosen))
+    return sorted(
+        chosen, key=lambda test: files_in_order.index(test.split("::")[0])
+    )  # fixtures of a file are made once
