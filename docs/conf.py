@@ -33,6 +33,7 @@ autodoc_mock_imports = ["torch", "nvtx"]  # the pages of the runtime need no tor
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": False}
 autodoc_preserve_defaults = True
+suppress_warnings = ["ref.python"]  # numpy's ArrayLike has bytes in it, which is the name of fields as well
 
 # In signatures and docstrings, what has no page here is named without a link: other packages, and rooms that are no API.
 _ROOMS = "|".join(
@@ -49,7 +50,7 @@ _ROOMS = "|".join(
             "slices",
             "marking",
         ),
-        *(r"analysis\.(?!result)", r"report\.(?!to_json)"),
+        *(r"analysis\.(?!result)", r"report\.(?!to_json)", r"api\.exports"),
     )
 )
 nitpick_ignore_regex = [

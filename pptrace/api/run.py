@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,10 +153,24 @@ class Run(Exports):
         Raises:
             PptraceError: the directory cannot be written.
         """
-        from pptrace.report.to_csv import write_tables
+        from pptrace.report.to_files import write_csv
 
+        self._write_tables(write_csv, directory)
+
+    def to_parquet(self, directory: FilePath) -> None:
+        """Write ops.parquet and, where they have rows, comms.parquet and memory.parquet into a directory, which is made: the
+        columns of the CSV files, for DuckDB, polars and pandas; pptrace reads them again.
+
+        Raises:
+            PptraceError: the directory cannot be written.
+        """
+        from pptrace.report.to_files import write_parquet
+
+        self._write_tables(write_parquet, directory)
+
+    def _write_tables(self, write: Callable[[Analysis, Path], None], directory: FilePath) -> None:
         try:
-            write_tables(self.analysis, Path(directory))
+            write(self.analysis, Path(directory))
         except (FileExistsError, NotADirectoryError):
             raise PptraceError(
                 f"{directory}: there is a file of that name; expected a directory, for one file per table; give another name"

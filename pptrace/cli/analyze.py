@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from pptrace.workflow.load import load
 @click.option("--ops", "with_ops", is_flag=True, help="Put every op into the JSON.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a single-file HTML report.")
 @click.option("--csv", "csv_dir", type=click.Path(path_type=Path), help="Write the tables as CSV into a directory.")
+@click.option(
+    "--parquet", "parquet_dir", type=click.Path(path_type=Path), help="Write the tables as Parquet into a directory."
+)
 @click.option("--perfetto", "perfetto_file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
 @click.option("--all", "show_all", is_flag=True, help="Print every step, every rank and every warning.")
 @click.option("--schedule", help="Compare with this schedule (see `pptrace schedule list`).")
@@ -53,6 +56,7 @@ class AnalyzeOptions:
     with_ops: bool
     html_file: Path | None
     csv_dir: Path | None
+    parquet_dir: Path | None
     perfetto_file: Path | None
     show_all: bool
     schedule: str | None
@@ -64,8 +68,9 @@ class AnalyzeOptions:
     def __post_init__(self) -> None:
         if self.engine != "local":
             raise UsageError(f"--engine {self.engine}: this version has no such engine; use --engine local")
-        if str(self.csv_dir) == "-":
-            raise UsageError("--csv -: there are several tables, which stdout cannot take; give a directory")
+        for option, directory in (("--csv", self.csv_dir), ("--parquet", self.parquet_dir)):
+            if str(directory) == "-":
+                raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")
 
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
@@ -74,8 +79,8 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         analysis = load(paths, options.schedule, options.step, options.jobs, on_progress, cache=not options.no_cache)
     run = Run(analysis)
     try:
-        if options.csv_dir is not None:
-            _write_tables(run, options.csv_dir)
+        _write_tables("--csv", run.to_csv, options.csv_dir)
+        _write_tables("--parquet", run.to_parquet, options.parquet_dir)
         outputs.write(
             {
                 "--json": lambda: run.to_json(ops=options.with_ops),
@@ -88,11 +93,13 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
             _print(run.report, options.show_all)
 
 
-def _write_tables(run: Run, directory: Path) -> None:
+def _write_tables(option: str, write: Callable[[Path], None], directory: Path | None) -> None:
+    if directory is None:
+        return
     try:
-        run.to_csv(directory)
+        write(directory)
     except PptraceError as err:
-        raise PptraceError(f"--csv {err}") from None
+        raise PptraceError(f"{option} {err}") from None
 
 
 def analyze_and_print(paths: Sequence[Path]) -> None:

@@ -345,7 +345,7 @@ def _series(values: Any, dtype: str) -> pd.Series[Any]:
 
 
 TEXTS = ("kind", "axis", "direction", "phase", "clock", "source", "pair")
-"""Columns of :data:`OPS` and :data:`COMMS` with few texts on many rows: of a whole run they are categories, codes of one byte."""
+"""Columns of the tables of ops and communication with few texts on many rows: of a whole run they are categories (codes)."""
 
 _USUAL_TEXTS: Mapping[str, tuple[str, ...]] = {
     "direction": ("", "B", "F"),

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import polars
 import pytest
 
 from tests.support.programs import SAMPLES, Ended, one_line, pptrace, pptrace_here
@@ -161,6 +163,31 @@ def test_html_csv_and_perfetto_are_written(tmp_path: Path) -> None:
     events = json.loads(perfetto.read_text(encoding="utf-8"))["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
     assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) > 0
+
+
+def test_parquet_tables_hold_the_same_as_csv_and_are_read_again(tmp_path: Path) -> None:
+    csv, parquet = tmp_path / "csv", tmp_path / "parquet"
+    ended = pptrace_here("analyze", P4, "--csv", csv, "--parquet", parquet)
+    assert ended.code == 0, ended.err
+    for name in ("ops", "comms"):
+        texts = pd.read_csv(csv / f"{name}.csv", keep_default_na=False, dtype=str)
+        columns = polars.read_parquet(parquet / f"{name}.parquet")
+        assert columns.columns == texts.columns.tolist()
+        assert len(columns) == len(texts) > 0
+        for column in texts:
+            assert [str(value) for value in columns[column].to_list()] == texts[column].tolist(), column
+    reports = [pptrace_here("analyze", folder, "--json", "-", "--ops") for folder in (csv, parquet)]
+    texts = [report.out.replace(str(folder), "") for report, folder in zip(reports, (csv, parquet), strict=True)]
+    first, second = json.loads(texts[0].replace(".csv", "")), json.loads(texts[1].replace(".parquet", ""))
+    assert first == second
+    assert first["schedule"]["name"] == "1f1b"
+
+
+def test_parquet_goes_into_a_directory(tmp_path: Path) -> None:
+    assert "--parquet -" in one_line(pptrace_here("analyze", P4, "--parquet", "-"), 2)
+    file = tmp_path / "tables"
+    file.touch()
+    assert "--parquet" in one_line(pptrace_here("analyze", P4, "--parquet", file), 1)
 
 
 class TestBadInput:

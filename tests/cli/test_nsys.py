@@ -202,8 +202,11 @@ def test_an_nsys_that_does_not_start_the_ranks_is_one_line(fake: Path, tmp_path:
 
 def test_an_nsys_that_fails_at_its_start_is_started_again(fake: Path, tmp_path: Path) -> None:
     program, failed = tmp_path / "bin" / "nsys", tmp_path / "failed"
-    works = program.read_text().partition("\n")[2]
-    program.write_text(f"#!/bin/sh\nif [ ! -e {failed} ]; then : > {failed}; echo sem_open >&2; exit 1; fi\n{works}")
+    works = program.rename(tmp_path / "works")
+    program.write_text(
+        f'#!/bin/sh\nif [ ! -e {failed} ]; then : > {failed}; echo sem_open >&2; exit 1; fi\nexec {works} "$@"\n'
+    )
+    program.chmod(0o755)
     ended = pptrace("run", "-o", tmp_path / "run", "--profiler", "nsys", "train.py", "2", "0", cwd=tmp_path)
     assert (ended.code, ended.out.count("did 0")) == (0, 1), ended.err
     assert "ended with code 1 before it started the script; trying again" in ended.err

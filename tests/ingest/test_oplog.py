@@ -23,7 +23,7 @@ from pptrace.ingest.inputs.resolve import open_inputs
 from pptrace.ingest.job.read_job import read_traces
 from pptrace.ingest.op_tables.files import read_frame
 from pptrace.model.tables import InputFormat
-from pptrace.report.to_csv import write_tables
+from pptrace.report import to_files
 from pptrace.report.to_json import dump, report_object, simulation_object
 from pptrace.schedule import registry
 from pptrace.simulator import Simulation, simulate, uniform
@@ -465,7 +465,7 @@ def test_any_bytes_of_a_table_give_a_line_or_a_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["1f1b_p2", "1f1b_p4"])
 def test_the_tables_of_a_report_give_the_same_numbers_again(tmp_path: Path, name: str) -> None:
     first = load([SAMPLES / name], step=3)
-    write_tables(first, tmp_path / "tables")
+    to_files.write_csv(first, tmp_path / "tables")
     again = load([tmp_path / "tables"], step=3)
     assert numbers(again.report) == numbers(first.report)
     assert (again.report.mesh.pp, again.report.schedule.name) == (first.report.mesh.pp, first.report.schedule.name)
@@ -473,7 +473,7 @@ def test_the_tables_of_a_report_give_the_same_numbers_again(tmp_path: Path, name
 
 
 def test_comms_are_read_with_their_ops_and_not_twice(tmp_path: Path) -> None:
-    write_tables(load([SAMPLES / "1f1b_p4"], step=3), tmp_path)
+    to_files.write_csv(load([SAMPLES / "1f1b_p4"], step=3), tmp_path)
     (tmp_path / "memory.csv").write_text("rank,t_ns,allocated_bytes,reserved_bytes\n0,5,6,7\n")
     wanted = [tmp_path / "ops.csv"]
     for paths in ([tmp_path], wanted, [tmp_path / "comms.csv", *wanted]):

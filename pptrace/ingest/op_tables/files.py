@@ -167,7 +167,10 @@ def _silent_threads() -> Iterator[None]:
 
 def _series(column: polars.Series) -> pd.Series[Any]:
     """Convert a column: numbers to an array; texts, and integers with gaps, to objects, since floats would be inexact."""
-    if str(column.dtype) == "String" and column.n_unique() <= _MOST_CATEGORIES:
+    kind = str(column.dtype)
+    if kind.startswith(("Enum", "Categorical")):
+        column, kind = column.cast(str), "String"
+    if kind == "String" and column.n_unique() <= _MOST_CATEGORIES:
         names = sorted(column.drop_nulls().unique().to_list())
         codes = column.replace_strict(names, list(range(len(names))), default=-1).fill_null(-1).to_numpy()
         dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.errors import TraceError
+from pptrace.ingest.common.byte_source import first_bytes
 from pptrace.ingest.common.rank_names import rank_of_file_name
 from pptrace.ingest.common.time_units import to_ns
 from pptrace.ingest.op_tables.bytedance import COLUMNS as BYTEDANCE_COLUMNS
@@ -149,13 +150,16 @@ def _memory(path: Path) -> pd.DataFrame:
 
 
 def read_frame_of_memory(path: Path) -> pd.DataFrame:
-    """The table of memory, as ``pptrace analyze --csv`` writes it.
+    """The table of memory, as ``pptrace analyze --csv`` and ``--parquet`` write it.
 
     Raises:
         TraceError: it cannot be read or lacks a column.
     """
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if first_bytes(path).startswith(PARQUET_MAGIC):
+            table = read_frame(path).rows
+        else:
+            table = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as err:
         raise TraceError(f"{path}: no table ({err}); expected {', '.join(MEMORY)}; write it again") from err
     missing = [name for name in MEMORY if name not in table]

@@ -51,21 +51,21 @@ def test_less_recompute_keeps_more(pool: Pool, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("recompute", Recompute)
-@pytest.mark.parametrize("told", [False, True])
-def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, told: bool) -> None:
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_what_is_alive_after_a_forward_is_what_is_predicted(recompute: Recompute, is_recomputed: bool) -> None:
     case = Case("1f1b", 3, 4, layers=5, recompute=recompute)
     form = RankForm(case.config, MICROBATCH_SIZE)
     for stage, layers in enumerate(case.cut):
-        how = Recompute.FULL if told else recompute
+        how = Recompute.FULL if is_recomputed else recompute
         predicted = stage_activations(form, len(layers), stage == 0, stage == 2, how)
-        assert keeps(case, stage, told).after_forward == predicted.bytes, stage
+        assert keeps(case, stage, is_recomputed).after_forward == predicted.bytes, stage
 
 
 def test_weight_work_keeps_less_than_a_forward_and_is_freed_by_w() -> None:
     """:func:`keeps` itself asserts that nothing is left when the weight work has run."""
-    kept = keeps(Case("zb-h1", 4, 4), 1, told=False)
+    kept = keeps(Case("zb-h1", 4, 4), 1, is_recomputed=False)
     assert 0 < kept.after_input_grad < kept.after_forward
-    whole = keeps(Case("1f1b", 4, 4), 1, told=False)
+    whole = keeps(Case("1f1b", 4, 4), 1, is_recomputed=False)
     assert whole.after_input_grad == 0 < whole.after_forward
 
 

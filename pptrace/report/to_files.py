@@ -1,0 +1,55 @@
+"""The tables behind a report as files, one per table: CSV, or Parquet for DuckDB, polars and pandas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from pptrace.workflow.analyse import Analysis
+
+if TYPE_CHECKING:
+    import polars
+
+
+def write_csv(analysis: Analysis, directory: Path) -> None:
+    """Write ops.csv, comms.csv and, where the trace has memory events, memory.csv; columns as in pptrace.model.tables.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, table in _tables(analysis).items():
+        table.to_csv(directory / f"{name}.csv", index=False)
+
+
+def write_parquet(analysis: Analysis, directory: Path) -> None:
+    """Write ops.parquet and, where they have rows, comms.parquet and memory.parquet, with the columns of the CSV files.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    import polars
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, table in _tables(analysis).items():
+        if not len(table) and name != "ops":
+            continue
+        columns = {str(column): _polars_column(table[column]) for column in table}
+        polars.DataFrame(columns).write_parquet(directory / f"{name}.parquet")
+
+
+def _tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
+    data = analysis.data
+    tables = {"ops": data.ops, "comms": data.comms, "memory": data.memory}
+    return {name: table for name, table in tables.items() if len(table.columns)}
+
+
+def _polars_column(column: pd.Series[Any]) -> polars.Series:
+    import polars
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        texts = polars.Series(column.cat.categories.tolist(), dtype=polars.String)
+        return texts.gather(column.cat.codes.to_numpy().astype("uint32"))
+    return polars.Series(column.to_numpy() if column.dtype != object else column.tolist())
