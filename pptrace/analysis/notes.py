@@ -11,6 +11,7 @@ from pptrace.clock import Clock
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
+from pptrace.slices import rows_where
 from pptrace.timeline.lanes import is_nested
 
 _MOST_LISTED = 8
@@ -217,7 +218,7 @@ def _nested_messages(run: RecognisedRun) -> Iterator[str]:
     """A warning about a table's communication that is taken out of compute because it lies inside ops."""
     if run.framework != OP_TABLE:
         return
-    rows = RowsByRank(run.ops, run.comms[run.comms["end_ns"] > run.comms["start_ns"]])
+    rows = RowsByRank(run.ops, rows_where(run.comms, run.comms["end_ns"] > run.comms["start_ns"]))
     of_ranks = map(rows.of_rank, run.facts)
     count = sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
     if count:

@@ -246,5 +246,5 @@ def test_of_what_an_op_communicates_inside_only_messages_of_the_pipeline_are_lef
     comms = comms_of([(10, 20), (40, 10), (60, 5), (80, 7)], [0, 0, 0, 0])
     comms["kind"], comms["axis"] = ["send", "recv", "all_reduce", "all_reduce"], ["cp", "pp", "pp", "tp"]
     comms["microbatch"] = [-1, -1, -1, 3]
-    lane = lane_of(0, ops, comms, {}, AS_IT_IS)
+    lane = lane_of_tables(0, ops, comms, {}, AS_IT_IS)
     assert communication_inside_ops(slice_of(ops), slice_of(comms), lane).tolist() == [20 + 5]

@@ -317,12 +317,12 @@ def _table(rows: pd.DataFrame, schema: Mapping[str, str], make: Any) -> pd.DataF
 def _with_defaults(comms: pd.DataFrame) -> pd.DataFrame:
     """Messages are of the pipeline and between two, unless the table says otherwise."""
     p2p = comms["kind"].isin(("send", "recv"))
-    filled = comms.copy()
+    columns: dict[str, Any] = {}
     if "axis" not in comms:
-        filled["axis"] = np.where(p2p, "pp", "unknown")
+        columns["axis"] = np.where(p2p, "pp", "unknown")
     if "group_size" not in comms:
-        filled["group_size"] = np.where(p2p, 2, -1)
-    return filled
+        columns["group_size"] = np.where(p2p, 2, -1)
+    return comms.assign(**columns)
 
 
 def _listed(names: Sequence[str] | pd.Index[Any]) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 from pptrace.axes import WITHIN_STAGE
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
-from pptrace.slices import Slice, group_codes, slice_of, slices
+from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices
 
 
 def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
@@ -28,7 +28,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     if comms.empty:
         return comms.assign(match=match)
     is_p2p = comms["kind"].isin(("send", "recv")).to_numpy()
-    match[is_p2p] = _match_p2p(comms if is_p2p.all() else comms[is_p2p])
+    match[is_p2p] = _match_p2p(rows_where(comms[list(_ENDS)], is_p2p))
     if mesh is not None and not is_p2p.all():
         match[~is_p2p] = _match_collectives(comms[~is_p2p], mesh, first=int(match.max()) + 1)
     return comms.assign(match=match)
@@ -38,6 +38,8 @@ def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
     sizes = {axis: size for axis in WITHIN_STAGE if (size := getattr(mesh, axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
+    if not unsized.any():
+        return comms
     known_sizes = comms["axis"].map(sizes).where(unsized, comms["group_size"])
     return comms.assign(group_size=known_sizes.astype("int64"))
 
@@ -66,8 +68,36 @@ class _MatchNumbers:
         self.next += int(group.max(initial=-1)) + 1
 
 
+_ENDS = ("rank", "step", "kind", "axis", "peer", "bytes", "direction", "stage", "microbatch", "start_ns")
+"""What tells which ends of messages belong together."""
+_BLOCK = 4_000_000
+"""Rows that are matched or timed together; more would take much memory."""
+
+
 def _match_p2p(p2p: pd.DataFrame) -> Int64:
     """Match numbers of sends and receives that have exactly one counterpart, −1 for the others, row by row."""
+    match = np.full(len(p2p), -1, dtype=np.int64)
+    first, steps = 0, p2p["step"].to_numpy()
+    for least, most in _blocks_of_steps(steps):
+        in_block = (steps >= least) & (steps <= most)
+        part = _match_block(rows_where(p2p, in_block))
+        match[in_block] = np.where(part >= 0, part + first, -1)
+        first += int(part.max(initial=-1)) + 1
+    return match
+
+
+def _blocks_of_steps(steps: Int64) -> list[tuple[int, int]]:
+    """(first, last) of consecutive steps that have about as many rows as a block; a message stays within its step."""
+    if not len(steps):
+        return []
+    if len(steps) <= _BLOCK:
+        return [(int(steps.min()), int(steps.max()))]
+    numbers, counts = np.unique(steps, return_counts=True)
+    block = np.cumsum(counts) // _BLOCK
+    return [(int(numbers[block == index][0]), int(numbers[block == index][-1])) for index in np.unique(block).tolist()]
+
+
+def _match_block(p2p: pd.DataFrame) -> Int64:
     numbers = _MatchNumbers.for_rows(len(p2p))
     rows = p2p.assign(row=np.arange(len(p2p)))
     is_incomplete = ((p2p["microbatch"] < 0) | (p2p["stage"] < 0)).to_numpy()
@@ -163,6 +193,29 @@ _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 """Kinds that one side may finish before the last side starts, because the data lies in a buffer."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """By match number: when all sides are ready, when the first of them is done, ns, and whether all were timed on devices."""
+
+    ready_ns: Int64
+    first_end_ns: Int64
+    on_device: npt.NDArray[np.bool_]
+
+
+def _sides_of_matches(comms: pd.DataFrame) -> _Sides:
+    match = comms["match"].to_numpy()
+    size = int(match.max(initial=-1)) + 1
+    sides = _Sides(np.full(size, _EARLIEST), np.full(size, _LATEST), np.ones(size, dtype=np.bool_))
+    is_host = (comms["clock"] != "device").to_numpy()
+    start, end = comms["start_ns"].to_numpy(), comms["end_ns"].to_numpy()
+    for first in range(0, len(comms), _BLOCK):
+        rows = np.flatnonzero(match[first : first + _BLOCK] >= 0) + first
+        np.maximum.at(sides.ready_ns, match[rows], start[rows])
+        np.minimum.at(sides.first_end_ns, match[rows], end[rows])
+        sides.on_device[match[rows[is_host[rows]]]] = False
+    return sides
+
+
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -175,27 +228,20 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
     outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
     length 0, so that bytes over the time of that call are not taken for a bandwidth.
     """
-    match = comms["match"].to_numpy()
-    rows = np.flatnonzero(match >= 0)
-    members, size = match[rows], int(match.max(initial=-1)) + 1
-    start, end = comms["start_ns"].to_numpy(), comms["end_ns"].to_numpy()
-    all_ready, first_done = np.full(size, _EARLIEST), np.full(size, _LATEST)
-    np.maximum.at(all_ready, members, start[rows])
-    np.minimum.at(first_done, members, end[rows])
-    is_device = (comms["clock"] == "device").to_numpy()[rows]
-    on_device = np.ones(size, dtype=np.bool_)
-    on_device[members[~is_device]] = False
-    ready, first_end = all_ready[members], first_done[members]
-    kind = comms["kind"]
-    is_send, is_receive, is_early = (
-        mask.to_numpy()[rows] for mask in (kind == "send", kind == "recv", kind.isin(_EARLY))
-    )
-    bounded = is_send | (is_receive & on_device[members])
-    buffered = is_early & (end[rows] < ready) & ~is_device
-    over = np.where(bounded & (first_end >= ready), first_end, end[rows])
+    match, start, end = (comms[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
+    sides = _sides_of_matches(comms)
     transfer_start, transfer_end = (comms[f"transfer_{edge}_ns"].to_numpy(copy=True) for edge in ("start", "end"))
-    transfer_end[rows] = over
-    transfer_start[rows] = np.where(buffered, start[rows], np.minimum(ready, over))
+    for first in range(0, len(comms), _BLOCK):
+        rows = np.flatnonzero(match[first : first + _BLOCK] >= 0) + first
+        part = comms[["kind", "clock"]].iloc[rows]
+        members = match[rows]
+        ready, first_end = sides.ready_ns[members], sides.first_end_ns[members]
+        is_receive = (part["kind"] == "recv").to_numpy()
+        bounded = (part["kind"] == "send").to_numpy() | (is_receive & sides.on_device[members])
+        buffered = part["kind"].isin(_EARLY).to_numpy() & (end[rows] < ready) & (part["clock"] != "device").to_numpy()
+        over = np.where(bounded & (first_end >= ready), first_end, end[rows])
+        transfer_end[rows] = over
+        transfer_start[rows] = np.where(buffered, start[rows], np.minimum(ready, over))
     untimed = has_posting_time_only(comms).to_numpy()
     transfer_start[untimed] = transfer_end[untimed]
     return comms.assign(transfer_start_ns=transfer_start, transfer_end_ns=transfer_end)
@@ -312,8 +358,9 @@ def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bo
 
 def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
     """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
-    other = np.where(comms.among("kind", ("send", "recv")), comms["peer"], comms["group_size"])
-    lacking: npt.NDArray[np.bool_] = (other < 0) & (comms["match"] < 0) & (comms["stage"] < 0)
+    lacking: npt.NDArray[np.bool_] = (comms["match"] < 0) & (comms["stage"] < 0)
+    if lacking.any():
+        lacking &= np.where(comms.among("kind", ("send", "recv")), comms["peer"], comms["group_size"]) < 0
     return lacking
 
 
