@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+import pandas as pd
+
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
-from pptrace.slices import rows_where
+from pptrace.slices import rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
 
 _MOST_LISTED = 8
@@ -40,7 +43,7 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     if all(work.missing_device_events for work in run.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
-    ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS)]
+    ops = rows_where(run.ops, run.ops["kind"].isin(COMPUTE_KINDS))
     uncertainty = clock.uncertainty_ns or 0
     if steps and ops.empty:
         yield from _clocks_of_steps(uncertainty, steps)
@@ -151,15 +154,26 @@ def _peers(run: RecognisedRun, rank: int) -> list[str]:
 _HALVES = {"F": 1, "B": 1, "I": 1, "OVERLAP_F_B": 2}
 
 
+def _halves_by_step(ops: pd.DataFrame) -> dict[tuple[int, int], int]:
+    """(step, rank) → the number of forwards and backwards, a pair counting as two."""
+    compute = rows_where(ops[["rank", "step", "kind"]], ops["kind"].isin(_HALVES) & (ops["microbatch"] >= 0))
+    counts: dict[tuple[int, int], int] = {}
+    for rank, rows in slices_by_int(compute, "rank", ("step",)).items():
+        kind, kinds = rows.codes("kind")
+        halves = np.array([_HALVES[name] for name in kinds])[kind]
+        steps, firsts = np.unique(rows["step"], return_index=True)
+        of_rank = zip(steps.tolist(), np.add.reduceat(halves, firsts).tolist(), strict=True)
+        counts |= {(step, rank): count for step, count in of_rank}
+    return counts
+
+
 def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """Ranks whose trace has no op of a step, or fewer than the others: cut off, or without marks.
 
     Forwards and backwards are counted, of which every rank of a pipeline has the same number: a pair run as one op is two,
     and a weight gradient of its own is none.
     """
-    compute = run.ops[run.ops["kind"].isin(_HALVES) & (run.ops["microbatch"] >= 0)]
-    halves = compute["kind"].map(_HALVES)
-    counts = halves.groupby([compute["step"], compute["rank"]]).sum().to_dict()
+    counts = _halves_by_step(run.ops)
     incomplete: dict[str, list[int]] = {}
     for step in steps:
         for pipeline in run.mesh.pipelines:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.slices import rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class StepWindow:
 
 def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
     """The windows of all steps and pipelines, in time order. ``ops`` must be on one clock."""
-    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
+    compute = rows_where(ops[["rank", "step", "start_ns", "end_ns"]], ops["kind"].isin(COMPUTE_KINDS))
     spans = compute.groupby(["rank", "step"]).agg(start=("start_ns", "min"), end=("end_ns", "max"))
     of_rank: dict[int, dict[int, tuple[int, int]]] = {}
     for rank, step, start, end in spans.reset_index().itertuples(index=False):

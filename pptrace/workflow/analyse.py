@@ -83,6 +83,8 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     run = recognise_ranks(ranks, schedule, num_ranks)
+    inputs = tuple(_input_info(rank.info) for rank in ranks)
+    del ranks  # their tables are in the run's, and what these replaced takes memory
     timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
     clock = estimate_clock(comms, list(run.facts), run.facts, ops, run.mesh.pipelines)
@@ -95,7 +97,7 @@ def analyse_ranks(
     summary = _schedule_summary(run.schedule)
     report = Report(
         pptrace_version=__version__,
-        inputs=tuple(_input_info(rank.info) for rank in ranks),
+        inputs=inputs,
         framework=run.framework,
         mesh=MeshSizes(*(getattr(run.mesh, name) for name in MeshSizes.__slots__)),
         schedule=summary,

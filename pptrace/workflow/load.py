@@ -46,13 +46,12 @@ def load(
     world_size = run.get("world_size")
     dumps, unreadable = read_dumps(inputs.dumps)
     ranks, dump_warnings = with_dumps(result.traces, dumps)
+    warnings = (*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run))
     hang = _hang(paths, inputs)
+    taken = [_without_incomplete_calls(ranks) if hang is not None else ranks]
+    del ranks, result  # so that the analysis has them alone and lets go of them
     analysis = analyse_ranks(
-        _without_incomplete_calls(ranks) if hang is not None else ranks,
-        schedule,
-        step,
-        num_ranks=world_size if isinstance(world_size, int) else None,
-        warnings=(*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run)),
+        taken.pop(), schedule, step, num_ranks=world_size if isinstance(world_size, int) else None, warnings=warnings
     )
     return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
 
