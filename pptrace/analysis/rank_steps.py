@@ -31,7 +31,7 @@ class RankWindows:
     """The windows of one rank, one per step, in order of the steps, ns.
 
     Where a window is not ``comparable``, the times of other ranks say nothing about this one's, and the window is its own,
-    from its first op to its last. ``is_alone``: it is the only one of its pipeline with a trace.
+    from its first op to its last. ``is_alone``: other ranks of its pipeline have no trace, and those that have do not compare.
     """
 
     rank: int

@@ -111,7 +111,10 @@ def _rank_windows(
         start_ns=np.array([window.start_ns for window in windows], dtype=np.int64),
         end_ns=np.array([window.end_ns for window in windows], dtype=np.int64),
         comparable=np.array([comparable[window] for window in windows], dtype=np.bool_),
-        is_alone=np.array([rank in data.lacking and len(window.ranks) == 1 for window in windows], dtype=np.bool_),
+        is_alone=np.array(
+            [rank in data.lacking and (len(window.ranks) == 1 or not comparable[window]) for window in windows],
+            dtype=np.bool_,
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from pptrace.clock import Clock, ClockMethod
 from pptrace.model.tables import Category
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
+from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.analyse import analyse
 from pptrace.workflow.load import load
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace, record, without
@@ -158,3 +159,16 @@ def test_collectives_whose_other_members_have_no_trace_are_named_where_their_wai
         "comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of dp all_reduce" in line for line in report.warnings
     )
     assert not any("comms[].wait_ns" in line for line in analyse(RECORDING.traces()).report.warnings)
+
+
+def test_without_messages_and_with_a_rank_missing_any_part_of_the_rest_may_be_transfer(tmp_path: Path) -> None:
+    """Tables of ranks 0, 2 and 3 of four, each on a clock of its own: nothing relates them, and no bubble is certain."""
+    ops = simulate(build("1f1b", 4, 4), IDEAL).ops()
+    for rank in (0, 2, 3):
+        ops[ops["rank"] == rank].to_csv(tmp_path / f"rank{rank}.ops.csv", index=False)
+    (step,) = load([tmp_path], cache=False).report.steps
+    assert step.span_ns is None
+    assert [rank.rank for rank in step.ranks] == [0, 2, 3]
+    for rank in step.ranks:
+        assert rank.bubble_low_ns == 0
+        assert rank.bubble_high_ns == rank.not_compute_ns
