@@ -39,7 +39,7 @@ _LONG = (
 settings.register_profile("unhurried", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("unhurried")
 
-# Tests start pptrace and ranks a hundred times. Where Python is told to keep no bytecode, each start would compile all anew, and
+# Tests start pptrace and ranks a hundred times. Where Python is set to keep no bytecode, each start would compile all anew, and
 # each worker of pytest-xdist all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class Adapters:
     """The hooks of this process and what they learnt.
 
-    ``session`` is told of steps, passes and plans; ``observers`` watch the communication, besides the one that writes marks, and
+    ``session`` gets steps, passes and plans; ``observers`` watch the communication, in addition to the one that writes marks, and
     ``logs`` as :class:`DistributedCalls` says.
     """
 

@@ -107,7 +107,7 @@ class _Sequences:
 class DistributedCalls:
     """Watches the calls of this process, and tells observers of them.
 
-    ``logs`` are also told what is no communication of the script: that process groups are made, and what C++ posts by itself.
+    ``logs`` also get what is no communication of the script: that process groups are made, and what C++ posts by itself.
     """
 
     def __init__(

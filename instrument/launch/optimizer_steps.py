@@ -48,7 +48,7 @@ class IterationRule:
 
     @property
     def is_open(self) -> bool:
-        """Whether optimizers have stepped in an iteration that has not been said to end."""
+        """Whether optimizers have stepped in an iteration whose end was not announced."""
         return self._latest is not None and not self._ended
 
     def before(self, optimizer: int) -> bool:

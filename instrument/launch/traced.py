@@ -248,7 +248,7 @@ class TracedSession(Session):
         if clean and (profiler is None or profiler.recording):
             self.look()
         is_whole = clean and self._hooks is not None and bool(self._passes or self._hooks.is_step_open)
-        if is_whole:  # nothing after it said that it had ended
+        if is_whole:  # nothing after it announced its end
             self.end_step()
         if profiler is not None and profiler.recording:
             if clean and not self._window.whole_run and self.num_steps <= self._recorded.start:

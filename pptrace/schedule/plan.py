@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ScheduleError
-from pptrace.schedule.actions import Action, Key, Kind, Phase, iter_halves
+from pptrace.schedule.actions import Action, Key, Kind, iter_halves
 
 if TYPE_CHECKING:
     from pptrace.schedule.plan_table import PlanTable
@@ -72,11 +72,6 @@ class Plan:
     def by_key(self) -> dict[Key, tuple[int, Action]]:
         """(kind, stage, microbatch) → (rank, action), with overlapped pairs split."""
         return {half.key: (rank, half) for rank, actions in enumerate(self.ranks) for half in iter_halves(actions)}
-
-    @cached_property
-    def phase_of(self) -> dict[Key, Phase]:
-        """(kind, stage, microbatch) → the phase of each action that computes."""
-        return {action.key: action.phase for rank in range(self.pp) for action in self.compute_actions(rank)}
 
     @cached_property
     def table(self) -> PlanTable:

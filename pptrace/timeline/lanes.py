@@ -43,23 +43,10 @@ class Lane:
         parts = (self.compute, self.transfer, self.exposed, self.unknown, self.not_overlapped)
         return Lane(*(clip(part, start_ns, end_ns) for part in parts))
 
-    def exposed_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Exposed communication in [start, end), ns; None where part of it may be waiting."""
-        part = self.clipped(start_ns, end_ns)
-        return None if len(part.unknown) else length(part.exposed)
-
     def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
         """Part of [start, end) that is neither compute nor exposed communication, ns; None if unknown."""
         part = self.clipped(start_ns, end_ns)
         return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
-
-    def bubble_bounds_ns(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """(least, most) of [start, end) that may be bubble, ns: without all communication, or with all that is not known to be
-        a transfer.
-        """
-        part = self.clipped(start_ns, end_ns)
-        rest = end_ns - start_ns - length(part.compute)
-        return rest - length(merge(part.not_overlapped, part.exposed)), rest - length(part.exposed)
 
 
 def lane_of(

@@ -109,7 +109,7 @@ def compiled(plan: Plan) -> PlanTable:
 
 
 def report_command(limits: Limits, rounds: int) -> None:
-    """The command from its start to its end, beside a start of Python and of the command's imports."""
+    """The command from its start to its end, compared with a start of Python and of the command's imports."""
     simulate = ["-m", "pptrace", "simulate", "interleaved-1f1b", "--pp", "64", "--microbatches", "512", "--chunks", "8"]
     print(f"pptrace {' '.join(simulate[2:])}")
     runs = (

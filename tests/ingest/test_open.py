@@ -107,7 +107,7 @@ def test_a_tensorboard_directory_has_its_traces_one_level_down(write: Write, op:
     write(b"", "logs/events.out.tfevents")
     files, warnings = opened(tmp_path / "logs")
     assert files == ["worker0.1700.pt.trace.json.gz", "worker1.1700.pt.trace.json.gz"]
-    other = "run/other.json (not named *.pt.trace.json as the traces beside it are; give it to read it)"
+    other = "run/other.json (not named *.pt.trace.json as the other traces in its folder are; give it to read it)"
     deeper = "run/deeper/worker2.1700.pt.trace.json.gz (in a subdirectory; give it to read it)"
     skipped = f"{tmp_path / 'logs'}: skipped {other}, {deeper}"
     assert warnings == (skipped,)

@@ -2,7 +2,7 @@
 
     python tests/tools/mutants.py [--sample 300] [--seed 0] [--all] [--only TEXT ...] [--jobs 1]
 
-Which changes there are, and what is left alone, is said in ``mutations.py``; ``equivalent_mutants.txt`` lists those that no
+Which changes there are, and what is left alone: see ``mutations.py``; ``equivalent_mutants.txt`` lists those that no
 test can notice, with the reason. The sample is drawn from each package in proportion to its mutants. Exits with 1 where less
 than 85 % are killed.
 

@@ -148,7 +148,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
             if run is None
             else f"names no rank (status {run.get('status')!r}: the launcher was ended before it could)"
         )
-        warnings.append(f"{run_file}: {reason}; took the traces beside it")
+        warnings.append(f"{run_file}: {reason}; took the traces in its folder")
     entries = entries_of(directory)
     files, skipped = _taken([entry for entry in entries if entry.is_file()])
     below = [(folder, entry) for folder in directories_below(directory, RUN_FILE) for entry in _files_of(folder)]
@@ -185,7 +185,7 @@ def _files_of(directory: Path) -> list[Path]:
 
 
 def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFile]) -> list[str]:
-    """Traces in subdirectories, beside those that are read; no partner of a table is one."""
+    """Traces in subdirectories, in addition to those that are read; no partner of a table is one."""
     read = {file.path for file in files}
     named = [path for path in below if path not in read and path.name.endswith(SUFFIXES)]
     traces, _ = _trace_files(without_companions(without_other_forms(named[:_MOST_SNIFFED])))
@@ -199,7 +199,7 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
 def _why_left(path: Path, read: Collection[Path]) -> str:
     """Beside traces that are read lies what has another name than TensorBoard gives them."""
     if any(other.parent == path.parent for other in read):
-        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the traces beside it are"
+        return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
     return "in a subdirectory"
 
 

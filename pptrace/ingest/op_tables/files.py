@@ -118,7 +118,7 @@ def _parquet(path: Path, content: bytes) -> pd.DataFrame:
 
 
 def _parquet_column(content: bytes, name: str) -> pd.Series[Any]:
-    """One column at a time: all of them as polars has them, beside what they are converted to, would take twice the memory."""
+    """One column at a time: all of them in polars and converted at the same time would take twice the memory."""
     import polars
 
     return _series(polars.read_parquet(io.BytesIO(content), columns=[name]).to_series())

@@ -58,7 +58,7 @@ def read_table(path: Path) -> tuple[Trace, ...]:
     if "optype" in frame.rows and "kind" not in frame.rows:
         if missing := sorted(BYTEDANCE_COLUMNS - set(frame.rows.columns)):
             raise TraceError(
-                f"{path}: no column {missing[0]!r}; expected it beside 'optype' in a straggler trace; add it"
+                f"{path}: no column {missing[0]!r}; expected it together with 'optype' in a straggler trace; add it"
             )
         return traces_of(path, bytedance_tables(path, frame.rows), _cut_lines(path, frame))
     files = [(path, frame)]

@@ -18,7 +18,7 @@ Which ranks join in a collective follows from ``dp_rank``, ``tp_rank``, ``cp_ran
 one of the axes tp, cp and dp alone, from the ranks with the same stages.
 
 A message or collective inside an op of its rank is taken for a part of it that waits, and out of compute, if either is on the
-host clock. Where both are on the device clock it ran beside: compute is all of the op, and the communication hidden in it.
+host clock. Where both are on the device clock they overlapped: compute is all of the op, and the communication hidden in it.
 
 The other columns of :data:`pptrace.model.tables.OPS` and ``COMMS`` are read where they are there; so ``pptrace analyze
 --csv`` writes
