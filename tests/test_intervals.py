@@ -72,8 +72,8 @@ def test_clip_keeps_what_is_inside(rows: list[tuple[int, int]], start: int, end:
 
 @given(pairs, pairs)
 def test_lengths_within_are_those_of_the_clips(rows: list[tuple[int, int]], each: list[tuple[int, int]]) -> None:
-    found = lengths_within(make(rows), [start for start, _ in each], [end for _, end in each])
-    assert found.tolist() == [len(as_set(rows) & set(range(start, end))) for start, end in each]
+    lengths = lengths_within(make(rows), [start for start, _ in each], [end for _, end in each])
+    assert lengths.tolist() == [len(as_set(rows) & set(range(start, end))) for start, end in each]
 
 
 @given(pairs, pairs)

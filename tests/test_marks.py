@@ -105,10 +105,10 @@ def test_names_are_those_of_the_grammar() -> None:
 @given(marks, st.integers(0, 10**6).filter(lambda version: version != VERSION))
 def test_another_version_of_the_grammar_is_reported_and_not_guessed_at(mark: Mark, version: int) -> None:
     name = format_mark(mark).replace(PREFIX, f"pp{version}:", 1)
-    found = parse_mark(name)
-    assert isinstance(found, UnknownMark)
-    assert found.text == name
-    assert found.reason == f"grammar version {version}; this pptrace reads version 1"
+    parsed = parse_mark(name)
+    assert isinstance(parsed, UnknownMark)
+    assert parsed.text == name
+    assert parsed.reason == f"grammar version {version}; this pptrace reads version 1"
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_another_version_of_the_grammar_is_reported_and_not_guessed_at(mark: Mar
     ],
 )  # fmt: skip
 def test_a_damaged_name_is_reported_with_its_reason(name: str) -> None:
-    found = parse_mark(name)
-    assert isinstance(found, UnknownMark), found
-    assert found.text == name
-    assert found.reason
-    assert "version" not in found.reason
+    mark = parse_mark(name)
+    assert isinstance(mark, UnknownMark), mark
+    assert mark.text == name
+    assert mark.reason
+    assert "version" not in mark.reason
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_a_foreign_name_is_no_mark(name: str) -> None:
 
 @given(st.text(alphabet="p12:F SENDRCVB_step=<>@,chunkaxiso٣\n", max_size=40), st.booleans())
 def test_any_text_is_a_mark_an_unknown_mark_or_none(text: str, prefixed: bool) -> None:
-    found = parse_mark(PREFIX + text if prefixed else text)
-    assert found is not None or not prefixed
-    if found is not None and not isinstance(found, UnknownMark):
-        assert parse_mark(format_mark(found)) == found
+    mark = parse_mark(PREFIX + text if prefixed else text)
+    assert mark is not None or not prefixed
+    if mark is not None and not isinstance(mark, UnknownMark):
+        assert parse_mark(format_mark(mark)) == mark
 
 
 @given(marks, st.data())
@@ -170,7 +170,7 @@ def test_a_truncated_name_is_another_mark_or_reported_but_never_an_error(mark: M
     """Profilers cut long names off; a cut number is still a number, everything else shows."""
     name = format_mark(mark)
     cut = name[: data.draw(st.integers(len(PREFIX), len(name) - 1))]
-    found = parse_mark(cut)
-    assert found is not None
-    if not isinstance(found, UnknownMark):
-        assert format_mark(found) == cut
+    parsed = parse_mark(cut)
+    assert parsed is not None
+    if not isinstance(parsed, UnknownMark):
+        assert format_mark(parsed) == cut

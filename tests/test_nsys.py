@@ -48,9 +48,9 @@ def no_importer_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_importer_is_found_over_the_links_of_a_package(tmp_path: Path) -> None:
-    found = find_importer(str(debian(tmp_path, COPY)))
-    assert found is not None
-    assert found.samefile(tmp_path / "lib" / "nsight-systems" / "host-linux-x64" / IMPORTER)
+    result = find_importer(str(debian(tmp_path, COPY)))
+    assert result is not None
+    assert result.samefile(tmp_path / "lib" / "nsight-systems" / "host-linux-x64" / IMPORTER)
 
 
 def test_the_importer_of_nvidia_s_own_layout_is_found_and_one_on_the_path_otherwise(

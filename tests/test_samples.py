@@ -52,7 +52,7 @@ def test_pptrace_finds_the_device_time_and_ops_of_a_gpu_to_the_nanosecond(case: 
 def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
     expected = expected_of(case)
     report = load([case]).report
-    found = [
+    rows = [
         {
             "step": step.step,
             "span_ns": step.span_ns,
@@ -69,7 +69,7 @@ def test_pptrace_finds_what_is_expected_to_the_nanosecond(case: Path) -> None:
         }
         for step in report.steps
     ]
-    assert found == expected["steps"]
+    assert rows == expected["steps"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

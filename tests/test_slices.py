@@ -15,27 +15,27 @@ from pptrace.slices import group_codes, rows_where, slice_of, slices, slices_by_
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["F", "B", "W"]), st.integers(-5, 5)), max_size=20)
 
 
-def table_of(found: list[tuple[int, str, int]]) -> pd.DataFrame:
-    return pd.DataFrame(found, columns=["rank", "kind", "start_ns"]).astype({"rank": "int64", "start_ns": "int64"})
+def table_of(result: list[tuple[int, str, int]]) -> pd.DataFrame:
+    return pd.DataFrame(result, columns=["rank", "kind", "start_ns"]).astype({"rank": "int64", "start_ns": "int64"})
 
 
 @given(rows)
-def test_slices_are_the_rows_of_each_combination_in_their_order(found: list[tuple[int, str, int]]) -> None:
-    parts = slices(table_of(found), ("rank", "kind"))
+def test_slices_are_the_rows_of_each_combination_in_their_order(result: list[tuple[int, str, int]]) -> None:
+    parts = slices(table_of(result), ("rank", "kind"))
     assert {key: part["start_ns"].tolist() for key, part in parts.items()} == {
-        key: [time for rank, kind, time in found if (rank, kind) == key] for key in {row[:2] for row in found}
+        key: [time for rank, kind, time in result if (rank, kind) == key] for key in {row[:2] for row in result}
     }
 
 
 @given(rows)
-def test_a_slice_is_ordered_and_parted_by_its_columns(found: list[tuple[int, str, int]]) -> None:
-    whole = slice_of(table_of(found))
+def test_a_slice_is_ordered_and_parted_by_its_columns(result: list[tuple[int, str, int]]) -> None:
+    whole = slice_of(table_of(result))
     ordered = whole.in_order_of("start_ns")
-    assert list(zip(*ordered.columns.values(), strict=True)) == sorted(found, key=lambda row: row[2])
+    assert list(zip(*ordered.columns.values(), strict=True)) == sorted(result, key=lambda row: row[2])
     assert [(rank, len(part)) for rank, part in whole.by("rank").items()] == [
-        (rank, sum(row[0] == rank for row in found)) for rank in sorted({row[0] for row in found})
+        (rank, sum(row[0] == rank for row in result)) for rank in sorted({row[0] for row in result})
     ]
-    assert whole.among("kind", ("F", "W")).tolist() == [kind != "B" for _, kind, _ in found]
+    assert whole.among("kind", ("F", "W")).tolist() == [kind != "B" for _, kind, _ in result]
 
 
 numbers = st.integers(-3, 3)
@@ -56,8 +56,8 @@ def test_rows_of_each_number_come_in_order_and_without_a_copy_where_they_are(row
     parts = slices_by_int(table, "rank", ("step", "start"))
     assert list(parts) == sorted({rank for rank, _, _ in rows})
     for rank, part in parts.items():
-        found = list(zip(part["rank"].tolist(), part["step"].tolist(), part["start"].tolist(), strict=True))
-        assert found == sorted((row for row in rows if row[0] == rank), key=lambda row: row[1:])
+        result = list(zip(part["rank"].tolist(), part["step"].tolist(), part["start"].tolist(), strict=True))
+        assert result == sorted((row for row in rows if row[0] == rank), key=lambda row: row[1:])
     ordered = table.sort_values(["rank", "step", "start"]).reset_index(drop=True)
     for part in slices_by_int(ordered, "rank", ("step", "start")).values():
         assert np.shares_memory(part["step"], ordered["step"].to_numpy())

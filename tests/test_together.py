@@ -50,18 +50,18 @@ def tables(*steps: Calls, **columns: object) -> tuple[pd.DataFrame, pd.DataFrame
 
 def matches(*steps: Calls, at: Clock = CLOCK, mesh: MeshInfo = MESH, **columns: object) -> list[int]:
     comms, ops = tables(*steps, **columns)
-    found = match_by_end_times(comms, ops, mesh, at)
-    assert bool(found.warnings) == bool((found.comms["match"] >= 0).any())
-    return found.comms["match"].tolist()
+    matched = match_by_end_times(comms, ops, mesh, at)
+    assert bool(matched.warnings) == bool((matched.comms["match"] >= 0).any())
+    return matched.comms["match"].tolist()
 
 
 def test_what_ends_together_in_every_step_is_one_and_its_early_ranks_wait() -> None:
     comms, ops = tables(NORM, NORM)
-    found = match_by_end_times(comms, ops, MESH, CLOCK)
-    assert found.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    begins = with_transfers(found.comms)["transfer_start_ns"] % STEP
+    matched = match_by_end_times(comms, ops, MESH, CLOCK)
+    assert matched.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    begins = with_transfers(matched.comms)["transfer_start_ns"] % STEP
     assert set(begins) == {LAST[0] + 200 * US}
-    assert found.warnings[0].endswith("2 on ranks 0, 1, 2, 3")
+    assert matched.warnings[0].endswith("2 on ranks 0, 1, 2, 3")
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_it_has_to_in_every_step(other: Calls) -> None:
 
 def test_before_it_the_ends_of_the_pipeline_may_have_one_of_their_own() -> None:
     both = {**NORM, 0: [(40_010, 40_100), (40_200, 40_260)], 3: [(10_010, 40_102), (40_200, 40_263)]}
-    found = matches(both, both)
-    assert found[:2] == [2, 0]
-    assert found[4:6] == [2, 0]
-    assert found[2:4] == [0, 0]
+    result = matches(both, both)
+    assert result[:2] == [2, 0]
+    assert result[4:6] == [2, 0]
+    assert result[2:4] == [0, 0]
 
 
 def test_gradients_of_a_stages_replicas_before_it_are_left_alone() -> None:
@@ -94,8 +94,8 @@ def test_gradients_of_a_stages_replicas_before_it_are_left_alone() -> None:
 
 def test_what_lies_outside_the_ranges_of_steps_belongs_to_the_ops_before_it() -> None:
     comms, ops = tables(NORM, NORM)
-    found = match_by_end_times(comms.assign(step=-1), ops, MESH, CLOCK)
-    assert found.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    matched = match_by_end_times(comms.assign(step=-1), ops, MESH, CLOCK)
+    assert matched.comms["match"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_calls_among_the_ops_are_left_alone() -> None:

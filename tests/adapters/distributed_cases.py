@@ -57,7 +57,7 @@ def watch_everything() -> dict[str, list[Any]]:
     hooks = Hooks(lines.append)
     DistributedCalls(hooks, Works(hooks), [diary])
     group = dist.new_group([0, 1])
-    found: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     both = [floats(4), floats(4)]
     calls: dict[str, Any] = {
         "all_reduce": lambda is_async: dist.all_reduce(floats(8), async_op=is_async),
@@ -74,34 +74,34 @@ def watch_everything() -> dict[str, list[Any]]:
     diary.take()
     for name, call in calls.items():
         call(False)
-        found[name] = diary.take()
+        result[name] = diary.take()
         work = call(True)
         posted = diary.take()
         work.wait()
-        found[f"{name} async"] = [*posted, "wait", *diary.take()]
+        result[f"{name} async"] = [*posted, "wait", *diary.take()]
     if rank == 0:
         dist.send(floats(2), 1)
     else:
         dist.recv(floats(2), src=0)
-    found["message"] = diary.take()
+    result["message"] = diary.take()
     ops = [dist.P2POp(dist.isend, floats(3), other), dist.P2POp(dist.irecv, floats(3), other)]
     works = dist.batch_isend_irecv(ops)
-    found["batch"] = diary.take()
+    result["batch"] = diary.take()
     for work in works:
         work.wait()
-    found["batch waited"] = diary.take()
+    result["batch waited"] = diary.take()
     kept: list[Any] = [None, None]
     dist.all_gather_object(kept, {"rank": rank})
-    found["objects"] = [entry[1] for entry in diary.take() if entry[0] == "posted"]
+    result["objects"] = [entry[1] for entry in diary.take() if entry[0] == "posted"]
     try:
         dist.all_reduce("no tensor")  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        found["error"] = diary.take()
+        result["error"] = diary.take()
     hooks.remove()
     dist.all_reduce(floats(1))
-    found["removed"] = diary.take()
-    found["lines"] = lines
-    return found
+    result["removed"] = diary.take()
+    result["lines"] = lines
+    return result
 
 
 def break_a_hook() -> tuple[list[float], list[str]]:

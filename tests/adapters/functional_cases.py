@@ -82,22 +82,22 @@ def watch_functional() -> dict[str, Any]:
     ways = _ways(halves[rank // 2])
     plain = {name: way() for name, way in ways.items()}
     hashes = _hashes()
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     with watched() as (diary, lines):
-        found["same hashes"] = _hashes() == hashes
+        actual["same hashes"] = _hashes() == hashes
         for name, way in ways.items():
             result = way()
             same = result is None or torch.equal(torch.as_tensor(result), torch.as_tensor(plain[name]))
-            found[name] = ([(entry[0], *entry[1:4], entry[5]) for entry in diary.take()], same)
-        found["silent"] = _trace_without_communication(halves[rank // 2].group_name), diary.take()
+            actual[name] = ([(entry[0], *entry[1:4], entry[5]) for entry in diary.take()], same)
+        actual["silent"] = _trace_without_communication(halves[rank // 2].group_name), diary.take()
         for reduction in ("no reduction", "sum"):
             try:
                 torch.ops._c10d_functional.all_reduce(floats(1), reduction, halves[rank // 2].group_name)
             except RuntimeError:
-                found["error"] = [entry[0] for entry in diary.take()]
-        found["after the error"] = [entry[0] for entry in diary.take()]
-        found["lines"] = lines
-    return found
+                actual["error"] = [entry[0] for entry in diary.take()]
+        actual["after the error"] = [entry[0] for entry in diary.take()]
+        actual["lines"] = lines
+    return actual
 
 
 def _hashes() -> list[int]:

@@ -25,26 +25,26 @@ ONE_CALL = {
 
 
 def test_every_way_of_calling_is_seen_once_with_its_group_and_bytes(pool: Pool) -> None:
-    for rank, found in enumerate(pool.run(watch_functional, world=4)):
-        assert found["lines"] == []
-        assert found["same hashes"], "tables of torch are keyed by operators"
+    for rank, result in enumerate(pool.run(watch_functional, world=4)):
+        assert result["lines"] == []
+        assert result["same hashes"], "tables of torch are keyed by operators"
         first = rank // 2 * 2
         for name, (kind, size) in ONE_CALL.items():
             ranks = (0, 1, 2, 3) if name == "of the world" else (first, first + 1)
             peer = first + 1 if name == "broadcast" else -1
-            heard, same = found[name]
+            heard, same = result[name]
             assert same, name
             assert heard == [(event, kind, peer, size, ranks) for event in ORDER], name
         pair = (first, first + 1)
         once = [(event, "all_reduce", -1, 32, pair) for event in ORDER]
-        assert found["fed to another"] == (once + once, True)
+        assert result["fed to another"] == (once + once, True)
         forward = [(event, "all_gather", -1, 32, pair) for event in ORDER]
-        assert found["backward"] == (forward + [(event, "reduce_scatter", -1, 32, pair) for event in ORDER], True)
+        assert result["backward"] == (forward + [(event, "reduce_scatter", -1, 32, pair) for event in ORDER], True)
         rows = max(3, 2 * (rank % 2 + 1))  # sent and received
-        assert found["uneven"] == ([(event, "all_to_all", -1, 8 * rows, pair) for event in ORDER], True)
-        assert found["error"] == ["posted", "failed"]
-        assert found["after the error"] == ["posted", "returned"]
-        written, heard = found["silent"]
+        assert result["uneven"] == ([(event, "all_to_all", -1, 8 * rows, pair) for event in ORDER], True)
+        assert result["error"] == ["posted", "failed"]
+        assert result["after the error"] == ["posted", "returned"]
+        written, heard = result["silent"]
         assert written[:2] == ["_c10d_functional.all_reduce.default", "_c10d_functional.wait_tensor.default"]
         assert heard == []
 

@@ -20,10 +20,10 @@ COLLECTIVES = {
 
 
 def test_every_function_is_seen_once_sync_and_async(pool: Pool) -> None:
-    for rank, found in enumerate(pool.run(watch_everything, world=2)):
-        assert found["lines"] == []
+    for rank, result in enumerate(pool.run(watch_everything, world=2)):
+        assert result["lines"] == []
         numbers = {"default": -1, "own": -1}
-        for name, call in found.items():
+        for name, call in result.items():
             if name.removesuffix(" async") not in {**COLLECTIVES, "gather": None, "scatter": None}:
                 continue
             own = name.removesuffix(" async") in ("reduce", "all_gather")  # in a group of their own
@@ -41,23 +41,23 @@ def test_every_function_is_seen_once_sync_and_async(pool: Pool) -> None:
                 assert facts[:2] == (name.removesuffix(" async"), 0)
                 assert facts[2] == (32 if rank == 0 else 16)  # the root holds both parts
         kind = "send" if rank == 0 else "recv"
-        assert [entry[:4] for entry in found["message"]] == [
+        assert [entry[:4] for entry in result["message"]] == [
             (event, kind, 1 - rank, 8) for event in ("posted", "returned", "completed")
         ]
 
 
 def test_a_batch_is_one_call_for_each_message(pool: Pool) -> None:
-    for rank, found in enumerate(pool.run(watch_everything, world=2)):
+    for rank, result in enumerate(pool.run(watch_everything, world=2)):
         other = 1 - rank
-        assert [entry[:4] for entry in found["batch"]] == [
+        assert [entry[:4] for entry in result["batch"]] == [
             (event, kind, other, 12) for kind in ("send", "recv") for event in ("posted", "returned")
         ]
-        assert sorted(entry[:4] for entry in found["batch waited"]) == sorted(
+        assert sorted(entry[:4] for entry in result["batch waited"]) == sorted(
             (event, kind, other, 12) for kind in ("send", "recv") for event in ("waiting", "completed")
         )
-        assert found["objects"] == ["all_gather", "all_gather"]  # sizes, then contents
-        assert [entry[0] for entry in found["error"]] == ["posted", "failed"]
-        assert found["removed"] == []
+        assert result["objects"] == ["all_gather", "all_gather"]  # sizes, then contents
+        assert [entry[0] for entry in result["error"]] == ["posted", "failed"]
+        assert result["removed"] == []
 
 
 def test_what_a_hook_raises_takes_it_out_and_changes_nothing(pool: Pool) -> None:

@@ -17,11 +17,11 @@ from tests.support.pool import Pool
 
 def halves(ops: pd.DataFrame) -> list[tuple[str, int, int]]:
     """Simple ops in order, overlapped pairs taken apart."""
-    found = []
+    result = []
     for op in ops.sort_values("start_ns", kind="stable").itertuples():
         parts = parse_action(op.pair).parts if op.pair else ()
-        found += [(str(p.kind), p.stage, p.microbatch) for p in parts] or [(op.kind, op.stage, op.microbatch)]
-    return found
+        result += [(str(p.kind), p.stage, p.microbatch) for p in parts] or [(op.kind, op.stage, op.microbatch)]
+    return result
 
 
 @pytest.mark.parametrize(("name", "pp"), [*((name, 2) for name in SCHEDULES), ("1f1b", 4), ("dualpipe-v", 4)])

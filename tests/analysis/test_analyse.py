@@ -152,9 +152,9 @@ def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -
         transfers = recording.run.transfers(place)
         for kind in ("send", "recv"):
             sent = [done for done in transfers if done.action.kind.is_send == (kind == "send")]
-            found = [comm for comm in rank.comms if (comm.axis, comm.kind) == ("pp", kind)]
-            assert len(found) == (1 if sent else 0)
-            for summary in found:
+            rows = [comm for comm in rank.comms if (comm.axis, comm.kind) == ("pp", kind)]
+            assert len(rows) == (1 if sent else 0)
+            for summary in rows:
                 moved = sum(moved_until(recording, done) - done.met for done in sent)
                 assert (summary.count, summary.bytes) == (len(sent), BYTES * len(sent))
                 assert summary.wait_ns == summary.total_ns - moved
@@ -413,15 +413,21 @@ def test_a_trace_without_marks_still_has_its_device_breakdown() -> None:
         Event(Category.MEMCPY, "copy", START + 100, START + 110, 0, 7),
     ]
     (device,) = analyse([make_trace(events)]).report.device
-    found = device.breakdown
-    assert (found.busy_ns, found.compute_ns, found.communication_ns, found.memory_ns, found.idle_ns) == (
+    breakdown = device.breakdown
+    assert (
+        breakdown.busy_ns,
+        breakdown.compute_ns,
+        breakdown.communication_ns,
+        breakdown.memory_ns,
+        breakdown.idle_ns,
+    ) == (
         100,
         60,
         30,
         10,
         10,
     )
-    assert found.overlap_ratio == 20 / 50
+    assert breakdown.overlap_ratio == 20 / 50
 
 
 def test_marks_of_another_version_are_warned_about() -> None:
@@ -497,7 +503,7 @@ def test_one_rank_of_a_pipeline_of_unknown_length_has_its_compute_and_bounds_of_
     run = run_on_paper(build("1f1b", 4, 8), lambda _: 500, latency=130)
     report = analyse([make_trace(events_of(Unlabelled(), run, 1, 2), 0)]).report
     assert (report.mesh.pp, report.schedule.num_microbatches) == (None, None)
-    assert ("1f1b", 4) in {(found.name, found.pp) for found in report.schedule.candidates}
+    assert ("1f1b", 4) in {(result.name, result.pp) for result in report.schedule.candidates}
     for step in report.steps:
         (rank,) = step.ranks
         assert (rank.pp_rank, rank.bubble_ns, step.bubble.ratio, step.bubble.ideal_ratio) == (None, None, None, None)

@@ -53,10 +53,10 @@ def test_what_an_op_communicates_inside_itself_is_communication_and_not_compute(
     plan = build("1f1b", 1, 2)
     ops = {(Kind.F, 0, mb): 100 for mb in (0, 1)} | {(Kind.B, 0, mb): 200 for mb in (0, 1)}
     within = {(Kind.F, 0, mb): 30 for mb in (0, 1)} | {(Kind.B, 0, mb): 50 for mb in (0, 1)}
-    found = waterfall(plan, MeasuredCosts(ops, {}, within), span_ns=640)
-    assert found is not None
-    assert (found.compute, found.structural, found.imbalance, found.jitter) == (440, 0, 0, 0)
-    assert (found.communication, found.unexplained) == (160, 40)
+    parts = waterfall(plan, MeasuredCosts(ops, {}, within), span_ns=640)
+    assert parts is not None
+    assert (parts.compute, parts.structural, parts.imbalance, parts.jitter) == (440, 0, 0, 0)
+    assert (parts.communication, parts.unexplained) == (160, 40)
 
 
 def attributed(

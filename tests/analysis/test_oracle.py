@@ -22,8 +22,8 @@ NSIGHT_FILES = sorted(path for folder in NSIGHT for path in (DATA / folder).rglo
 pytestmark = pytest.mark.skipif(not KINETO_FILES, reason="the public traces are not on this machine")
 
 
-def assert_same(found: RankDevice, expected: Counted) -> None:
-    got = found.breakdown
+def assert_same(result: RankDevice, expected: Counted) -> None:
+    got = result.breakdown
     assert got.first_ns is not None
     assert got.last_ns is not None
     assert got.last_ns - got.first_ns == expected.span_ns
@@ -38,19 +38,19 @@ def assert_same(found: RankDevice, expected: Counted) -> None:
 
 @pytest.mark.parametrize("path", KINETO_FILES, ids=lambda path: path.parent.name)
 def test_kineto_traces_have_the_device_time_that_the_oracle_counts(path: Path) -> None:
-    (found,) = load([path]).report.device
+    (result,) = load([path]).report.device
     pieces = kineto_pieces(path)
     if pieces:
-        assert_same(found, count(pieces))
+        assert_same(result, count(pieces))
     else:
-        assert found.breakdown.busy_ns is None
+        assert result.breakdown.busy_ns is None
 
 
 @pytest.mark.parametrize("path", NSIGHT_FILES, ids=lambda path: path.stem)
 def test_nsight_exports_have_the_device_time_that_the_oracle_counts(path: Path) -> None:
-    found = load([path]).report.device
+    result = load([path]).report.device
     expected = sorted((count(pieces) for pieces in nsight_pieces(path)), key=lambda counted: counted.busy_ns)
-    for device, counted in zip(sorted(found, key=lambda entry: entry.breakdown.busy_ns or 0), expected, strict=True):
+    for device, counted in zip(sorted(result, key=lambda entry: entry.breakdown.busy_ns or 0), expected, strict=True):
         assert_same(device, counted)
 
 
@@ -77,9 +77,9 @@ def test_a_trace_in_whole_microseconds_has_the_times_that_hta_counts() -> None:
         [HTA_PYTHON, "-c", _ASK_HTA, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
     expected = json.loads(asked.stdout.splitlines()[-1])
-    found = load([path]).report.device[0].breakdown
-    assert found.busy_ns is not None
-    assert found.compute_ns is not None
-    assert found.idle_ns == 1000 * expected["idle_time(us)"]
-    assert found.compute_ns == 1000 * expected["compute_time(us)"]
-    assert found.busy_ns - found.compute_ns == 1000 * expected["non_compute_time(us)"]
+    breakdown = load([path]).report.device[0].breakdown
+    assert breakdown.busy_ns is not None
+    assert breakdown.compute_ns is not None
+    assert breakdown.idle_ns == 1000 * expected["idle_time(us)"]
+    assert breakdown.compute_ns == 1000 * expected["compute_time(us)"]
+    assert breakdown.busy_ns - breakdown.compute_ns == 1000 * expected["non_compute_time(us)"]

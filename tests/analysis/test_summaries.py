@@ -24,13 +24,13 @@ def times(start: int, moving: int, moved: int, end: int) -> dict[str, object]:
 
 def test_hidden_and_exposed_communication_by_hand() -> None:
     """Moving 20-50 and 40-60, so 20-60 as a whole; compute 30-45 hides 15 of the 40."""
-    (found,) = summarise_comms(comms_of(times(10, 20, 50, 50), times(40, 40, 60, 65)), union([30], [45]))
-    assert (found.axis, found.kind, found.count, found.bytes) == ("dp", "all_reduce", 2, 2000)
-    assert (found.total_ns, found.wait_ns) == (65, 15)
-    assert (found.hidden_ns, found.exposed_ns) == (15, 25)
-    assert found.overlap_ratio == 15 / 40
-    assert found.algbw_gbps == 2000 / 50
-    assert found.busbw_gbps == pytest.approx(2000 / 50 * 1.5)
+    (result,) = summarise_comms(comms_of(times(10, 20, 50, 50), times(40, 40, 60, 65)), union([30], [45]))
+    assert (result.axis, result.kind, result.count, result.bytes) == ("dp", "all_reduce", 2, 2000)
+    assert (result.total_ns, result.wait_ns) == (65, 15)
+    assert (result.hidden_ns, result.exposed_ns) == (15, 25)
+    assert result.overlap_ratio == 15 / 40
+    assert result.algbw_gbps == 2000 / 50
+    assert result.busbw_gbps == pytest.approx(2000 / 50 * 1.5)
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,23 @@ def test_hidden_and_exposed_communication_by_hand() -> None:
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
-    (found,) = summarise_comms(comms_of(times(0, 0, 100, 100) | {"kind": kind}), EMPTY)
-    assert found.algbw_gbps == 10
-    assert found.busbw_gbps == pytest.approx(10 * factor)
+    (result,) = summarise_comms(comms_of(times(0, 0, 100, 100) | {"kind": kind}), EMPTY)
+    assert result.algbw_gbps == 10
+    assert result.busbw_gbps == pytest.approx(10 * factor)
 
 
 def test_what_is_not_matched_has_no_wait_and_no_bandwidth() -> None:
-    (found,) = summarise_comms(comms_of(times(0, 0, 100, 100), times(200, 200, 300, 300) | {"match": -1}), EMPTY)
-    assert (found.wait_ns, found.algbw_gbps, found.busbw_gbps) == (None, None, None)
-    assert (found.total_ns, found.exposed_ns, found.hidden_ns, found.overlap_ratio) == (200, None, None, None)
+    (result,) = summarise_comms(comms_of(times(0, 0, 100, 100), times(200, 200, 300, 300) | {"match": -1}), EMPTY)
+    assert (result.wait_ns, result.algbw_gbps, result.busbw_gbps) == (None, None, None)
+    assert (result.total_ns, result.exposed_ns, result.hidden_ns, result.overlap_ratio) == (200, None, None, None)
 
 
 def test_there_is_a_summary_per_axis_and_kind() -> None:
     rows = [
         times(0, 0, 1, 1) | {"axis": axis, "kind": kind} for axis in ("pp", "dp") for kind in ("send", "recv", "send")
     ]
-    found = summarise_comms(comms_of(*rows), EMPTY)
-    assert [(c.axis, c.kind, c.count) for c in found] == [
+    totals = summarise_comms(comms_of(*rows), EMPTY)
+    assert [(c.axis, c.kind, c.count) for c in totals] == [
         ("dp", "recv", 1),
         ("dp", "send", 2),
         ("pp", "recv", 1),
@@ -79,14 +79,14 @@ def step_with(fall: Waterfall | None, span: int = 1000) -> StepReport:
 
 def test_findings_name_causes_worth_saying_with_the_largest_gain_first() -> None:
     falls = [Waterfall(600, 100, 19, 80, 200, None, 1), Waterfall(600, 120, 19, 60, 180, None, 21)]
-    found = find([step_with(fall) for fall in falls], SCHEDULE)
-    assert [(finding.evidence["waterfall"], finding.gain_ns) for finding in found] == [
+    findings = find([step_with(fall) for fall in falls], SCHEDULE)
+    assert [(finding.evidence["waterfall"], finding.gain_ns) for finding in findings] == [
         ("structural", 110),
         ("communication", 190),
         ("jitter", 70),
     ]
-    assert found[0].severity is Severity.INFO
-    assert found[1].title == "Communication: 19.0% of the step goes to communication that no compute hides"
+    assert findings[0].severity is Severity.INFO
+    assert findings[1].title == "Communication: 19.0% of the step goes to communication that no compute hides"
 
 
 def test_steps_without_a_waterfall_give_no_causes() -> None:
@@ -96,6 +96,6 @@ def test_steps_without_a_waterfall_give_no_causes() -> None:
 
 def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
     left = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ("rank 0: op 5 is 0B0", "rank 1: op 4 is 1B0"))
-    found = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
-    assert [finding.title.split(":")[0] for finding in found] == ["The run does not follow the plan", "Structural"]
-    assert found[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"
+    findings = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
+    assert [finding.title.split(":")[0] for finding in findings] == ["The run does not follow the plan", "Structural"]
+    assert findings[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"

@@ -49,8 +49,8 @@ def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_
 
 
 def test_absent_ranks_are_counted_and_not_listed_however_many_a_file_claims() -> None:
-    found = recognise(RECORDING.traces())
-    huge = replace(found, mesh=replace(found.mesh, num_ranks=10**12))
+    run = recognise(RECORDING.traces())
+    huge = replace(run, mesh=replace(run.mesh, num_ranks=10**12))
     begin = time.monotonic()
     lines = explain_nulls(huge, Clock(ClockMethod.SINGLE_RANK, {}, 0), ())
     assert time.monotonic() - begin < 1
@@ -134,9 +134,9 @@ def test_phases_have_no_bubble_where_their_rank_has_none() -> None:
 
 
 def test_a_plan_of_some_of_a_pipelines_ranks_has_no_ideal() -> None:
-    found = recognise(RECORDING.traces())
-    assert is_plan_of_all(found)
-    longer = replace(found, mesh=replace(found.mesh, pp=4))
+    run = recognise(RECORDING.traces())
+    assert is_plan_of_all(run)
+    longer = replace(run, mesh=replace(run.mesh, pp=4))
     assert not is_plan_of_all(longer)
     line = (
         "ideal_ratio, ideal_share and waterfall_ns are null: the recognised plan covers 2 of the 4 ranks of a pipeline"

@@ -90,12 +90,12 @@ def measure(attention: Attention, inputs: list[Tensor], gradient: Tensor, steps:
 
 def compare(sides: dict[str, Attention], inputs: list[Tensor], gradient: Tensor) -> None:
     """Fail unless both give the same output and gradients."""
-    found = []
+    result = []
     for attention in sides.values():
         output = attention(*inputs)
-        found.append((output.detach(), *torch.autograd.grad(output, inputs, gradient)))
+        result.append((output.detach(), *torch.autograd.grad(output, inputs, gradient)))
     tolerance = 1e-4 if gradient.dtype is torch.float32 else 5e-2
-    for ours, other in zip(*found, strict=True):
+    for ours, other in zip(*result, strict=True):
         torch.testing.assert_close(ours, other, rtol=tolerance, atol=tolerance)
 
 

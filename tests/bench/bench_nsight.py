@@ -101,8 +101,8 @@ def _read_chunks(path: Path) -> int:
 
 def _peak_bytes() -> int:
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return int(found[1]) * 1024 if found else 0
+    result = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(result[1]) * 1024 if result else 0
 
 
 def _measure(reader: Callable[[Path], int], path: Path, answer: Connection) -> None:

@@ -198,11 +198,11 @@ def results(side: Side) -> Iterator[tuple[str, Tensor]]:
 
 def compare(ours: Side, other: Side) -> None:
     """Fail unless both give the same output and gradients."""
-    for (name, found), (wanted_name, wanted) in zip(results(ours), results(other), strict=True):
+    for (name, result), (wanted_name, wanted) in zip(results(ours), results(other), strict=True):
         assert name == wanted_name
         largest = float(wanted.abs().max())
         torch.testing.assert_close(
-            found, wanted, rtol=0, atol=TOLERANCE * largest, msg=lambda message, name=name: f"{name}: {message}"
+            result, wanted, rtol=0, atol=TOLERANCE * largest, msg=lambda message, name=name: f"{name}: {message}"
         )
 
 

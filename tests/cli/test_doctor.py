@@ -50,8 +50,8 @@ def test_one_gpu_allows_everything_and_several_ranks_share_it_over_gloo() -> Non
 
 def test_a_machine_without_gpu_and_nsys_says_what_is_missing() -> None:
     machine = Machine("3.11.7", 2, (("nvtx", None),), Torch("2.13.0+cpu", None, (), ("gloo",), True, False), None, None)
-    found = abilities(machine)
-    assert [what for what, works in found.items() if not works] == [
+    result = abilities(machine)
+    assert [what for what, works in result.items() if not works] == [
         "Train on GPUs",
         "Trace GPU kernels (--profiler torch)",
         "NVTX ranges",

@@ -65,8 +65,8 @@ def test_a_simulated_plan_written_as_an_export_is_recognised_as_the_same_plan(
     assert (schedule["source"], schedule["mismatches"]) == ("recognised", [])
     (step,) = report["steps"]
     for entry in step["ranks"]:
-        found = [(op["kind"], op["stage"], op["microbatch"]) for op in entry["ops"]]
-        assert found == actions(plan, entry["rank"])
+        rows = [(op["kind"], op["stage"], op["microbatch"]) for op in entry["ops"]]
+        assert rows == actions(plan, entry["rank"])
 
 
 def test_no_output_repeats_what_an_export_tells_of_machines_and_people(tmp_path: Path) -> None:

@@ -136,14 +136,14 @@ class Ended:
 
     def spans(self, rank: int, kind: SpanKind) -> dict[int, tuple[float, float]]:
         """Step → start and end, in microseconds, of the ranges of a kind."""
-        found = {}
+        result = {}
         for event in self.trace(rank)["traceEvents"]:
             mark = parse_mark(event["name"]) if event.get("cat") == "user_annotation" else None
             assert not isinstance(mark, UnknownMark)
             if isinstance(mark, SpanMark) and mark.kind is kind:
-                assert mark.step not in found
-                found[mark.step] = (event["ts"], event["ts"] + event["dur"])
-        return found
+                assert mark.step not in result
+                result[mark.step] = (event["ts"], event["ts"] + event["dur"])
+        return result
 
 
 class Run:
@@ -170,12 +170,12 @@ class Run:
 
     def rank_pids(self) -> list[int]:
         """Processes of this run other than the launcher; none once nothing is left running."""
-        found = []
+        result = []
         for path in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):
                 if path.readlink() == self._directory:
-                    found.append(int(path.parent.name))
-        return [pid for pid in found if pid != self.process.pid]
+                    result.append(int(path.parent.name))
+        return [pid for pid in result if pid != self.process.pid]
 
     def are_asleep(self, for_s: float) -> bool:
         """Whether the ranks' main threads sleep now and after a while and have done nothing between."""

@@ -32,8 +32,8 @@ def open_timeline(page: Any) -> None:
 
 
 def x_range(page: Any) -> list[float]:
-    found: list[float] = page.evaluate("document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range")
-    return found
+    result: list[float] = page.evaluate("document.querySelector('#timeline .js-plotly-plot').layout.xaxis.range")
+    return result
 
 
 def place_of_bar(page: Any, name: str, number: int) -> tuple[float, float]:

@@ -92,8 +92,8 @@ def test_the_dashboard_never_imports_torch(run_p4: Path) -> None:
         f"create_app([Path({str(run_p4)!r})]); assert Store([Path({str(run_p4)!r})]).get().analysis;"
         "print([name for name in ('torch', 'nvtx', 'instrument') if name in sys.modules])"
     )
-    found = run_python(["-c", code])
-    assert found == "[]"
+    ended = run_python(["-c", code])
+    assert ended == "[]"
 
 
 def run_python(args: Sequence[str]) -> str:

@@ -123,12 +123,12 @@ def test_the_analysis_gives_the_longest_op_of_each_stage_as_a_table(
     exec(EXAMPLES[caption], names)
     monkeypatch.setattr(results, "LongestOp", names["LongestOp"], raising=False)
     step = load([SAMPLES / "1f1b_p4"]).report.steps[0]
-    found = module("pptrace/analysis/longest_ops.py", made).longest_ops(step.ranks)
-    assert [op.stage for op in found] == [0, 1, 2, 3]
-    for op in found:
+    result = module("pptrace/analysis/longest_ops.py", made).longest_ops(step.ranks)
+    assert [op.stage for op in result] == [0, 1, 2, 3]
+    for op in result:
         same = [other for rank in step.ranks for other in rank.ops if other.stage == op.stage]
         assert op.duration_ns == max(other.end_ns - other.start_ns for other in same)
-    shown = type("Step", (), {"longest_ops": found})
+    shown = type("Step", (), {"longest_ops": result})
     table = module("pptrace/report/tables/longest_ops.py", made).longest_ops_table(shown, Amount.BRIEF)
     assert len(table.rows) == 4
     assert all(len(row) == len(table.columns) for row in table.rows)

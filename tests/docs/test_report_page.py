@@ -80,8 +80,8 @@ def fields(value: object, path: str = "") -> Iterator[Found]:
 
 def section(heading: str) -> str:
     """The text below a heading, up to the next one."""
-    (found,) = re.finditer(rf"^#+ {re.escape(heading)}$", PAGE, re.MULTILINE)
-    return re.split(r"^#+ ", PAGE[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+    (result,) = re.finditer(rf"^#+ {re.escape(heading)}$", PAGE, re.MULTILINE)
+    return re.split(r"^#+ ", PAGE[result.end() :], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def names(text: str) -> set[str]:
@@ -204,5 +204,5 @@ def test_the_fields_of_a_simulation_are_described() -> None:
 
 
 def test_the_fields_of_a_verdict_are_described() -> None:
-    found = hang_object(HangResult(HANG, "", (0, 3)))
-    assert set(found) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}  # type: ignore[arg-type]
+    result = hang_object(HangResult(HANG, "", (0, 3)))
+    assert set(result) | set(HANG) | set(HANG["edges"][0]) <= names(section("`hang`")) | {"hang"}  # type: ignore[arg-type]

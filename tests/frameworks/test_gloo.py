@@ -83,13 +83,15 @@ def test_ranks_of_one_host_are_on_its_clock_and_those_of_one_that_was_put_wrong_
         folder.mkdir()
         for rank in range(NUM_RANKS):
             shift_file(tmp_path / "true" / f"rank{rank}.json", folder, int(wrong[rank]), float(rates[rank]))
-        found = read(folder)
-        clock = found.report.clock
+        result = read(folder)
+        clock = result.report.clock
         assert clock.method == ClockMethod.BOUNDS
         assert clock.uncertainty_ns is not None
         key = ["rank", "kind", "peer", "nth"]
         for name in ("start_ns", "end_ns"):
-            both = with_numbers(right.data.comms).merge(with_numbers(found.data.comms), on=key, suffixes=("", "_found"))
+            both = with_numbers(right.data.comms).merge(
+                with_numbers(result.data.comms), on=key, suffixes=("", "_found")
+            )
             moved = both[f"{name}_found"] - both[name]
             first = moved[both["rank"] == 0]
             drift = first.max() - first.min()  # the common clock is that of rank 0, which is wrong as well

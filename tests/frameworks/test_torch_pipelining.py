@@ -110,9 +110,9 @@ def test_stages_of_one_operator_are_found_between_what_surrounds_a_step(
 ) -> None:
     """Each op with the kind and microbatch that its own stage saw at that time."""
     seen = pool.run(train_slow, run, str(tmp_path), world=world, timeout_s=120)
-    found = recognise([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(world)])
-    assert found.schedule.name == name
-    ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+    recognised = recognise([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(world)])
+    assert recognised.schedule.name == name
+    ops = recognised.ops[recognised.ops["kind"].isin(COMPUTE_KINDS)]
     for rank in range(world):
         rank_ops = ops[ops["rank"] == rank].sort_values("start_ns")
         assert len(rank_ops) == len(seen[rank]) == 2 * run.microbatches * run.steps

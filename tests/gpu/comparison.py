@@ -16,9 +16,9 @@ def ops_of(report: Report, rank: int) -> Iterator[Op]:
                 yield Op(step.step, f"{op.stage}{op.kind}{op.microbatch}", op.start_ns, op.end_ns, True)
 
 
-def differences(found: Sequence[Op], expected: Sequence[Op]) -> list[tuple[Op | None, Op | None]]:
+def differences(result: Sequence[Op], expected: Sequence[Op]) -> list[tuple[Op | None, Op | None]]:
     """Ops that do not occur with the same times on both sides, where both count time from their first op of the same name."""
-    sides = [{(op.step, op.name): op for op in side} for side in (found, expected)]
+    sides = [{(op.step, op.name): op for op in side} for side in (result, expected)]
     common = next((key for key in sides[1] if key in sides[0]), None)
     shift = 0 if common is None else sides[0][common].start_ns - sides[1][common].start_ns
     differing: list[tuple[Op | None, Op | None]] = []

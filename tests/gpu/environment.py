@@ -66,8 +66,8 @@ def describe_gpu(index: int) -> dict[str, Any]:
 def _check_product(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     left = torch.rand(_SIZE, _SIZE, dtype=torch.float64, generator=generator)
-    found = left.to(device) @ left.to(device)
-    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=device.type == "cuda").copy_(found)
+    result = left.to(device) @ left.to(device)
+    host = torch.empty(result.shape, dtype=result.dtype, pin_memory=device.type == "cuda").copy_(result)
     torch.testing.assert_close(host, left @ left, rtol=1e-12, atol=1e-9)
 
 

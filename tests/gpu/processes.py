@@ -71,10 +71,10 @@ def descendants(of: int) -> list[int]:
             except (OSError, IndexError, ValueError):  # it ended meanwhile
                 continue
             children.setdefault(parent, []).append(int(folder.name))
-    found = [of]
-    for pid in found:
-        found += children.get(pid, [])
-    return found[1:]
+    result = [of]
+    for pid in result:
+        result += children.get(pid, [])
+    return result[1:]
 
 
 def _end_others(kept: frozenset[int]) -> None:

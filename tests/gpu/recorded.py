@@ -154,7 +154,7 @@ def _check_device(report: Report, folder: Path) -> None:
     if not torch.cuda.is_available():
         assert not any(pieces.values())
         raise Skip("no GPU: no device events")
-    assert all(pieces.values()), f"no device events of ranks {[rank for rank, found in pieces.items() if not found]}"
+    assert all(pieces.values()), f"no device events of ranks {[rank for rank, result in pieces.items() if not result]}"
     for device in report.device:
         assert_same(device, count(pieces[device.rank]))
     assert len(report.device) == len(pieces)
@@ -167,7 +167,7 @@ def _check_ops(report: Report, folder: Path) -> dict[str, Any]:
             (step["step"], step["span_ns"], [(rank["compute_ns"], rank["ops"]) for rank in step["ranks"]])
             for step in partition(folder)["steps"]
         ]
-        found = [
+        rows = [
             (
                 step.step,
                 step.span_ns,
@@ -175,7 +175,7 @@ def _check_ops(report: Report, folder: Path) -> dict[str, Any]:
             )
             for step in report.steps
         ]
-        assert found == expected, f"the report has {found}, and the reader {expected}"
+        assert rows == expected, f"the report has {rows}, and the reader {expected}"
         return {"ops": sum(len(ops) for _, _, ranks in expected for _, ops in ranks)}
     num_ops = on_host = 0
     for rank in range(report.mesh.num_ranks):
@@ -228,9 +228,9 @@ def nsys(setting: Setting) -> None:
 def _check_nsight(report: Report, folder: Path) -> None:
     (export,) = folder.glob("*.sqlite")
     expected = sorted((count(pieces) for pieces in nsight_pieces(export)), key=lambda counted: counted.busy_ns)
-    found = sorted(report.device, key=lambda entry: entry.breakdown.busy_ns or 0)
-    assert len(found) == len(expected), f"{len(found)} ranks, {len(expected)} processes with device work"
-    for device, counted in zip(found, expected, strict=True):
+    result = sorted(report.device, key=lambda entry: entry.breakdown.busy_ns or 0)
+    assert len(result) == len(expected), f"{len(result)} ranks, {len(expected)} processes with device work"
+    for device, counted in zip(result, expected, strict=True):
         assert_same(device, counted)
 
 

@@ -76,9 +76,9 @@ def _require_fit(folder: Path) -> None:
     )
     for path in folder.iterdir():
         content = _plain(path)
-        found = PRIVATE.search(content)
-        assert found is None, (
-            f"{path.name} names a folder of this machine: {content[found.start() : found.start() + 60]!r}"
+        match = PRIVATE.search(content)
+        assert match is None, (
+            f"{path.name} names a folder of this machine: {content[match.start() : match.start() + 60]!r}"
         )
 
 
@@ -87,8 +87,8 @@ def _plain(path: Path) -> bytes:
 
 
 def _readme(name: str, command: str, expected: dict[str, Any]) -> str:
-    found = facts()
-    versions = ", ".join(f"{package} {found['versions'][package]}" for package in ("torch", "nvtx"))
+    result = facts()
+    versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("torch", "nvtx"))
     gpus = (
         [describe_gpu(index)["name"] for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
@@ -109,7 +109,7 @@ def _readme(name: str, command: str, expected: dict[str, Any]) -> str:
             "",
             f"Command: `{command}`",
             "",
-            f"Machine: {where}. Python {found['python']}, {versions}, CUDA {found['cuda']}.",
+            f"Machine: {where}. Python {result['python']}, {versions}, CUDA {result['cuda']}.",
             "",
             f"Expected (`expected.json`, by {reader}), ns: {about}.",
             "",

@@ -58,8 +58,8 @@ def test_the_cheapest_part_runs_dry_and_leaves_its_results(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["outcome"], summary["dry"]) == ("passed", True)
-    (found,) = summary["parts"]
-    outcomes = {check["name"]: check["outcome"] for check in found["checks"]}
+    (result,) = summary["parts"]
+    outcomes = {check["name"]: check["outcome"] for check in result["checks"]}
     assert outcomes["a product and a pinned copy are right"] == "passed"
     assert outcomes["a GPU is there"] == "skipped"
     assert "environment" in (tmp_path / "out" / "summary.txt").read_text()
@@ -124,14 +124,14 @@ def test_checks_say_how_they_ended_also_when_the_file_is_cut(tmp_path: Path) -> 
     assert checks.any_failed
     with (tmp_path / "checks.jsonl").open("a") as file:
         file.write('{"name": "cut of')
-    found = read_checks(tmp_path / "checks.jsonl")
-    assert [(check.name, check.outcome) for check in found] == [
+    result = read_checks(tmp_path / "checks.jsonl")
+    assert [(check.name, check.outcome) for check in result] == [
         ("right", Outcome.PASSED),
         ("not here", Outcome.SKIPPED),
         ("wrong", Outcome.FAILED),
     ]
-    assert found[0].figures == {"ops": 3}
-    assert found[2].detail == "ValueError: 1 is not 2"
+    assert result[0].figures == {"ops": 3}
+    assert result[2].detail == "ValueError: 1 is not 2"
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_tests_of_pytest_become_checks() -> None:
         '<testcase classname="tests.a" name="c" time="0"><failure message="m">E   wrong</failure></testcase>'
         '<testcase classname="tests.a" name="d" time="0"><skipped message="no GPU"/></testcase></testsuite></testsuites>'
     )
-    found = [(check.name, check.outcome, check.detail) for check in read_junit(text)]
-    assert found == [
+    rows = [(check.name, check.outcome, check.detail) for check in read_junit(text)]
+    assert rows == [
         ("a::b", Outcome.PASSED, ""),
         ("a::c", Outcome.FAILED, "E   wrong"),
         ("a::d", Outcome.SKIPPED, "no GPU"),

@@ -59,11 +59,11 @@ def test_a_healthy_run_never_has_a_cycle_a_mismatch_or_a_missing_rank_at_any_mom
     run.run(rng, most=rng.randint(0, 30))
     run.stops = {rank: run.at[rank] for rank in range(num_ranks) if rng.random() < 0.4}  # these compute
     stuck = {rank: others for rank, others in run.stuck().items() if others}
-    found = verdict_of(run.known())
-    if found is not None:
-        assert found[0] == "late"
+    verdict = verdict_of(run.known())
+    if verdict is not None:
+        assert verdict[0] == "late"
         length = closure(stuck, num_ranks)
-        assert set(found[1]) == {
+        assert set(verdict[1]) == {
             rank for rank in range(num_ranks) if rank not in stuck and any(length[a][rank] < 99 for a in stuck)
         }
     else:

@@ -91,13 +91,13 @@ class _Writer:
 
     def events(self, *categories: Category) -> list[tuple[Process, Event]]:
         """Of all processes, in the order of their starts, as nsys writes them."""
-        found = [
+        rows = [
             (process, event)
             for process in self.report.processes
             for event in process.events
             if event.category in categories
         ]
-        return sorted(found, key=lambda pair: pair[1].start)
+        return sorted(rows, key=lambda pair: pair[1].start)
 
     def gpid(self, process: Process) -> int:
         return 1 << 48 | process.pid << 24

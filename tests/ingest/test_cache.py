@@ -95,17 +95,17 @@ def test_public_traces_say_the_same_from_the_cache(data: Path, reads: list[str])
 def test_what_was_found_comes_back_column_by_column() -> None:
     path = SAMPLES / "1f1b_p2" / "rank0.json.gz"
     (trace,) = read_file(path, None)
-    found = recognise_trace(trace)
-    (again,) = unpack(pack([found], str(path)), str(path))
-    assert again.info == found.info
-    assert again.framework == found.framework
+    rank = recognise_trace(trace)
+    (again,) = unpack(pack([rank], str(path)), str(path))
+    assert again.info == rank.info
+    assert again.framework == rank.framework
     for name in ("ops", "comms", "memory", "calls"):
-        before, after = getattr(found, name), getattr(again, name)
+        before, after = getattr(rank, name), getattr(again, name)
         assert after.equals(before), name
         assert after.dtypes.equals(before.dtypes), name
     for name in ("start_ns", "end_ns", "stream", "launch_ns", "is_compute", "is_communication"):
-        assert np.array_equal(getattr(again.work, name), getattr(found.work, name))
-        assert getattr(again.work, name).dtype == getattr(found.work, name).dtype
+        assert np.array_equal(getattr(again.work, name), getattr(rank.work, name))
+        assert getattr(again.work, name).dtype == getattr(rank.work, name).dtype
 
 
 def test_every_field_of_what_is_found_is_of_a_kind_that_can_be_kept() -> None:
@@ -284,7 +284,7 @@ def test_processes_share_a_cache(tmp_path: Path, folder: Path, reads: list[str])
         assert len(entries(folder)) == 2
         second = read_each(inputs, recognise_trace, 2, store=RankStore(0))
     assert reads == [], "the processes read, and the second time nobody"
-    assert [found.info for found in second.traces] == [found.info for found in first.traces]
+    assert [result.info for result in second.traces] == [result.info for result in first.traces]
     assert all(a.ops.equals(b.ops) for a, b in zip(first.traces, second.traces, strict=True))
 
 
@@ -411,6 +411,6 @@ def test_a_store_is_asked_for_files_of_any_format(write: Write, op: Op) -> None:
     store = RankStore(0)
     assert (store.peek(file), store.get(file)) == (None, None)
     store.put(file, tuple(map(recognise_trace, read_file(path, None))))
-    found = store.peek(file)
-    assert found is not None
-    assert found[0].info.path == str(path)
+    result = store.peek(file)
+    assert result is not None
+    assert result[0].info.path == str(path)

@@ -70,9 +70,9 @@ def test_what_never_ends_lasts_until_its_thread_does_and_is_told() -> None:
     raw, _ = decode(
         json.dumps([event("B", "run", 1), event("B", "lost", 2), event("E", "run", 5), event("B", "open", 6)]).encode()
     )
-    found = pair(raw)
-    assert [(entry.name, entry.end_ns) for entry in found.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
-    assert found.warnings == [
+    result = pair(raw)
+    assert [(entry.name, entry.end_ns) for entry in result.ranges] == [("run", 5000), ("lost", 5000), ("open", 6000)]
+    assert result.warnings == [
         "2 ranges never end (B without E): each is read as ending with its enclosing range or its thread, "
         "so that its op may be too long"
     ]
@@ -84,9 +84,9 @@ def test_ends_without_a_begin_and_events_without_times_are_counted() -> None:
             [event("E", "x", 1), event("B", "f", 2), event("E", "f", 3), event("E", "g", 4), event("B", "h", "soon")]
         ).encode()
     )
-    found = pair(raw)
-    assert [entry.name for entry in found.ranges] == ["f"]
-    assert found.warnings == [
+    result = pair(raw)
+    assert [entry.name for entry in result.ranges] == ["f"]
+    assert result.warnings == [
         'left out 1 events whose "ts" or "dur" is no time in µs',
         "left out 2 ends of ranges that never began (E without B)",
     ]
@@ -325,9 +325,9 @@ def test_messages_numbered_in_order_belong_to_the_ops_of_their_direction(tmp_pat
     path.write_text(json.dumps(events + recv))
     comms = [trace.comms for trace in read_chrome(path) if trace.comms is not None and len(trace.comms)]
     assert len(comms) == 2
-    for found in comms:
-        assert set(found["kind"]) == {"recv"}
-        assert found.groupby("step")["microbatch"].apply(list).tolist() == [[0, 1, 2], [0, 1, 2]]
+    for result in comms:
+        assert set(result["kind"]) == {"recv"}
+        assert result.groupby("step")["microbatch"].apply(list).tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_coordinates_that_leave_a_hole_tell_no_mesh(tmp_path: Path) -> None:

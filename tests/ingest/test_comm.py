@@ -20,14 +20,14 @@ def ranks_read(
 ) -> list[int] | None:
     args = {"Collective name": "allreduce", "Process Group Ranks": text, "Group size": size, "Process Group Name": "7"}
     events = [op(name="record_param_comms", args=args), op(name="record_param_comms", args=args)]
-    found = (
+    result = (
         read_kineto(write(events, after={"distributedInfo": distributed or {}}))
         .events.comm_args["group_ranks"]
         .tolist()
     )
-    assert len(found) == 2
-    assert found[0] == found[1]
-    return json.loads(found[0]) if found[0] else None
+    assert len(result) == 2
+    assert result[0] == result[1]
+    return json.loads(result[0]) if result[0] else None
 
 
 @pytest.mark.parametrize(

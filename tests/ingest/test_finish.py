@@ -16,12 +16,12 @@ rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2
 @pytest.mark.parametrize("at_once", [1, 3, 1 << 20])
 @given(rows)
 def test_events_of_equal_start_are_ordered_alike_in_parts_and_at_once(
-    at_once: int, found: list[tuple[int, int, int]]
+    at_once: int, result: list[tuple[int, int, int]]
 ) -> None:
-    start, dur, key = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    start, dur, key = np.array(result, dtype=np.int64).reshape(-1, 3).T
     order = np.argsort(start, kind="stable")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sort_events, "_TIES_AT_ONCE", at_once)
         _break_ties(order, start, (key,), dur)
-    ordered = [found[place] for place in order]
-    assert ordered == sorted(found, key=lambda row: (row[0], -row[1], row[2]))
+    ordered = [result[place] for place in order]
+    assert ordered == sorted(result, key=lambda row: (row[0], -row[1], row[2]))

@@ -189,11 +189,11 @@ def test_what_helpers_find_of_other_kinds_is_counted(write: Write, phase: str, l
 
 
 def test_what_a_helper_says_of_its_rank_is_heard(write: Write) -> None:
-    found = events(6000)
-    for event in found:
+    result = events(6000)
+    for event in result:
         if event["ph"] == "M":
             event["args"]["name"] = "python of rank 5"
-    assert read_shared(write(found)).rank == read_kineto(write(found)).rank == 5
+    assert read_shared(write(result)).rank == read_kineto(write(result)).rank == 5
     assert sum(made[0].offered) > 5
 
 

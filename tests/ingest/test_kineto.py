@@ -382,7 +382,7 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "result"),
     [
         (b"", "empty"),
         (b"  \n ", "empty"),
@@ -404,12 +404,12 @@ def test_memory_of_old_traces_counts_from_the_first_event(write: Write, op: Op) 
         (b"\x1f\x8b\x08\x00garbage", "empty"),
     ],
 )
-def test_a_file_without_a_trace_says_what_it_is_in_one_line(write: Write, content: bytes, found: str) -> None:
+def test_a_file_without_a_trace_says_what_it_is_in_one_line(write: Write, content: bytes, result: str) -> None:
     path = write(content)
     with pytest.raises(TraceError) as caught:
         read_kineto(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: {found}")
+    assert message.startswith(f"{path}: {result}")
     assert "expected" in message
     assert message.count(";") >= 2
     assert "\n" not in message

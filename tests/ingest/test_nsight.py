@@ -116,13 +116,13 @@ def test_a_report_of_all_ranks_is_recognised_as_the_traces_that_kineto_would_giv
     path = write_report(Report(processes, generation), tmp_path / "node.sqlite")
     read = read_traces(open_inputs([path]), 1)
     assert [trace.rank for trace in read.traces] == [0, 1]
-    found, wanted = analyse(read.traces), analyse(expected)
-    assert found.data.ops.equals(wanted.data.ops)
-    assert found.data.comms.equals(wanted.data.comms)
-    assert found.report.steps == wanted.report.steps
-    assert found.report.schedule == wanted.report.schedule
-    assert found.report.device == wanted.report.device
-    assert found.report.schedule.name == "interleaved-1f1b"
+    result, wanted = analyse(read.traces), analyse(expected)
+    assert result.data.ops.equals(wanted.data.ops)
+    assert result.data.comms.equals(wanted.data.comms)
+    assert result.report.steps == wanted.report.steps
+    assert result.report.schedule == wanted.report.schedule
+    assert result.report.device == wanted.report.device
+    assert result.report.schedule.name == "interleaved-1f1b"
 
 
 def test_ranks_are_told_apart_without_any_facts_of_pptrace(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_what_emit_nvtx_adds_to_names_is_taken_away_and_torch_ops_are_no_annotat
         annotation("a, b", 30, 40),
     ]
     trace = only(write_report(Report([Process(1, events)]), tmp_path / "a.sqlite"))
-    found = sorted((Category(category), name) for category, name, *_ in listed(trace).elements())
-    assert found == [
+    result = sorted((Category(category), name) for category, name, *_ in listed(trace).elements())
+    assert result == [
         (Category.CPU_OP, "aten::mm"),
         (Category.CPU_OP, "aten::mm"),
         (Category.ANNOTATION, "a, b"),
@@ -317,8 +317,8 @@ def test_the_device_breakdown_is_that_of_the_oracle(
     kinds = {"copy": Category.MEMCPY, "fill": Category.MEMSET}
     events: list[list[Event]] = [[kernel("gemm", 0, 1)], [kernel("gemm", 0, 1)]]
     for process, name, start, length in work:
-        found = kernel(name, start, start + length, chance.randrange(3))
-        events[process].append(replace(found, category=kinds.get(name, Category.KERNEL)))
+        result = kernel(name, start, start + length, chance.randrange(3))
+        events[process].append(replace(result, category=kinds.get(name, Category.KERNEL)))
     path = tmp_path_factory.mktemp("oracle") / "a.sqlite"
     write_report(Report([Process(10, events[0]), Process(11, events[1])]), path)
     check_device_times(path)
@@ -327,9 +327,9 @@ def test_the_device_breakdown_is_that_of_the_oracle(
 def check_device_times(path: Path) -> None:
     expected = device_times(path)
     traces = read_nsight(path)
-    found = [breakdown(device_work(trace.events)) for trace in traces]
+    rows = [breakdown(device_work(trace.events)) for trace in traces]
     names = ("compute_ns", "communication_ns", "memory_ns", "idle_ns", "busy_ns")
-    assert [{name: getattr(part, name) for name in names} for part in found] == [
+    assert [{name: getattr(part, name) for name in names} for part in rows] == [
         {name: expected[pid][name] for name in names} for pid in sorted(expected)
     ]
 
@@ -471,8 +471,8 @@ def test_no_damage_raises_anything_but_a_pptrace_error(
         content[first + int(place * (len(content) - first))] = value
     path = folder / "fuzzed.sqlite"
     path.write_bytes(content[: int(len(content) * kept)])
-    found = outcome(path)
-    assert "\n" not in found if isinstance(found, str) else sum(trace.num_events for trace in found) > 0
+    result = outcome(path)
+    assert "\n" not in result if isinstance(result, str) else sum(trace.num_events for trace in result) > 0
 
 
 values = st.one_of(
@@ -508,17 +508,19 @@ def test_pages_give_the_columns_that_sqlite_gives(
     (root,) = connection.execute("SELECT rootpage FROM sqlite_master").fetchone()
     connection.close()
     reader = PageReader(path, min_rows=1)
-    found = reader.integers(root, [0, 2], text=1)
+    numbers = reader.integers(root, [0, 2], text=1)
     texts = (
-        [] if found is None else [reader.text(*pair) if pair[0] >= 0 else None for pair in zip(*found[2:], strict=True)]
+        []
+        if numbers is None
+        else [reader.text(*pair) if pair[0] >= 0 else None for pair in zip(*numbers[2:], strict=True)]
     )
     reader.close()
-    if found is None:
+    if numbers is None:
         longest = max((sum(len(str(value).encode()) for value in row) for row in wanted), default=0)
         assert not wanted or longest > page_bytes - 100, "a record that goes on in another page is left to SQLite"
         return
     assert texts == [row[2].encode() if type(row[2]) is str else None for row in wanted]
-    for column, place in zip(found[:2], range(2), strict=True):
+    for column, place in zip(numbers[:2], range(2), strict=True):
         assert column.tolist() == [row[place] if type(row[place]) is int else NONE for row in wanted]
 
 
@@ -530,11 +532,11 @@ def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) 
     connection.commit()
     connection.close()
     reader = PageReader(tmp_path / "a.db", min_rows=1)
-    found = reader.integers(2, [0, 1], text=2)
+    numbers = reader.integers(2, [0, 1], text=2)
     reader.close()
-    assert found is not None
-    assert [column.tolist() for column in found[:2]] == [[NONE, NONE]] * 2
-    assert (found[3] - found[2]).tolist() == [0, 157]
+    assert numbers is not None
+    assert [column.tolist() for column in numbers[:2]] == [[NONE, NONE]] * 2
+    assert (numbers[3] - numbers[2]).tolist() == [0, 157]
 
 
 def test_large_tables_are_read_from_their_pages_and_small_ones_by_sqlite(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ def test_messages_belong_to_the_ops_next_to_them_and_none_goes_past_the_ends(tmp
     run = paper(latency=100)
     analysis = load([write_lines(tmp_path / "spans.json", documents(run))], cache=False)
     comms = analysis.data.comms[analysis.data.comms["step"] == 10]
-    found = comms[["rank", "kind", "direction", "microbatch", "peer"]].itertuples(index=False, name=None)
-    assert sorted(found) == both_ends(run)
+    result = comms[["rank", "kind", "direction", "microbatch", "peer"]].itertuples(index=False, name=None)
+    assert sorted(result) == both_ends(run)
     assert (comms["match"] >= 0).all()
     assert any("have a span on one rank only" in line for line in analysis.report.warnings)
 

@@ -39,17 +39,17 @@ def tables(rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     ).assign(step=0)
 
 
-def names(found: pd.DataFrame) -> list[str]:
-    kinds = found["kind"].str.upper() + "_" + found["direction"].astype(str)
-    return (found["stage"].astype(str) + kinds + found["microbatch"].astype(str)).tolist()
+def names(table: pd.DataFrame) -> list[str]:
+    kinds = table["kind"].str.upper() + "_" + table["direction"].astype(str)
+    return (table["stage"].astype(str) + kinds + table["microbatch"].astype(str)).tolist()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_messages_in_the_order_of_the_plan_are_its_messages(rank: int) -> None:
     calls, ops = tables(rank)
-    found = label_from_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
-    assert names(found) == calls["told"].tolist()
-    assert set(found["peer"]) == {(9, 4)[rank]}
+    labelled = label_from_plan(calls, ops, lambda step: RUN.plan, (4, 9), (4, 9)[rank])
+    assert names(labelled) == calls["told"].tolist()
+    assert set(labelled["peer"]) == {(9, 4)[rank]}
 
 
 @pytest.mark.parametrize("times", [2, 3])
@@ -68,6 +68,6 @@ def test_other_messages_than_planned_are_not_named() -> None:
         ("send", calls, late_op),
         ("recv", calls.assign(end_ns=calls["end_ns"].where(sends, calls["end_ns"] + 10_000)), ops),
     ):
-        found = label_from_plan(changed, of, lambda step: RUN.plan, (0, 1), 0)
-        assert (found.loc[found["kind"] == kind, "microbatch"] == -1).all()
-        assert (found.loc[found["kind"] != kind, "microbatch"] >= 0).all()
+        labelled = label_from_plan(changed, of, lambda step: RUN.plan, (0, 1), 0)
+        assert (labelled.loc[labelled["kind"] == kind, "microbatch"] == -1).all()
+        assert (labelled.loc[labelled["kind"] != kind, "microbatch"] >= 0).all()

@@ -32,9 +32,9 @@ def check_ops(report: Analysis, ranks: Sequence[Rank], slack: int, together: int
     after it within ``together``.
     """
     for number, rank in enumerate(ranks):
-        found = ops_of(report, number)
-        assert [(*op[:3], op[5]) for op in found] == [(*op[:3], op[5]) for op in rank.done]
-        for place, (have, real) in enumerate(zip(found, rank.done, strict=True)):
+        ops = ops_of(report, number)
+        assert [(*op[:3], op[5]) for op in ops] == [(*op[:3], op[5]) for op in rank.done]
+        for place, (have, real) in enumerate(zip(ops, rank.done, strict=True)):
             neighbours = rank.done[max(place - 1, 0) : place + 2]
             paired = any(abs(other[3] - real[4]) <= GLUE or abs(other[4] - real[3]) <= GLUE for other in neighbours)
             allowed = together if paired else slack
@@ -115,9 +115,9 @@ def found_between(*named: tuple[str, int, int]) -> tuple[list[str], tuple[str, .
         label = read_label(name)
         assert label is not None, name
         ranges.append(Range(label, start, end, thread=1))
-    found = ops_between_messages(ranges)
-    assert found is not None
-    return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in found.ops], found.evidence
+    ops = ops_between_messages(ranges)
+    assert ops is not None
+    return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops.ops], ops.evidence
 
 
 def test_a_gap_that_nothing_tells_apart_is_null_with_the_reason() -> None:

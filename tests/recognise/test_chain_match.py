@@ -43,8 +43,8 @@ class Program:
     def traces(self) -> list[Trace]:
         run = run_on_paper(self.plan, lambda _: SLOT, latency=700)
         order = self.order or tuple(range(self.plan.pp))
-        found = [_Rank(self, run, place, order).trace() for place in range(self.plan.pp)]
-        return sorted(found, key=lambda trace: trace.rank or 0)
+        rows = [_Rank(self, run, place, order).trace() for place in range(self.plan.pp)]
+        return sorted(rows, key=lambda trace: trace.rank or 0)
 
 
 class _Rank:
@@ -147,18 +147,18 @@ class _Rank:
         return replace(trace, events=replace(events, comm_args=args))
 
 
-def found_ops(found: RecognisedRun) -> dict[tuple[int, int], str]:
+def found_ops(run: RecognisedRun) -> dict[tuple[int, int], str]:
     """What is said of the ops that have all: by rank and the first row that computes."""
-    ops = found.ops[found.ops["kind"].isin(COMPUTE_KINDS) & (found.ops["stage"] >= 0) & (found.ops["microbatch"] >= 0)]
+    ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS) & (run.ops["stage"] >= 0) & (run.ops["microbatch"] >= 0)]
     columns = zip(
         ops["rank"], ops["start_ns"], ops["end_ns"], ops["kind"], ops["stage"], ops["microbatch"], strict=True
     )
     return {(rank, start, end): f"{stage}{kind}{number}" for rank, start, end, kind, stage, number in columns}
 
 
-def check_never_wrong(program: Program, found: RecognisedRun) -> int:
+def check_never_wrong(program: Program, run: RecognisedRun) -> int:
     """Each op that has a name has the right one; how many have."""
-    ops = found_ops(found)
+    ops = found_ops(run)
     for (rank, start, end), name in ops.items():
         inside = [text for (r, at), text in program.truth.items() if r == rank and start <= at < end]
         assert [text.split()[0] for text in inside] == [name], (rank, start, end)
@@ -179,33 +179,33 @@ def test_every_op_is_found_whatever_runs_between_the_ops(
     plan: Plan, seed: int, noise: float, optimizer: bool, peers: bool, tensors: int
 ) -> None:
     program = Program(plan, 2, seed, noise, optimizer, peers, tensors)
-    found = recognise(program.traces())
-    count = check_never_wrong(program, found)
+    run = recognise(program.traces())
+    count = check_never_wrong(program, run)
     if plan.name == "eager-1f1b" and not count:
         return  # it receives ahead and sends both ways at once: nothing tells which is which
     assert count == len(program.truth)
-    assert found.mesh.pp == plan.pp
-    assert (found.comms.loc[found.comms["axis"] == "pp", "match"] >= 0).all()
-    steps = found.ops.loc[found.ops["kind"].isin(COMPUTE_KINDS), "step"]
+    assert run.mesh.pp == plan.pp
+    assert (run.comms.loc[run.comms["axis"] == "pp", "match"] >= 0).all()
+    steps = run.ops.loc[run.ops["kind"].isin(COMPUTE_KINDS), "step"]
     assert set(steps) == {0, 1}
-    assert found.schedule.name == plan.name or plan.num_microbatches < 3
+    assert run.schedule.name == plan.name or plan.num_microbatches < 3
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_evaluation_between_steps_is_of_none(name: str) -> None:
     program = Program(build(name, 3, 5), 3, evaluates=True, noise=0.5)
-    found = recognise(program.traces())
-    assert check_never_wrong(program, found) == len(program.truth)
-    assert found.schedule.name == name
-    assert found.schedule.mismatches == ()
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
+    assert run.schedule.name == name
+    assert run.schedule.mismatches == ()
 
 
 @pytest.mark.parametrize("peers", [True, False])
 @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 2, 0)])
 def test_stages_need_not_lie_on_the_ranks_in_their_order(order: tuple[int, ...], peers: bool) -> None:
     program = Program(build("1f1b", 3, 6), 2, peers=peers, order=order)
-    found = recognise(program.traces())
-    assert check_never_wrong(program, found) == len(program.truth)
+    run = recognise(program.traces())
+    assert check_never_wrong(program, run) == len(program.truth)
 
 
 Damage = Callable[[random.Random, list[Event]], list[Event]]
@@ -297,11 +297,11 @@ def spmd(rank: int, kinds: Sequence[str]) -> Trace:
     ],
 )
 def test_messages_of_what_is_no_pipeline_are_of_no_op(programs: tuple[str, ...]) -> None:
-    found = recognise([spmd(rank, kinds) for rank, kinds in enumerate(programs)])
-    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
-    assert found.schedule.plan is None
-    assert set(found.comms["kind"]) == {"send", "recv"}
-    assert any("not one stage of a pipeline on each rank" in line for line in found.warnings)
+    run = recognise([spmd(rank, kinds) for rank, kinds in enumerate(programs)])
+    assert not run.ops["kind"].isin(COMPUTE_KINDS).any()
+    assert run.schedule.plan is None
+    assert set(run.comms["kind"]) == {"send", "recv"}
+    assert any("not one stage of a pipeline on each rank" in line for line in run.warnings)
 
 
 @pytest.mark.parametrize("optimizer", [True, False])

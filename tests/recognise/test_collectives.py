@@ -31,9 +31,9 @@ from tests.support.synthetic import NCCL_STREAM, START, Event, make_trace, run_o
 def test_all_events_of_a_call_are_one_communication_with_its_kernels_times() -> None:
     rank = Rank(0)
     rank.call(ALL_REDUCE, 100, (150, 190), in_bytes=64, out_bytes=64, group_id="3", ranks=(0, 4), seq=7)
-    found = find_calls(rank.trace().events)
-    assert len(found) == 1
-    row = found.iloc[0]
+    calls = find_calls(rank.trace().events)
+    assert len(calls) == 1
+    row = calls.iloc[0]
     assert (row["kind"], row["bytes"], row["group_ranks"], row["group_size"], row["seq"]) == (
         "all_reduce",
         64,
@@ -50,9 +50,9 @@ def test_the_record_tells_all_to_all_from_send_and_receive_though_the_kernel_is_
     rank.call(ALL_TO_ALL, 0, (20, 30), ranks=(0, 1, 2, 3))
     rank.call(SEND, 40, (60, 70), ranks=(0, 4), dst=4)
     rank.call(RECV, 80, (90, 99), ranks=(0, 4), src=4)
-    found = find_calls(rank.trace().events)
-    assert found["kind"].tolist() == ["all_to_all", "send", "recv"]
-    assert found["peer"].tolist() == [-1, 4, 4]
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].tolist() == ["all_to_all", "send", "recv"]
+    assert calls["peer"].tolist() == [-1, 4, 4]
 
 
 def test_the_kernel_of_a_batch_carries_all_its_calls() -> None:
@@ -62,11 +62,11 @@ def test_the_kernel_of_a_batch_carries_all_its_calls() -> None:
     rank.add(Category.ANNOTATION, "nccl:coalesced", 40, 90_000, thread=MAIN_THREAD)
     rank.kernel("ncclDevKernel_SendRecv(x)", 41, 60, 80)
     rank.call(ALL_REDUCE, 100, (150, 160), ranks=(0, 1, 2))
-    found = find_calls(rank.trace().events)
-    assert found["kind"].tolist() == ["send", "recv", "all_reduce"]
-    assert found["bytes"].tolist()[:2] == [8, 16]
-    assert (found["start_ns"] - START).tolist() == [60, 60, 150]
-    assert (found["end_ns"] - START).tolist() == [80, 80, 160]
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].tolist() == ["send", "recv", "all_reduce"]
+    assert calls["bytes"].tolist()[:2] == [8, 16]
+    assert (calls["start_ns"] - START).tolist() == [60, 60, 150]
+    assert (calls["end_ns"] - START).tolist() == [80, 80, 160]
 
 
 def test_a_kernel_without_a_recorded_call_is_a_communication_by_its_name_or_its_own_arguments() -> None:
@@ -74,9 +74,9 @@ def test_a_kernel_without_a_recorded_call_is_a_communication_by_its_name_or_its_
     rank.kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", 0, 10, 20)
     rank.kernel("void deep_ep::internode::dispatch<false, 8>(int4*)", 30, 40, 50)
     rank.kernel("ncclDevKernel_SendRecv(x)", 55, 60, 70)
-    found = find_calls(rank.trace().events)
-    assert found["kind"].tolist() == ["all_gather", "all_to_all", "send_recv"]
-    assert found["hint"].tolist() == ["", "ep", ""]
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].tolist() == ["all_gather", "all_to_all", "send_recv"]
+    assert calls["hint"].tolist() == ["", "ep", ""]
 
 
 def test_waits_are_no_communication_and_a_barriers_all_reduce_is_the_barrier() -> None:
@@ -85,8 +85,8 @@ def test_waits_are_no_communication_and_a_barriers_all_reduce_is_the_barrier() -
     rank.add(Category.CPU_OP, "c10d::barrier", 10, 60, thread=MAIN_THREAD)
     rank.call(ALL_REDUCE, 20, (40, 50))
     rank.args.clear()  # an old torch: the record tells nothing
-    found = find_calls(rank.trace().events)
-    assert found["kind"].tolist() == ["barrier"]
+    calls = find_calls(rank.trace().events)
+    assert calls["kind"].tolist() == ["barrier"]
 
 
 def test_a_message_on_the_host_lasts_until_its_range_ends_and_is_asked_for_when_the_thread_has_nothing_else() -> None:
@@ -104,8 +104,8 @@ def test_nccls_own_ranges_name_what_its_kernels_do() -> None:
     rank.add(Category.ANNOTATION, "ncclReduceScatter", 0, 10, thread=MAIN_THREAD)
     rank.kernel("ncclDevKernel_Generic(x)", 5, 20, 30)
     rank.add(Category.ANNOTATION, "ncclGroupStart", 40, 41, thread=MAIN_THREAD)
-    found = find_calls(rank.trace().events)
-    assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["reduce_scatter"], [20])
+    calls = find_calls(rank.trace().events)
+    assert (calls["kind"].tolist(), (calls["start_ns"] - START).tolist()) == (["reduce_scatter"], [20])
 
 
 def copy(rank: Rank, name: str, launch: int, start: int) -> None:
@@ -142,8 +142,8 @@ def test_copies_launched_by_a_collective_are_communication_and_others_are_memory
         copy(rank, name, launch, start)
     trace = rank.trace()
     assert device_work(trace.events).is_communication.tolist() == [True, False]
-    found = find_calls(trace.events)
-    assert (found["kind"].tolist(), (found["start_ns"] - START).tolist()) == (["all_gather"], [20])
+    calls = find_calls(trace.events)
+    assert (calls["kind"].tolist(), (calls["start_ns"] - START).tolist()) == (["all_gather"], [20])
 
 
 def test_the_range_of_a_batch_that_never_ends_holds_no_copies() -> None:
@@ -162,8 +162,8 @@ def test_a_copy_of_a_wait_belongs_to_no_call() -> None:
     rank.call(SEND, 0, None, ranks=(0, 1), dst=1, in_bytes=8)
     rank.record(20, 40, collective="wait")
     copy(rank, "Memcpy DtoH (Device -> Pageable)", 25, 30)
-    found = find_calls(rank.trace().events)
-    assert (found["kind"].tolist(), found["clock"].tolist()) == (["send"], ["host"])
+    calls = find_calls(rank.trace().events)
+    assert (calls["kind"].tolist(), calls["clock"].tolist()) == (["send"], ["host"])
 
 
 @pytest.mark.parametrize(("recorded", "lasts"), [(True, 0), (False, 9)])
@@ -172,8 +172,8 @@ def test_a_call_of_a_rank_alone_takes_no_time_where_its_device_was_recorded(reco
     rank.call(ALL_REDUCE, 0, None, ranks=(0,), in_bytes=8)
     if recorded:
         rank.kernel("gemm", 20, 30, 40)
-    found = find_calls(rank.trace().events)
-    assert (found["end_ns"] - found["start_ns"]).tolist() == [lasts]
+    calls = find_calls(rank.trace().events)
+    assert (calls["end_ns"] - calls["start_ns"]).tolist() == [lasts]
 
 
 @pytest.mark.parametrize(
@@ -329,11 +329,15 @@ def test_labelled_pipelines_gain_their_other_communication_and_no_message_twice(
     assert step.bubble.waterfall_ns is not None
     assert step.bubble.waterfall_ns.communication == 2 * 20  # the first message down and the last one up
     for rank in step.ranks:
-        found = {(comm.axis, comm.kind): comm for comm in rank.comms}
-        assert set(found) == {("dp", "all_reduce"), ("pp", "send"), ("pp", "recv")}
-        assert (found["pp", "send"].count, found["pp", "recv"].count) == (2, 2)
-        assert (found["pp", "send"].bytes, found["pp", "send"].exposed_ns, found["pp", "send"].wait_ns) == (32, 40, 0)
-        reduced = found["dp", "all_reduce"]
+        by_key = {(comm.axis, comm.kind): comm for comm in rank.comms}
+        assert set(by_key) == {("dp", "all_reduce"), ("pp", "send"), ("pp", "recv")}
+        assert (by_key["pp", "send"].count, by_key["pp", "recv"].count) == (2, 2)
+        assert (by_key["pp", "send"].bytes, by_key["pp", "send"].exposed_ns, by_key["pp", "send"].wait_ns) == (
+            32,
+            40,
+            0,
+        )
+        reduced = by_key["dp", "all_reduce"]
         assert (reduced.count, reduced.bytes, reduced.total_ns, reduced.busbw_gbps) == (
             1,
             1000,

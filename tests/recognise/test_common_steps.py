@@ -23,11 +23,11 @@ def ranks(lacking: int, steps: int = 3) -> list[RecognisedRank]:
     later = [
         renamed(t, lambda name: re.sub(r"step=(\d+)", lambda m: f"step={FIRST + int(m[1])}", name)) for t in traces
     ]
-    found = [recognise_rank(trace) for trace in later]
-    own = found[lacking]
+    rows = [recognise_rank(trace) for trace in later]
+    own = rows[lacking]
     ops, comms = (table.assign(step=table["step"] - FIRST) for table in (own.ops, own.comms))
-    found[lacking] = replace(own, ops=ops[ops["kind"] != "STEP"], comms=comms)
-    return found
+    rows[lacking] = replace(own, ops=ops[ops["kind"] != "STEP"], comms=comms)
+    return rows
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -41,9 +41,9 @@ def test_its_steps_are_taken_in_order_for_those_of_the_others(lacking: int) -> N
 
 
 def test_of_another_number_of_steps_nothing_is_taken() -> None:
-    found = ranks(1)
-    found[1] = replace(found[1], ops=found[1].ops[found[1].ops["step"] < 2])
-    same, warnings = with_common_steps(found)
+    result = ranks(1)
+    result[1] = replace(result[1], ops=result[1].ops[result[1].ops["step"] < 2])
+    same, warnings = with_common_steps(result)
     assert warnings == ()
     assert set(same[1].ops["step"]) == {0, 1}
 
@@ -51,13 +51,13 @@ def test_of_another_number_of_steps_nothing_is_taken() -> None:
 def recorded(*steps: tuple[int, int]) -> list[RecognisedRank]:
     """Ranks of one run, each with those of steps 0 to 3 that its metadata names."""
     traces = record(build("1f1b", 2, 4, 1), steps=4).traces()
-    found = []
+    result = []
     for trace, (first, stop) in zip(traces, steps, strict=True):
         own = recognise_rank(trace)
         kept = [table[table["step"].between(first, stop - 1)] for table in (own.ops, own.comms)]
         facts = {**own.info.metadata, "schema": "pptrace.trace/1", "steps": [first, stop]}
-        found.append(replace(own, ops=kept[0], comms=kept[1], info=replace(own.info, metadata=facts)))
-    return found
+        result.append(replace(own, ops=kept[0], comms=kept[1], info=replace(own.info, metadata=facts)))
+    return result
 
 
 def test_of_ranks_that_recorded_different_steps_those_are_taken_that_all_have() -> None:
@@ -72,7 +72,7 @@ def test_of_ranks_that_recorded_different_steps_those_are_taken_that_all_have() 
 
 def test_ranks_without_a_step_in_common_keep_their_own_and_say_so() -> None:
     kept, warnings = with_recorded_steps(recorded((0, 2), (2, 4)))
-    assert [set(found.ops.loc[found.ops["step"] >= 0, "step"]) for found in kept] == [{0, 1}, {2, 3}]
+    assert [set(result.ops.loc[result.ops["step"] >= 0, "step"]) for result in kept] == [{0, 1}, {2, 3}]
     assert len(warnings) == 1
     assert "no step is common to all" in warnings[0]
 

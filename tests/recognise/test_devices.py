@@ -43,15 +43,15 @@ def test_each_nanosecond_belongs_to_one_category_in_order(
     last = start + length if in_window else max(begin + duration for _, begin, duration in device_rows)
     window = set(range(first, last))
     compute, communication, memory = (owned[name] & window for name in ("compute", "communication", "memory"))
-    found = breakdown(work, first, last) if in_window else breakdown(work)
-    assert (found.first_ns, found.last_ns) == (first, last)
-    assert found.busy_ns == len(compute | communication | memory)
-    assert found.compute_ns == len(compute)
-    assert found.communication_ns == len(communication - compute)
-    assert found.memory_ns == len(memory - compute - communication)
-    assert found.idle_ns == len(window) - len(compute | communication | memory)
+    result = breakdown(work, first, last) if in_window else breakdown(work)
+    assert (result.first_ns, result.last_ns) == (first, last)
+    assert result.busy_ns == len(compute | communication | memory)
+    assert result.compute_ns == len(compute)
+    assert result.communication_ns == len(communication - compute)
+    assert result.memory_ns == len(memory - compute - communication)
+    assert result.idle_ns == len(window) - len(compute | communication | memory)
     expected = len(communication & compute) / len(communication) if communication else None
-    assert found.overlap_ratio == expected
+    assert result.overlap_ratio == expected
 
 
 def test_communication_kernels_are_told_by_their_names() -> None:

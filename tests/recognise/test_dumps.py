@@ -126,13 +126,13 @@ def test_messages_that_show_as_kernels_alone_are_those_of_the_plan_with_their_pe
     assert [info.rank for info in analysis.report.inputs] == list(range(run.plan.pp))
     assert analysis.mesh.pipelines == (tuple(range(run.plan.pp)),)
     check_messages(run, STEPS, analysis.data)
-    found = messages(analysis)
-    assert set(found["axis"]) == {"pp"}
-    assert set(found.loc[found["bytes"] >= 0, "bytes"]) <= {4096}
+    result = messages(analysis)
+    assert set(result["axis"]) == {"pp"}
+    assert set(result.loc[result["bytes"] >= 0, "bytes"]) <= {4096}
     truth = {(rank, str(d.action), peer_of(run, d)) for rank in range(run.plan.pp) for d in run.transfers(rank)}
-    kind = found["kind"].str.upper() + "_" + found["direction"].astype(str)
-    name = found["stage"].astype(str) + kind + found["microbatch"].astype(str)
-    assert set(zip(found["rank"], name, found["peer"], strict=True)) == truth
+    kind = result["kind"].str.upper() + "_" + result["direction"].astype(str)
+    name = result["stage"].astype(str) + kind + result["microbatch"].astype(str)
+    assert set(zip(result["rank"], name, result["peer"], strict=True)) == truth
     assert len(warnings_of(analysis)) == 1
     assert "name the groups, peers and sizes of all" in warnings_of(analysis)[0]
 
@@ -140,11 +140,11 @@ def test_messages_that_show_as_kernels_alone_are_those_of_the_plan_with_their_pe
 def test_a_dump_that_keeps_the_last_calls_alone_names_those(tmp_path: Path) -> None:
     run = paper("interleaved-1f1b")
     analysis = analysed(tmp_path, Unlabelled(), "kineto", run, lambda rank, rows: rows[-len(rows) // 3 :])
-    found = messages(analysis)
-    named = found["peer"] >= 0
-    assert 0 < named.sum() < len(found)
-    assert (found.loc[named, "match"] >= 0).all()
-    assert found.loc[named, "start_ns"].min() > found.loc[~named, "start_ns"].max()
+    result = messages(analysis)
+    named = result["peer"] >= 0
+    assert 0 < named.sum() < len(result)
+    assert (result.loc[named, "match"] >= 0).all()
+    assert result.loc[named, "start_ns"].min() > result.loc[~named, "start_ns"].max()
 
 
 OTHERS: dict[str, Callable[[int, list[Entry]], list[Entry]]] = {

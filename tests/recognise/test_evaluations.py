@@ -48,16 +48,16 @@ def evaluated(at: int) -> list[Event]:
     return one_pass(at, [], [])
 
 
-def shown(found: RecognisedRank) -> list[tuple[int, str]]:
-    ops = found.ops.sort_values("start_ns")
+def shown(rank: RecognisedRank) -> list[tuple[int, str]]:
+    ops = rank.ops.sort_values("start_ns")
     return list(zip(ops["step"].tolist(), ops["kind"].tolist(), strict=True))
 
 
 def test_a_pass_whose_backwards_hold_nothing_is_evaluation_and_no_step() -> None:
-    found = recognise_rank(make_trace([*trained(0), *evaluated(2000), *trained(4000)]))
-    assert shown(found) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
-    assert set(found.comms.groupby("step").size()) == {4}
-    assert any("1 of 3 passes" in line for line in found.warnings)
+    rank = recognise_rank(make_trace([*trained(0), *evaluated(2000), *trained(4000)]))
+    assert shown(rank) == [(0, "F"), (0, "B"), (1, "F"), (1, "B")]
+    assert set(rank.comms.groupby("step").size()) == {4}
+    assert any("1 of 3 passes" in line for line in rank.warnings)
 
 
 def test_an_evaluation_in_the_range_of_a_step_doubles_none_of_its_ops() -> None:
@@ -65,14 +65,14 @@ def test_an_evaluation_in_the_range_of_a_step_doubles_none_of_its_ops() -> None:
         Event(Category.ANNOTATION, f"ProfilerStep#{number}", START + start, START + end, thread=MAIN_THREAD)
         for number, start, end in ((4, -10, 3500), (5, 3500, 6000))
     ]
-    found = recognise_rank(make_trace([*steps, *trained(0), *evaluated(2000), *trained(4000)]))
-    assert [op for op in shown(found) if op[1] in "FB"] == [(4, "F"), (4, "B"), (5, "F"), (5, "B")]
+    rank = recognise_rank(make_trace([*steps, *trained(0), *evaluated(2000), *trained(4000)]))
+    assert [op for op in shown(rank) if op[1] in "FB"] == [(4, "F"), (4, "B"), (5, "F"), (5, "B")]
 
 
 def test_where_nothing_trained_forwards_alone_are_ops() -> None:
-    found = recognise_rank(make_trace([*evaluated(0), *evaluated(2000)]))
-    assert shown(found) == [(0, "F"), (1, "F")]
-    assert set(found.comms["direction"]) == {"F"}
+    rank = recognise_rank(make_trace([*evaluated(0), *evaluated(2000)]))
+    assert shown(rank) == [(0, "F"), (1, "F")]
+    assert set(rank.comms["direction"]) == {"F"}
 
 
 def test_a_stage_without_gradients_of_its_own_that_receives_some_trained() -> None:

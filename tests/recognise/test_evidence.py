@@ -21,8 +21,8 @@ INTERLEAVED = run_on_paper(build("interleaved-1f1b", 4, 8, 2), lambda action: 50
 ONE_STAGE = run_on_paper(build("1f1b", 4, 8), lambda action: 500, latency=130)
 
 
-def cells(found: RecognisedRun, rank: int) -> list[str]:
-    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == 0) & found.ops["kind"].isin(COMPUTE_KINDS)]
+def cells(run: RecognisedRun, rank: int) -> list[str]:
+    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == 0) & run.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
@@ -79,9 +79,9 @@ class InterleavedOperators(TorchOneFOneB):
     """Megatron's interleaved schedule with operators: each batch of messages goes both ways."""
 
 
-def check_messages(found: RecognisedRun) -> None:
+def check_messages(run: RecognisedRun) -> None:
     """They are those of the plan in each of two steps, and have met."""
-    comms = found.comms[found.comms["axis"] == "pp"]
+    comms = run.comms[run.comms["axis"] == "pp"]
     for rank in range(4):
         rank_comms = comms[comms["rank"] == rank]
         kinds = rank_comms["kind"].str.upper() + "_" + rank_comms["direction"].astype(str)
@@ -93,18 +93,18 @@ def check_messages(found: RecognisedRun) -> None:
 
 
 def test_interleaved_messages_do_not_hide_the_order_of_the_ops() -> None:
-    found = recognise_run(InterleavedOperators(), INTERLEAVED)
-    assert found.schedule.name == "interleaved-1f1b"
+    run = recognise_run(InterleavedOperators(), INTERLEAVED)
+    assert run.schedule.name == "interleaved-1f1b"
     for rank in range(4):
-        assert cells(found, rank) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
-    check_messages(found)
-    assert any("not those of one stage per rank" in line for line in found.warnings)
+        assert cells(run, rank) == [str(action) for action in INTERLEAVED.plan.compute_actions(rank)]
+    check_messages(run)
+    assert any("not those of one stage per rank" in line for line in run.warnings)
 
 
 def test_messages_of_one_stage_per_rank_give_high_confidence() -> None:
-    found = recognise_run(TorchOneFOneB(), ONE_STAGE)
-    assert (found.comms["match"] >= 0).all()
-    assert all("high confidence" in line for line in found.warnings if line.startswith("rank "))
+    run = recognise_run(TorchOneFOneB(), ONE_STAGE)
+    assert (run.comms["match"] >= 0).all()
+    assert all("high confidence" in line for line in run.warnings if line.startswith("rank "))
 
 
 class OneFunction(MegatronNvtx):
@@ -115,12 +115,12 @@ class OneFunction(MegatronNvtx):
 
 
 def test_what_a_function_moved_that_may_move_four_messages_the_ops_beside_it_tell() -> None:
-    found = recognise_run(OneFunction(), INTERLEAVED)
-    assert found.schedule.name == "interleaved-1f1b"
+    run = recognise_run(OneFunction(), INTERLEAVED)
+    assert run.schedule.name == "interleaved-1f1b"
     assert any(
-        "there are more labelled messages than interleaved-1f1b has: only those" in line for line in found.warnings
+        "there are more labelled messages than interleaved-1f1b has: only those" in line for line in run.warnings
     )
-    check_messages(found)
+    check_messages(run)
 
 
 class Delayed(OneFunction):
@@ -135,10 +135,10 @@ class Delayed(OneFunction):
 
 
 def test_messages_that_are_not_beside_their_ops_are_not_guessed_at() -> None:
-    found = recognise_run(Delayed(), INTERLEAVED)
-    assert found.schedule.name == "interleaved-1f1b"
-    assert not (found.comms["stage"] >= 0).any()
-    assert any("the real ones cannot be identified" in line for line in found.warnings)
+    run = recognise_run(Delayed(), INTERLEAVED)
+    assert run.schedule.name == "interleaved-1f1b"
+    assert not (run.comms["stage"] >= 0).any()
+    assert any("the real ones cannot be identified" in line for line in run.warnings)
 
 
 class CalledByAll(MegatronNvtx):
@@ -150,16 +150,16 @@ class CalledByAll(MegatronNvtx):
 
 
 def test_a_function_without_a_kernel_moved_nothing() -> None:
-    want, found = (recognise_run(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
-    assert len(found.comms) == len(want.comms) > 0
-    assert (found.comms["match"] >= 0).all()
+    want, result = (recognise_run(style, ONE_STAGE) for style in (MegatronNvtx(), CalledByAll()))
+    assert len(result.comms) == len(want.comms) > 0
+    assert (result.comms["match"] >= 0).all()
 
 
 def test_one_rank_alone_does_not_tell_its_pipeline() -> None:
-    found = recognise([make_trace(events_of(Unlabelled(), ONE_STAGE, 1, 2), 0)])
-    assert found.mesh.pp is None
-    assert found.schedule.plan is None
-    assert any("its length and the stages are null" in line for line in found.warnings)
+    run = recognise([make_trace(events_of(Unlabelled(), ONE_STAGE, 1, 2), 0)])
+    assert run.mesh.pp is None
+    assert run.schedule.plan is None
+    assert any("its length and the stages are null" in line for line in run.warnings)
 
 
 class KernelsOfOptimizers(TorchOneFOneB):
@@ -173,7 +173,7 @@ class KernelsOfOptimizers(TorchOneFOneB):
 
 
 def test_steps_are_told_by_the_kernels_of_optimizers_beside_operators() -> None:
-    found = recognise_run(KernelsOfOptimizers(), ONE_STAGE)
-    assert set(found.ops.loc[found.ops["kind"] == "F", "step"]) == {0, 1}
+    run = recognise_run(KernelsOfOptimizers(), ONE_STAGE)
+    assert set(run.ops.loc[run.ops["kind"] == "F", "step"]) == {0, 1}
     for rank in range(4):
-        assert cells(found, rank) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]
+        assert cells(run, rank) == [str(action) for action in ONE_STAGE.plan.compute_actions(rank)]

@@ -44,17 +44,17 @@ NAMED = {
 @pytest.mark.skipif(not REFERENCE.exists(), reason="the list of frameworks' descriptions is not on this machine")
 def test_every_listed_description_names_its_axis() -> None:
     for entry in json.loads(REFERENCE.read_text()):
-        found = axis_of_description(entry["example"])
+        result = axis_of_description(entry["example"])
         if entry["dim"] in ("WORLD", "UNKNOWN", "by parent"):
-            assert found == "", entry["example"]
+            assert result == "", entry["example"]
         elif entry["dim"] == "by dim name":
-            assert found == entry["example"].removeprefix("mesh_")
+            assert result == entry["example"].removeprefix("mesh_")
         elif entry["example"] == "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP":
-            assert found == "tp-cp-dp-pp"  # listed as DP; parallel_state.py makes it of whole tp-ep-pp groups
+            assert result == "tp-cp-dp-pp"  # listed as DP; parallel_state.py makes it of whole tp-ep-pp groups
         elif "WITH_CP" in entry["example"] and entry["dim"] == "DP":
-            assert found == "dp-cp"
+            assert result == "dp-cp"
         else:
-            assert found == NAMED.get(entry["dim"], entry["dim"].lower().replace("+", "-")), entry["example"]
+            assert result == NAMED.get(entry["dim"], entry["dim"].lower().replace("+", "-")), entry["example"]
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def megatron(rank: int, described: bool) -> Rank:
 
 @pytest.mark.parametrize("described", [True, False])
 def test_axes_come_from_descriptions_or_from_the_use_of_groups(described: bool) -> None:
-    found = groups_of([megatron(rank, described) for rank in range(8)])
-    by_ranks = {group.ranks: axis for group, axis in found.axes.items()}
+    groups = groups_of([megatron(rank, described) for rank in range(8)])
+    by_ranks = {group.ranks: axis for group, axis in groups.axes.items()}
     assert by_ranks[(0, 1)] == by_ranks[(6, 7)] == "tp"
     assert by_ranks[(0, 2)] == by_ranks[(5, 7)] == "dp"
     assert by_ranks[(0, 4)] == by_ranks[(3, 7)] == "pp"
-    assert dict(found.sizes) == {"tp": 2, "dp": 2, "pp": 2, "cp": 1}
-    assert found.pipelines == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert bool(found.evidence) == (not described)
+    assert dict(groups.sizes) == {"tp": 2, "dp": 2, "pp": 2, "cp": 1}
+    assert groups.pipelines == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert bool(groups.evidence) == (not described)
 
 
 def test_messages_in_the_default_group_show_pipelines_by_who_talks_to_whom() -> None:
@@ -150,8 +150,8 @@ def test_an_all_to_all_group_is_taken_for_experts_and_two_shapes_of_rank_lists_f
     job.call(ALL_TO_ALL, 50, (70, 80), group_id="9", ranks=(0, 1, 2, 3))
     job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
     job.call(ALL_GATHER, 100, (120, 130), group_id="5", ranks=(0, 4))
-    found = groups_of([job])
-    assert {group.id: axis for group, axis in found.axes.items()} == {"9": "ep", "5": "dp"}
+    groups = groups_of([job])
+    assert {group.id: axis for group, axis in groups.axes.items()} == {"9": "ep", "5": "dp"}
 
 
 def test_the_groups_of_distributed_info_tell_the_mesh_of_a_trace_without_calls() -> None:
@@ -185,8 +185,8 @@ def ringed(rank: int, size: int, back: bool) -> Rank:
 def test_messages_one_way_around_a_ring_are_those_of_no_pipeline(
     back: bool, axis: str, pipelines: tuple[tuple[int, ...], ...]
 ) -> None:
-    found = groups_of([ringed(rank, 4, back) for rank in range(4)])
-    assert (list(found.axes.values()), found.pipelines) == ([axis], pipelines)
+    groups = groups_of([ringed(rank, 4, back) for rank in range(4)])
+    assert (list(groups.axes.values()), groups.pipelines) == ([axis], pipelines)
 
 
 def test_kernels_that_name_no_group_have_no_axis_but_that_of_their_library() -> None:
@@ -242,9 +242,9 @@ def deepspeed(rank: int) -> Rank:
 def test_messages_of_the_default_group_go_along_the_pipelines_own_group_though_few_ranks_have_a_trace(
     present: Sequence[int],
 ) -> None:
-    found = groups_of([deepspeed(rank) for rank in present])
-    assert dict(found.sizes) == {"pp": 4, "dp": 2, "tp": 1, "cp": 1}
-    assert set(found.pipelines) == {tuple(range(rank % 2, 8, 2)) for rank in present}
+    groups = groups_of([deepspeed(rank) for rank in present])
+    assert dict(groups.sizes) == {"pp": 4, "dp": 2, "tp": 1, "cp": 1}
+    assert set(groups.pipelines) == {tuple(range(rank % 2, 8, 2)) for rank in present}
 
 
 def test_who_talks_to_whom_tells_no_pipeline_where_ranks_without_a_trace_may_talk_to_more() -> None:
@@ -255,8 +255,8 @@ def test_who_talks_to_whom_tells_no_pipeline_where_ranks_without_a_trace_may_tal
         job.call(SEND, 0, (20, 30), **default, dst=rank + 1)
         job.call(RECV, 40, (60, 70), **default, src=rank + 1)
         ranks.append(job)
-    found = groups_of(ranks)
-    assert (found.pipelines, "pp" in found.sizes) == ((), False)
+    groups = groups_of(ranks)
+    assert (groups.pipelines, "pp" in groups.sizes) == ((), False)
 
 
 def test_axes_whose_sizes_do_not_multiply_up_to_the_ranks_are_not_told_but_by_descriptions() -> None:
@@ -267,11 +267,11 @@ def test_axes_whose_sizes_do_not_multiply_up_to_the_ranks_are_not_told_but_by_de
         job.call(ALL_TO_ALL, at, (at + 20, at + 30), group_id="9", ranks=(0, 1))
     job.add(Category.CPU_OP, ENGINE, 90, 95, thread=AUTOGRAD_THREAD)
     job.call(ALL_REDUCE, 100, (120, 130), group_id="5", ranks=(0, 2, 4), in_bytes=4096)
-    found = groups_of([job])
-    assert {group.id: axis for group, axis in found.axes.items()} == {"1": "pp", "9": "ep", "5": "unknown"}
-    assert found.sizes["pp"] == 4
-    assert found.sizes.get("dp") != 3
-    assert any("do not multiply up to 8 ranks" in line for line in found.evidence)
+    groups = groups_of([job])
+    assert {group.id: axis for group, axis in groups.axes.items()} == {"1": "pp", "9": "ep", "5": "unknown"}
+    assert groups.sizes["pp"] == 4
+    assert groups.sizes.get("dp") != 3
+    assert any("do not multiply up to 8 ranks" in line for line in groups.evidence)
 
 
 def reducing(kernel: str, count: int, trains: bool) -> Rank:
@@ -316,9 +316,9 @@ def test_two_ranks_that_only_ever_send_while_they_receive_are_no_pipeline_for_su
     first: bool, pipelines: tuple[tuple[int, ...], ...]
 ) -> None:
     ranks = [exchanging(rank, 2, first) for rank in range(2)]
-    found = recognise([rank.trace() for rank in ranks])
+    run = recognise([rank.trace() for rank in ranks])
     assert groups_of(ranks).pipelines == pipelines
-    assert set(found.comms["axis"]) == ({"pp"} if first else {"unknown"})
+    assert set(run.comms["axis"]) == ({"pp"} if first else {"unknown"})
 
 
 def test_one_rank_of_a_ring_that_never_sends_back_is_of_no_pipeline_for_sure() -> None:
@@ -409,8 +409,8 @@ def test_places_in_a_group_that_is_not_named_become_global_ranks(
         job.args.append((event, ARGS | {"collective": what, "src" if place else "dst": 1 - place}))
         job.add(Category.ANNOTATION, f"gloo:{what}", 2, 40, thread=1)
         jobs.append(job)
-    found = groups_of(jobs)
-    assert found.pipelines == pipelines
+    groups = groups_of(jobs)
+    assert groups.pipelines == pipelines
 
 
 def test_a_range_of_gloo_without_its_operator_waits_from_its_start_unless_the_thread_goes_on() -> None:
@@ -424,5 +424,5 @@ def test_a_range_of_gloo_without_its_operator_waits_from_its_start_unless_the_th
 def test_a_group_that_cannot_tile_the_ranks_is_no_axis(last: int, axis: str) -> None:
     """As of the first and last rank of a pipeline, which share embeddings."""
     config = [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, last]}]
-    found = groups_of([Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config}) for rank in (0, last)])
-    assert set(found.axes.values()) == {axis}
+    groups = groups_of([Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config}) for rank in (0, last)])
+    assert set(groups.axes.values()) == {axis}

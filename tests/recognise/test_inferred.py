@@ -19,8 +19,8 @@ def recognise_run(style: Style) -> RecognisedRun:
     return recognise([make_trace(events_of(style, RUN, rank, 2), rank) for rank in range(RUN.plan.pp)])
 
 
-def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
-    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+def cells(run: RecognisedRun, rank: int, step: int) -> list[str]:
+    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == step) & run.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
@@ -39,13 +39,13 @@ class SeveralTensors(TorchOneFOneB):
 
 
 def test_all_tensors_of_an_activation_are_its_messages() -> None:
-    found = recognise_run(SeveralTensors())
+    run = recognise_run(SeveralTensors())
     for rank in range(RUN.plan.pp):
-        rank_comms = found.comms[found.comms["rank"] == rank]
+        rank_comms = run.comms[run.comms["rank"] == rank]
         assert len(rank_comms) == 2 * 2 * len(list(RUN.transfers(rank)))
-        assert cells(found, rank, 1) == [str(action) for action in RUN.plan.compute_actions(rank)]
-    assert (found.comms["match"] >= 0).all()
-    assert (found.comms["clock"] == "device").all()
+        assert cells(run, rank, 1) == [str(action) for action in RUN.plan.compute_actions(rank)]
+    assert (run.comms["match"] >= 0).all()
+    assert (run.comms["clock"] == "device").all()
 
 
 class Evaluated(TorchBatched):
@@ -69,9 +69,9 @@ class Evaluated(TorchBatched):
 
 
 def test_forwards_of_an_evaluation_between_steps_are_not_counted() -> None:
-    found = recognise_run(Evaluated())
-    assert found.schedule.name == "1f1b"
-    assert found.schedule.mismatches == ()
+    run = recognise_run(Evaluated())
+    assert run.schedule.name == "1f1b"
+    assert run.schedule.mismatches == ()
     for rank in range(RUN.plan.pp):
         for step in (4, 5):
-            assert cells(found, rank, step) == [str(action) for action in RUN.plan.compute_actions(rank)]
+            assert cells(run, rank, step) == [str(action) for action in RUN.plan.compute_actions(rank)]

@@ -73,10 +73,10 @@ def test_they_are_the_messages_of_the_ops_beside_them(
 ) -> None:
     run = paper(schedule, shape)
     calls, ops = traced(run, offsets)
-    found, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
-    assert names(found) == truth(run)
+    result, line = kernels_from_plan(calls, empty_table(COMMS), ops, follows(run.plan), mesh_of(shape[0]))
+    assert names(result) == truth(run)
     assert line.startswith(f"{len(calls)} send/receive kernels")
-    assert set(found["axis"]) == {"pp"}
+    assert set(result["axis"]) == {"pp"}
 
 
 def test_not_where_one_lacks_or_is_too_many_or_cannot_have_met_its_other_side() -> None:
@@ -91,9 +91,9 @@ def test_not_where_one_lacks_or_is_too_many_or_cannot_have_met_its_other_side() 
         (calls, moved),
         (calls, ops.drop(index=ops.index[4])),
     ):
-        found, line = kernels_from_plan(changed, empty_table(COMMS), of, follows(run.plan), mesh_of(3))
+        result, line = kernels_from_plan(changed, empty_table(COMMS), of, follows(run.plan), mesh_of(3))
         assert line == ""
-        pd.testing.assert_frame_equal(found, changed)
+        pd.testing.assert_frame_equal(result, changed)
 
 
 def test_not_where_a_message_of_the_pipeline_is_told() -> None:
@@ -131,12 +131,12 @@ def test_of_two_kernels_between_two_ops_the_one_that_ends_with_its_other_side_is
         for rank, own in wanted.items()
         for span in own.values()
     ]
-    found, _ = kernels_from_plan(
+    result, _ = kernels_from_plan(
         table(CALL_COMMS, calls), empty_table(COMMS), table(OPS, ops), follows(plan), mesh_of(2)
     )
     labelled = {
         (row.rank, f"{row.stage}{row.kind.upper()}_{row.direction}{row.microbatch}", row.start_ns // MS)
-        for row in found.itertuples()
+        for row in result.itertuples()
     }
     assert labelled == {(rank, name, span[0]) for rank, own in wanted.items() for name, span in own.items()}
 

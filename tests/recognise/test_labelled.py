@@ -7,12 +7,12 @@ from pptrace.recognise.ops.labelled_ranges import Range, num_outside_steps, with
 
 
 def ranges(*named: tuple[str, int, int]) -> list[Range]:
-    found = []
+    result = []
     for name, start, end in named:
         label = read_label(name)
         assert label is not None, name
-        found.append(Range(label, start, end, thread=1))
-    return found
+        result.append(Range(label, start, end, thread=1))
+    return result
 
 
 def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
@@ -36,8 +36,8 @@ def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
         ("ProfilerStep#1", 20, 40),
         ("ProfilerStep#1", 20, 40),
     ]
-    found = with_steps_and_microbatches(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
-    assert [(op.step, str(op.action)) for op in found if op.label.is_op] == [(0, "0F0"), (1, "0F0")]
+    result = with_steps_and_microbatches(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
+    assert [(op.step, str(op.action)) for op in result if op.label.is_op] == [(0, "0F0"), (1, "0F0")]
 
 
 def test_ops_without_ranges_of_steps_are_all_kept() -> None:

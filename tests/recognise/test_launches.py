@@ -24,8 +24,8 @@ RUN = run_on_paper(build("1f1b", 3, 5), lambda action: 500, latency=130)
 EP_STREAM = NCCL_STREAM + 50
 
 
-def cells(found: RecognisedRun, rank: int, step: int = 0) -> list[str]:
-    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+def cells(run: RecognisedRun, rank: int, step: int = 0) -> list[str]:
+    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == step) & run.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
@@ -78,25 +78,25 @@ class Noise(Unlabelled):
 
 @pytest.mark.parametrize("style", [TensorParallel, ExpertParallel, Noise], ids=lambda style: style.__name__)
 def test_other_kernels_do_not_part_or_make_ops(style: type[Style]) -> None:
-    found = recognise_run(style())
+    run = recognise_run(style())
     for rank in range(3):
         for step in range(2):
-            assert cells(found, rank, step) == planned(RUN, rank)
-    assert found.schedule.name == "1f1b"
+            assert cells(run, rank, step) == planned(RUN, rank)
+    assert run.schedule.name == "1f1b"
 
 
 @pytest.mark.parametrize("style", [Unlabelled, DeepSpeed, MegatronNvtx, ZeroBubble], ids=lambda style: style.__name__)
 @pytest.mark.parametrize("slowest", [True, False])
 def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -> None:
     """Nothing names process groups: two ranks per stage are two pipelines, not one of twice the length."""
-    found = recognise_run(style(), share=2, slowest=slowest)
+    run = recognise_run(style(), share=2, slowest=slowest)
     wanted = {(0, 2, 4), (1, 3, 5)} if slowest else {(0, 1, 2), (3, 4, 5)}
-    assert set(found.mesh.pipelines) == wanted
-    assert (found.mesh.pp, found.mesh.dp) == (3, None)
+    assert set(run.mesh.pipelines) == wanted
+    assert (run.mesh.pp, run.mesh.dp) == (3, None)
     for pipeline in wanted:
         for place, rank in enumerate(pipeline):
-            assert cells(found, rank) == planned(RUN, place)
-    assert found.schedule.name == "1f1b"
+            assert cells(run, rank) == planned(RUN, place)
+    assert run.schedule.name == "1f1b"
 
 
 def test_the_evidence_is_told() -> None:
@@ -110,8 +110,8 @@ def test_the_evidence_is_told() -> None:
 def test_kernels_without_messages_are_no_pipeline() -> None:
     """One GPU: forwards and backwards, and nothing that says where one microbatch ends."""
     events = [e for e in events_of(Unlabelled(), RUN, 0, 2) if "SendRecv" not in e.name]
-    found = recognise([make_trace(events, 0)])
-    assert found.ops.empty or not found.ops["kind"].isin(COMPUTE_KINDS).any()
+    run = recognise([make_trace(events, 0)])
+    assert run.ops.empty or not run.ops["kind"].isin(COMPUTE_KINDS).any()
 
 
 class RingOnly(ExpertParallel):
@@ -122,8 +122,8 @@ class RingOnly(ExpertParallel):
 
 
 def test_messages_inside_ops_alone_are_no_pipeline() -> None:
-    found = recognise_run(RingOnly())
-    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
+    run = recognise_run(RingOnly())
+    assert not run.ops["kind"].isin(COMPUTE_KINDS).any()
 
 
 class RingOfOperators(TorchOneFOneB):
@@ -141,13 +141,13 @@ class RingOfOperators(TorchOneFOneB):
 
 
 def test_messages_that_autograd_posts_as_well_are_no_pipeline() -> None:
-    found = recognise_run(RingOfOperators())
-    assert not found.ops["kind"].isin(COMPUTE_KINDS).any()
+    run = recognise_run(RingOfOperators())
+    assert not run.ops["kind"].isin(COMPUTE_KINDS).any()
 
 
 def test_a_launch_that_was_not_recorded_is_left_out() -> None:
     events = events_of(Unlabelled(), RUN, 1, 2)
     orphan = Event(Category.KERNEL, "gemm", events[0].start - 9, events[0].start - 5, 0, 7, correlation=999_999_999)
     traces = [make_trace(events_of(Unlabelled(), RUN, rank, 2), rank) for rank in (0, 2)]
-    found = recognise(sorted([*traces, make_trace([orphan, *events], 1)], key=lambda trace: trace.rank or 0))
-    assert cells(found, 1) == planned(RUN, 1)
+    run = recognise(sorted([*traces, make_trace([orphan, *events], 1)], key=lambda trace: trace.rank or 0))
+    assert cells(run, 1) == planned(RUN, 1)

@@ -20,14 +20,14 @@ from tests.recognise.test_chain_match import NODE, Program
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace
 
 
-def compute_of(found: RecognisedRun) -> pd.DataFrame:
-    return found.ops[found.ops["kind"].isin(COMPUTE_KINDS)]
+def compute_of(run: RecognisedRun) -> pd.DataFrame:
+    return run.ops[run.ops["kind"].isin(COMPUTE_KINDS)]
 
 
-def check_right_or_null(program: Program, found: RecognisedRun, ranks: Sequence[int]) -> int:
+def check_right_or_null(program: Program, run: RecognisedRun, ranks: Sequence[int]) -> int:
     """Each op that is shown ran, with the kind, step, stage and microbatch that are said of it; how many are shown."""
     truth = {key: text for key, text in program.truth.items() if key[0] in ranks}
-    ops = compute_of(found)
+    ops = compute_of(run)
     for op in ops.itertuples():
         (text,) = [text for (rank, at), text in truth.items() if rank == op.rank and op.start_ns <= at < op.end_ns]
         stage, kind, microbatch = text.split()[0].partition("F" if "F" in text else "B")
@@ -54,18 +54,18 @@ def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
     program = Program(plan, 2, data.draw(st.integers(0, 1000)), noise, optimizer, peers, tensors)
     place = data.draw(st.integers(0, plan.pp - 1), label="place")
     trace = program.traces()[place]
-    found = recognise([trace], num_ranks=plan.pp)
-    count = check_right_or_null(program, found, [place])
+    run = recognise([trace], num_ranks=plan.pp)
+    count = check_right_or_null(program, run, [place])
     is_open = place == plan.pp - 1 and plan.name == "1f1b" and not optimizer
     assert count == (0 if is_open else sum(rank == place for rank, _ in program.truth))
-    assert found.schedule.name in (plan.name, "unknown")
-    assert found.mesh.pp in (plan.pp, None)
+    assert run.schedule.name in (plan.name, "unknown")
+    assert run.mesh.pp in (plan.pp, None)
     if not is_open:
-        names = {candidate.name for candidate in found.schedule.candidates}
+        names = {candidate.name for candidate in run.schedule.candidates}
         assert plan.name in names
-        assert (plan.pp, {place: place}) in [(own.pp, dict(own.pp_ranks)) for own in found.schedule.candidates]
+        assert (plan.pp, {place: place}) in [(own.pp, dict(own.pp_ranks)) for own in run.schedule.candidates]
     else:
-        assert any("the ends of the steps of rank" in line for line in found.warnings)
+        assert any("the ends of the steps of rank" in line for line in run.warnings)
 
 
 @pytest.mark.parametrize("ranks", [*combinations(range(4), 2), *combinations(range(4), 3)])
@@ -104,16 +104,16 @@ def test_the_forward_of_each_backward_is_the_one_whose_nodes_it_runs() -> None:
     rows = [[f"{stage}F{m}" for m in range(4)] + [f"{stage}B{m}" for m in (3, 2, 1, 0)] for stage in range(3)]
     program = Program(from_rows(rows, "custom"), 2, peers=False)
     for place, trace in enumerate(program.traces()):
-        found = recognise([trace], num_ranks=3)
-        assert check_right_or_null(program, found, [place]) == 16
-        assert (found.schedule.name, found.schedule.candidates) == ("unknown", ())
+        run = recognise([trace], num_ranks=3)
+        assert check_right_or_null(program, run, [place]) == 16
+        assert (run.schedule.name, run.schedule.candidates) == ("unknown", ())
 
 
 def test_the_rank_whose_trace_tells_the_rest_is_named() -> None:
     traces = Program(build("1f1b", 4, 8), 2, peers=False).traces()
-    found = recognise([traces[3]], num_ranks=4)
-    assert {own.name for own in found.schedule.candidates} == {"1f1b", "eager-1f1b"}
-    assert any("is null until the trace of rank 0 is given" in line for line in found.warnings)
+    run = recognise([traces[3]], num_ranks=4)
+    assert {own.name for own in run.schedule.candidates} == {"1f1b", "eager-1f1b"}
+    assert any("is null until the trace of rank 0 is given" in line for line in run.warnings)
     recognised = recognise([traces[0], traces[3]], num_ranks=4)
     assert (recognised.schedule.name, recognised.mesh.pp) == ("1f1b", 4)
 
@@ -161,10 +161,10 @@ def program_of(kinds: str) -> Trace:
     ],
 )
 def test_messages_of_what_is_no_pipeline_make_no_op_of_one_rank(kinds: str) -> None:
-    found = recognise([program_of(kinds)], num_ranks=4)
-    assert compute_of(found).empty
-    assert found.schedule.plan is None
-    assert found.schedule.candidates == ()
+    run = recognise([program_of(kinds)], num_ranks=4)
+    assert compute_of(run).empty
+    assert run.schedule.plan is None
+    assert run.schedule.candidates == ()
 
 
 def test_programs_of_pipelines_in_the_same_form_are_found() -> None:

@@ -161,14 +161,14 @@ def test_an_order_of_several_schedules_names_them_and_what_they_have_in_common()
     schedule = report.schedule
     assert (schedule.name, schedule.source) == ("unknown", "none")
     assert (schedule.num_microbatches, schedule.num_stages, report.mesh.pp) == (8, 4, 4)
-    assert {found.name for found in schedule.candidates} == {"1f1b", "eager-1f1b"}
+    assert {result.name for result in schedule.candidates} == {"1f1b", "eager-1f1b"}
     assert any("matches 1f1b or eager-1f1b" in line for line in report.warnings)
 
 
 def test_phases_on_which_the_schedules_that_fit_disagree_are_null() -> None:
     """Four forwards, then four backwards: GPipe has no steady phase, 1F1B of four ranks has one op each way in it."""
     report = Case(build("gpipe", 4, 4), 0, Detail.STAGES).analyse().report
-    assert {found.name for found in report.schedule.candidates} >= {"gpipe", "1f1b"}
+    assert {result.name for result in report.schedule.candidates} >= {"gpipe", "1f1b"}
     ((rank,),) = [step["ranks"] for step in report_object(report, with_ops=True)["steps"]]
     assert rank["phases"] is None
     assert {op["phase"] for op in rank["ops"]} == {None}

@@ -31,8 +31,8 @@ def recognise_run(style: Style, run: PaperRun, ranks: Sequence[int], num_ranks: 
     return recognise([make_trace(events_of(style, run, rank, 1), rank) for rank in ranks], num_ranks=num_ranks)
 
 
-def cells(found: RecognisedRun, rank: int) -> list[str]:
-    ops = found.ops[(found.ops["rank"] == rank) & found.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
+def cells(run: RecognisedRun, rank: int) -> list[str]:
+    ops = run.ops[(run.ops["rank"] == rank) & run.ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
@@ -52,12 +52,12 @@ class Silent(ZeroBubble):
 @pytest.mark.parametrize("style", [ZeroBubble, Silent], ids=lambda style: style.__name__)
 def test_a_v_is_told_from_a_loop(style: type[Style], schedule: str, shape: str) -> None:
     run = paper(schedule, 2, 4, 2)
-    found = recognise_run(style(), run, range(2))
-    assert [cells(found, rank) for rank in range(2)] == [
+    recognised = recognise_run(style(), run, range(2))
+    assert [cells(recognised, rank) for rank in range(2)] == [
         [str(action) for action in run.plan.compute_actions(rank)] for rank in range(2)
     ]
     assert any(
-        f"the labels name chunks, not stages: {shape} placement assumed, since" in line for line in found.warnings
+        f"the labels name chunks, not stages: {shape} placement assumed, since" in line for line in recognised.warnings
     )
 
 
@@ -75,40 +75,40 @@ class Shuffled(ZeroBubble):
 
 def test_an_unknown_order_on_a_v_is_told_by_its_messages() -> None:
     run = paper("zbv", 3, 6)
-    found = recognise_run(Shuffled(), run, range(3))
-    assert any("V placement assumed, since the messages" in line for line in found.warnings)
-    assert set(found.ops.loc[found.ops["rank"] == 0, "stage"]) - {-1} == {0, 5}
+    recognised = recognise_run(Shuffled(), run, range(3))
+    assert any("V placement assumed, since the messages" in line for line in recognised.warnings)
+    assert set(recognised.ops.loc[recognised.ops["rank"] == 0, "stage"]) - {-1} == {0, 5}
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
 def test_the_first_rank_alone_tells_how_long_its_pipeline_is(pp: int) -> None:
     """As with nanotron, which profiles rank 0 only."""
     run = paper("1f1b", pp, 2 * pp)
-    found = recognise_run(Nanotron(), run, [0], num_ranks=pp)
-    assert found.mesh.pipelines == (tuple(range(pp)),)
-    assert cells(found, 0) == [str(action) for action in run.plan.compute_actions(0)]
-    assert found.schedule.name == "1f1b"
-    assert found.schedule.plan is not None
-    assert found.schedule.plan.pp == pp
+    recognised = recognise_run(Nanotron(), run, [0], num_ranks=pp)
+    assert recognised.mesh.pipelines == (tuple(range(pp)),)
+    assert cells(recognised, 0) == [str(action) for action in run.plan.compute_actions(0)]
+    assert recognised.schedule.name == "1f1b"
+    assert recognised.schedule.plan is not None
+    assert recognised.schedule.plan.pp == pp
 
 
 def test_gpipe_of_one_rank_tells_no_length() -> None:
     """Every rank of GPipe has the same order."""
-    found = recognise_run(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
-    assert (found.mesh.pp, found.mesh.pipelines) == (None, ((0,),))
-    assert {candidate.name for candidate in found.schedule.candidates} == {"gpipe", "1f1b"}
+    run = recognise_run(Nanotron(), paper("gpipe", 4, 4), [0], num_ranks=4)
+    assert (run.mesh.pp, run.mesh.pipelines) == (None, ((0,),))
+    assert {candidate.name for candidate in run.schedule.candidates} == {"gpipe", "1f1b"}
 
 
 def test_interleaved_timers_get_their_chunks_and_messages() -> None:
     """Every message meets its other end although no label says a microbatch."""
     run = paper("interleaved-1f1b", 3, 6, 2)
-    found = recognise_run(Timers(), run, range(3))
-    assert found.mesh.vpp == 2
-    assert [cells(found, rank) for rank in range(3)] == [
+    recognised = recognise_run(Timers(), run, range(3))
+    assert recognised.mesh.vpp == 2
+    assert [cells(recognised, rank) for rank in range(3)] == [
         [str(action) for action in run.plan.compute_actions(rank)] for rank in range(3)
     ]
-    assert len(found.comms) == sum(len(run.transfers(rank)) for rank in range(3))
-    assert (found.comms["match"] >= 0).all()
+    assert len(recognised.comms) == sum(len(run.transfers(rank)) for rank in range(3))
+    assert (recognised.comms["match"] >= 0).all()
 
 
 def kinds_of(name: str, pp: int, microbatches: int, chunks: int, group: int | None = None) -> dict[int, list[str]]:
@@ -144,21 +144,21 @@ def test_forwards_that_all_come_first_are_interleaved_where_the_first_rank_recei
 ) -> None:
     """With m = p an interleaved schedule has no steady phase: the kinds of its ops are those of GPipe with twice the m."""
     run = run_on_paper(build(schedule, *shape), lambda action: 500, latency=130)
-    found = recognise_run(TorchBatched(), run, range(3))
-    assert found.schedule.name == schedule
+    recognised = recognise_run(TorchBatched(), run, range(3))
+    assert recognised.schedule.name == schedule
     for rank in range(3):
-        assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+        assert cells(recognised, rank) == [str(action) for action in run.plan.compute_actions(rank)]
 
 
 def test_interleaved_with_all_forwards_first_is_that_and_no_breadth_first_schedule() -> None:
     plan = build("interleaved-1f1b", 4, 4, 2)
     rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(4)]
     run = run_on_paper(from_rows([[str(a) for a in row] for row in rows], "custom"), lambda _: 500, latency=130)
-    found = recognise_run(TorchBatched(), run, range(4))
+    recognised = recognise_run(TorchBatched(), run, range(4))
     for rank in range(4):
-        assert cells(found, rank) == [str(action) for action in rows[rank]]
-    assert (found.schedule.name, found.mesh.vpp) == ("interleaved-1f1b", 2)
-    assert found.schedule.mismatches == (
+        assert cells(recognised, rank) == [str(action) for action in rows[rank]]
+    assert (recognised.schedule.name, recognised.mesh.vpp) == ("interleaved-1f1b", 2)
+    assert recognised.schedule.mismatches == (
         "rank 2: op 8 is 6F3 where interleaved-1f1b has 6B0",
         "rank 3: op 6 is 7F1 where interleaved-1f1b has 7B0",
     )
@@ -183,15 +183,15 @@ def test_a_pipeline_is_no_longer_than_its_ranks_show_and_null_where_it_goes_on(
 ) -> None:
     """Nothing tells how many ranks there were, as with Nsight reports of some of them."""
     run = paper(*schedule)
-    found = recognise_run(Unlabelled(), run, given)
-    assert found.mesh.pp == pp
+    recognised = recognise_run(Unlabelled(), run, given)
+    assert recognised.mesh.pp == pp
     if pp is None:
-        assert found.mesh.pipelines == (((given[0],),) if len(given) == 1 else ())
-        assert any("its length and the stages are null" in line for line in found.warnings)
+        assert recognised.mesh.pipelines == (((given[0],),) if len(given) == 1 else ())
+        assert any("its length and the stages are null" in line for line in recognised.warnings)
     else:
-        assert found.schedule.name == schedule[0]
+        assert recognised.schedule.name == schedule[0]
         for rank in given:
-            assert cells(found, rank) == [str(action) for action in run.plan.compute_actions(rank)]
+            assert cells(recognised, rank) == [str(action) for action in run.plan.compute_actions(rank)]
 
 
 def test_an_order_of_no_schedule_fits_nothing() -> None:
@@ -263,12 +263,12 @@ def test_ops_that_name_nothing_are_numbered_in_order() -> None:
 def test_some_ranks_of_an_unlabelled_pipeline_tell_its_length_only_where_their_order_does(
     name: str, pp: int | None
 ) -> None:
-    found = recognise_run(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
-    assert (found.mesh.pp, found.schedule.name) == (pp, "unknown" if pp is None else name)
+    run = recognise_run(Unlabelled(), paper(name, 4, 8), (0, 1), num_ranks=4)
+    assert (run.mesh.pp, run.schedule.name) == (pp, "unknown" if pp is None else name)
     if pp is None:
-        assert (found.mesh.pipelines, found.mesh.dp) == ((), None)
-        assert any("2 of 4 ranks show messages, but not the pipeline" in line for line in found.warnings)
-        assert not any("of ranks assumed" in line for line in found.warnings)
+        assert (run.mesh.pipelines, run.mesh.dp) == ((), None)
+        assert any("2 of 4 ranks show messages, but not the pipeline" in line for line in run.warnings)
+        assert not any("of ranks assumed" in line for line in run.warnings)
 
 
 def test_groups_that_do_not_multiply_up_with_the_stages_that_labels_tell_give_no_size() -> None:

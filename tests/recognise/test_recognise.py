@@ -62,13 +62,13 @@ RECORDINGS = {
 @pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
 @pytest.mark.parametrize("with_metadata", [True, False], ids=["with facts", "marks only"])
 def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording, with_metadata: bool) -> None:
-    found = recognise(recording.traces(with_metadata))
-    job, ops = recording.job, found.ops
-    assert found.framework == "pptrace"
+    run = recognise(recording.traces(with_metadata))
+    job, ops = recording.job, run.ops
+    assert run.framework == "pptrace"
     custom = "the order of ops matches no known schedule; the closest, zb-h1, has 58% of the ops in this order"
-    assert found.warnings == ((custom,) if job.plan.name == "custom" and not with_metadata else ())
+    assert run.warnings == ((custom,) if job.plan.name == "custom" and not with_metadata else ())
     assert list(ops.columns) == list(OPS)
-    assert list(found.comms.columns) == list(COMMS)
+    assert list(run.comms.columns) == list(COMMS)
     compute = ops[ops["stage"] >= 0]
     for rank in range(job.dp * job.plan.pp):
         for step in range(job.steps):
@@ -96,24 +96,24 @@ def test_the_ops_found_are_those_of_the_plan_when_they_ran(recording: Recording,
 
 @pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
 def test_the_plan_and_the_mesh_are_those_of_the_facts(recording: Recording) -> None:
-    found, job = recognise(recording.traces()), recording.job
-    assert found.schedule.source is PlanSource.METADATA
-    assert found.schedule.plan == job.plan
-    assert found.schedule.name == job.plan.name
-    assert found.schedule.mismatches == ()
-    assert found.mesh.pipelines == tuple(map(tuple, job.pipelines))
-    assert (found.mesh.pp, found.mesh.dp, found.mesh.num_ranks) == (job.plan.pp, job.dp, job.dp * job.plan.pp)
+    result, job = recognise(recording.traces()), recording.job
+    assert result.schedule.source is PlanSource.METADATA
+    assert result.schedule.plan == job.plan
+    assert result.schedule.name == job.plan.name
+    assert result.schedule.mismatches == ()
+    assert result.mesh.pipelines == tuple(map(tuple, job.pipelines))
+    assert (result.mesh.pp, result.mesh.dp, result.mesh.num_ranks) == (job.plan.pp, job.dp, job.dp * job.plan.pp)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())
 def test_without_facts_the_plan_and_the_mesh_are_those_the_ops_follow(recording: Recording) -> None:
-    found, job = recognise(recording.traces(with_metadata=False)), recording.job
-    assert found.schedule.source is PlanSource.RECOGNISED
-    assert found.schedule.name == job.plan.name
-    assert found.schedule.plan == job.plan
-    assert found.mesh.pipelines == tuple(map(tuple, job.pipelines))
-    assert (found.mesh.pp, found.mesh.vpp) == (job.plan.pp, job.plan.num_chunks)
-    assert found.mesh.dp == job.dp, "the gradients' collectives name the one axis in which replicas differ"
+    result, job = recognise(recording.traces(with_metadata=False)), recording.job
+    assert result.schedule.source is PlanSource.RECOGNISED
+    assert result.schedule.name == job.plan.name
+    assert result.schedule.plan == job.plan
+    assert result.mesh.pipelines == tuple(map(tuple, job.pipelines))
+    assert (result.mesh.pp, result.mesh.vpp) == (job.plan.pp, job.plan.num_chunks)
+    assert result.mesh.dp == job.dp, "the gradients' collectives name the one axis in which replicas differ"
 
 
 def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None:
@@ -121,9 +121,9 @@ def test_a_mesh_without_pipelines_in_its_facts_takes_them_from_the_ops() -> None
         replace(trace, metadata={key: value for key, value in trace.metadata.items() if key != "pp_ranks"})
         for trace in RECORDINGS["replicas"].traces()
     ]
-    found = recognise(traces)
-    assert found.mesh.pipelines == ((0, 2), (1, 3))
-    assert found.mesh.dp == 2
+    run = recognise(traces)
+    assert run.mesh.pipelines == ((0, 2), (1, 3))
+    assert run.mesh.dp == 2
 
 
 def test_backward_kernels_of_another_thread_belong_to_their_op() -> None:
@@ -227,13 +227,13 @@ def test_ops_and_transfers_that_a_rank_began_anew_count_once() -> None:
         runs = [marked(forward, 10 + 50 * rank, 30 + 50 * rank), marked(forward, 110 + 70 * rank, 130 + 70 * rank)]
         backward = OpMark(Action(Kind.B, rank, 0, 0, Phase.COOLDOWN), 2)
         traces.append(make_trace([*runs, *once, *again, marked(backward, 300, 310)], rank=rank))
-    found = recognise(traces)
-    forwards = found.ops[found.ops["kind"] == "F"]
+    run = recognise(traces)
+    forwards = run.ops[run.ops["kind"] == "F"]
     assert forwards["start_ns"].tolist() == [110, 180]
-    assert found.comms["start_ns"].tolist() == [140, 140]
-    assert found.comms["match"].nunique() == 1
-    assert found.comms["match"].min() >= 0
-    assert found.warnings[0] == (
+    assert run.comms["start_ns"].tolist() == [140, 140]
+    assert run.comms["match"].nunique() == 1
+    assert run.comms["match"].min() >= 0
+    assert run.warnings[0] == (
         "rank 0: 1 ops of step 2 (0.00 ms) ran again in the same step, as after an optimizer step that was rolled back; "
         "only the last runs count"
     )
@@ -243,40 +243,40 @@ def test_a_trace_without_marks_gives_no_ops() -> None:
     trace = make_trace(
         [Event(Category.CPU_OP, "aten::mm", 0, 5, thread=1), Event(Category.ANNOTATION, "Forward 0", 0, 9, thread=1)]
     )
-    found = recognise([trace])
-    assert found.framework == "unlabelled"
-    assert found.ops.empty
-    assert found.comms.empty
-    assert list(found.ops.columns) == list(OPS)
-    assert found.schedule.source is PlanSource.NONE
-    assert found.warnings == ()
+    run = recognise([trace])
+    assert run.framework == "unlabelled"
+    assert run.ops.empty
+    assert run.comms.empty
+    assert list(run.ops.columns) == list(OPS)
+    assert run.schedule.source is PlanSource.NONE
+    assert run.warnings == ()
 
 
 def test_marks_of_another_version_are_counted_once_per_reason() -> None:
     traces = [renamed(trace, lambda name: name.replace("pp1:", "pp9:")) for trace in RECORDINGS["1f1b"].traces()]
-    found = recognise(traces)
-    assert found.ops.empty
-    assert len(found.warnings) == 2
-    assert found.warnings[1] == "and 3 more ranks like rank 0"
+    run = recognise(traces)
+    assert run.ops.empty
+    assert len(run.warnings) == 2
+    assert run.warnings[1] == "and 3 more ranks like rank 0"
     ranges = len(RECORDINGS["1f1b"].events_of(0))
-    assert found.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
-    assert found.warnings[0].endswith("are left out: grammar version 9; this pptrace reads version 1")
+    assert run.warnings[0].startswith(f"rank 0: {ranges} ranges named like 'pp9:")
+    assert run.warnings[0].endswith("are left out: grammar version 9; this pptrace reads version 1")
 
 
 def test_damaged_marks_are_counted_and_the_others_read() -> None:
     events = [marked(SpanMark(SpanKind.STEP, 0), 0, 9), Event(Category.ANNOTATION, "pp1:0F", 1, 2, thread=MAIN_THREAD)]
-    found = recognise([make_trace(events)])
-    assert len(found.ops) == 1
-    assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are left out: ")
+    run = recognise([make_trace(events)])
+    assert len(run.ops) == 1
+    assert len(run.warnings) == 1
+    assert run.warnings[0].startswith("rank 0: 1 ranges named like 'pp1:0F' are left out: ")
 
 
 def test_a_schedule_asked_for_is_compared_with_what_ran() -> None:
     traces = RECORDINGS["1f1b"].traces()
-    found = recognise(traces, schedule="gpipe").schedule
-    assert (found.name, found.source) == ("gpipe", PlanSource.OPTION)
-    assert found.plan == build("gpipe", 4, 6)
-    assert found.mismatches == (
+    schedule = recognise(traces, schedule="gpipe").schedule
+    assert (schedule.name, schedule.source) == ("gpipe", PlanSource.OPTION)
+    assert schedule.plan == build("gpipe", 4, 6)
+    assert schedule.mismatches == (
         "rank 0: op 5 is 0B0 where gpipe has 0F4",
         "rank 1: op 4 is 1B0 where gpipe has 1F3",
         "rank 2: op 3 is 2B0 where gpipe has 2F2",
@@ -315,18 +315,18 @@ def test_missing_ops_and_ranks_are_told() -> None:
 
 
 def test_a_missing_rank_without_facts_is_told_by_the_stages_of_the_others() -> None:
-    found = recognise(without(RECORDINGS["gpipe"].traces(with_metadata=False), 1)).schedule
-    assert (found.name, found.source, found.mismatches) == ("gpipe", PlanSource.RECOGNISED, ())
-    assert found.plan is not None
-    assert (found.plan.pp, found.plan.num_microbatches) == (3, 4)
+    schedule = recognise(without(RECORDINGS["gpipe"].traces(with_metadata=False), 1)).schedule
+    assert (schedule.name, schedule.source, schedule.mismatches) == ("gpipe", PlanSource.RECOGNISED, ())
+    assert schedule.plan is not None
+    assert (schedule.plan.pp, schedule.plan.num_microbatches) == (3, 4)
 
 
 def test_a_damaged_plan_in_the_facts_is_said() -> None:
     traces = RECORDINGS["gpipe"].traces()
     facts = dict(traces[0].metadata) | {"plan": {"name": "gpipe", "rows": [["0F0", "zero"]]}}
-    found = recognise([replace(traces[0], metadata=facts), *traces[1:]]).schedule
-    assert found.plan is None
-    assert found.warnings[0].startswith(
+    schedule = recognise([replace(traces[0], metadata=facts), *traces[1:]]).schedule
+    assert schedule.plan is None
+    assert schedule.warnings[0].startswith(
         "the plan in the metadata: the trace's metadata: row 1, cell 2: 'zero' is not an action"
     )
 
@@ -342,9 +342,9 @@ def test_facts_without_rows_have_no_plan(plan: object) -> None:
 @pytest.mark.parametrize("rows", [[[1]], [[None, "0F0"]], [[]], [], [["0F0", ["0B0"]]]])
 def test_rows_that_are_no_plan_are_said(rows: object) -> None:
     traces = [replace(t, metadata=dict(t.metadata) | {"plan": {"rows": rows}}) for t in RECORDINGS["gpipe"].traces()]
-    found = recognise(traces).schedule
-    assert found.plan is None
-    assert found.warnings[0].startswith("the plan in the metadata: ")
+    schedule = recognise(traces).schedule
+    assert schedule.plan is None
+    assert schedule.warnings[0].startswith("the plan in the metadata: ")
 
 
 leaves = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.sampled_from(["0F0", "1f1b", "x", ""]))
@@ -366,10 +366,10 @@ def test_damaged_facts_raise_nothing_but_errors_with_a_message(facts: dict[str, 
     traces = RECORDINGS["one rank"].traces()
     damaged = [replace(trace, metadata={**trace.metadata, **facts}) for trace in traces]
     try:
-        found = recognise(damaged)
+        run = recognise(damaged)
     except PptraceError:
         return
-    assert len(found.ops) == num_ops("one rank")
+    assert len(run.ops) == num_ops("one rank")
 
 
 @cache

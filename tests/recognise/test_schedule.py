@@ -53,16 +53,16 @@ def swapped(rows: Rows, rank: int, place: int) -> Rows:
 
 def test_one_rank_that_leaves_the_order_leaves_the_schedule_its_name() -> None:
     rows = to_rows(build("1f1b", 4, 8))
-    found = recognised([swapped(rows, 2, 13)] * 2)
-    assert (found.name, found.plan) == ("1f1b", build("1f1b", 4, 8))
-    assert found.mismatches == ("rank 2: op 14 is 2B6 where 1f1b has 2F7",)
+    run = recognised([swapped(rows, 2, 13)] * 2)
+    assert (run.name, run.plan) == ("1f1b", build("1f1b", 4, 8))
+    assert run.mismatches == ("rank 2: op 14 is 2B6 where 1f1b has 2F7",)
 
 
 def test_a_step_that_differs_is_named() -> None:
     rows = to_rows(build("gpipe", 2, 4))
-    found = recognised([rows, rows, swapped(rows, 1, 5)], num_ranks=2)
-    assert (found.name, len(found.mismatches)) == ("gpipe", 1)
-    assert found.mismatches[0].endswith("(in step 2)")
+    run = recognised([rows, rows, swapped(rows, 1, 5)], num_ranks=2)
+    assert (run.name, len(run.mismatches)) == ("gpipe", 1)
+    assert run.mismatches[0].endswith("(in step 2)")
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2)])
@@ -70,24 +70,24 @@ def test_a_step_that_differs_is_named() -> None:
 def test_a_rank_without_a_trace_does_not_hide_the_schedule(name: str, chunks: int, absent: int) -> None:
     rows = to_rows(build(name, 4, 8, chunks))
     present = [rank for rank in range(4) if rank != absent]
-    found = recognised([[rows[rank] for rank in present]], present)
-    assert (found.name, found.mismatches) == (name, ())
-    assert found.plan is not None
-    assert (found.plan.pp, found.plan.num_microbatches, found.plan.num_chunks) == (4, 8, chunks)
+    run = recognised([[rows[rank] for rank in present]], present)
+    assert (run.name, run.mismatches) == (name, ())
+    assert run.plan is not None
+    assert (run.plan.pp, run.plan.num_microbatches, run.plan.num_chunks) == (4, 8, chunks)
 
 
 def test_a_trace_that_ends_early_keeps_the_schedule_without_mismatches() -> None:
     rows = to_rows(build("1f1b", 4, 8))
-    found = recognised([[row[: 14 - rank] for rank, row in enumerate(rows)]])
-    assert (found.name, found.mismatches) == ("1f1b", ())
+    run = recognised([[row[: 14 - rank] for rank, row in enumerate(rows)]])
+    assert (run.name, run.mismatches) == ("1f1b", ())
 
 
 def test_steps_of_evaluation_are_not_compared_and_alone_make_no_schedule() -> None:
     rows = to_rows(build("1f1b", 2, 4))
     evaluation = [[cell for cell in row if "F" in cell] for row in rows]
-    found = recognised([rows, evaluation], num_ranks=2)
-    assert (found.name, found.mismatches) == ("1f1b", ())
-    assert any("step 1 has forwards only" in line for line in found.warnings)
+    run = recognised([rows, evaluation], num_ranks=2)
+    assert (run.name, run.mismatches) == ("1f1b", ())
+    assert any("step 1 has forwards only" in line for line in run.warnings)
     alone = recognised([evaluation], num_ranks=2)
     assert (alone.name, alone.plan) == ("unknown", None)
     assert "forwards only" in alone.warnings[0]
@@ -95,41 +95,41 @@ def test_steps_of_evaluation_are_not_compared_and_alone_make_no_schedule() -> No
 
 def test_an_order_of_ones_own_is_custom_and_says_what_is_nearest() -> None:
     rows = [[f"{rank}{kind}{b}" for kind in "FB" for b in (3, 1, 0, 2)] for rank in range(2)]
-    found = recognised([rows], num_ranks=2)
-    assert (found.name, found.plan is None) == ("custom", False)
-    assert "no known schedule" in found.warnings[0]
+    run = recognised([rows], num_ranks=2)
+    assert (run.name, run.plan is None) == ("custom", False)
+    assert "no known schedule" in run.warnings[0]
 
 
 def test_an_order_of_ones_own_has_no_plan_for_another_number_of_microbatches() -> None:
     long = [[f"{rank}{kind}{b}" for kind in "FB" for b in (3, 1, 0, 2)] for rank in range(2)]
     short = [[f"{rank}{kind}{b}" for kind in "FB" for b in (1, 0)] for rank in range(2)]
-    found = recognised([long, short], num_ranks=2)
-    assert (found.name, found.mismatches, found.plan_of(1)) == ("custom", (), None)
-    assert found.plan_of(0) == found.plan
+    run = recognised([long, short], num_ranks=2)
+    assert (run.name, run.mismatches, run.plan_of(1)) == ("custom", (), None)
+    assert run.plan_of(0) == run.plan
     assert any(
-        "step 1 has another number of microbatches, for which custom has no plan" in line for line in found.warnings
+        "step 1 has another number of microbatches, for which custom has no plan" in line for line in run.warnings
     )
 
 
 def test_a_rank_that_leaves_a_step_with_another_number_of_microbatches_is_named() -> None:
     long, short = (to_rows(build("1f1b", 4, m)) for m in (8, 5))
-    found = recognised([long, swapped(short, 1, 5)])
-    assert found.mismatches == ("rank 1: op 6 is 1F4 where 1f1b has 1B1 (in step 1)",)
-    assert found.plan_of(1) == build("1f1b", 4, 5)
+    run = recognised([long, swapped(short, 1, 5)])
+    assert run.mismatches == ("rank 1: op 6 is 1F4 where 1f1b has 1B1 (in step 1)",)
+    assert run.plan_of(1) == build("1f1b", 4, 5)
 
 
 def test_a_rank_in_an_order_of_its_own_without_the_others_makes_no_schedule_and_says_why() -> None:
-    found = recognised([[["1F1", "1F0", "1B0", "1B1"]]], [1])
-    assert (found.plan, found.name, found.source) == (None, "unknown", PlanSource.NONE)
-    (line,) = found.warnings
+    run = recognised([[["1F1", "1F0", "1B0", "1B1"]]], [1])
+    assert (run.plan, run.name, run.source) == (None, "unknown", PlanSource.NONE)
+    (line,) = run.warnings
     assert "stage 0 has no action though stage 1 has" in line
     assert "the closest" in line
 
 
 def test_ops_of_the_optimizer_alone_make_no_schedule() -> None:
     ops = ops_of([[["0F0"]]]).assign(kind="OPTIMIZER", stage=-1, microbatch=-1)
-    found = recognise_schedule(ops, mesh_of(ops, 1), [], None)
-    assert (found.name, found.plan, found.warnings) == ("unknown", None, ())
+    schedule = recognise_schedule(ops, mesh_of(ops, 1), [], None)
+    assert (schedule.name, schedule.plan, schedule.warnings) == ("unknown", None, ())
 
 
 @pytest.mark.parametrize("ranks", [(0, 2, 3), (8, 24, 32)])

@@ -42,8 +42,8 @@ def traces_of(style: Style, runs: Sequence[PaperRun]) -> list[Trace]:
     return [make_trace(events_of(style, runs, rank), rank) for rank in range(runs[0].plan.pp)]
 
 
-def cells(found: RecognisedRun, rank: int, step: int) -> list[str]:
-    ops = found.ops[(found.ops["rank"] == rank) & (found.ops["step"] == step) & found.ops["kind"].isin(COMPUTE_KINDS)]
+def cells(run: RecognisedRun, rank: int, step: int) -> list[str]:
+    ops = run.ops[(run.ops["rank"] == rank) & (run.ops["step"] == step) & run.ops["kind"].isin(COMPUTE_KINDS)]
     ops = ops.sort_values("start_ns")
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
@@ -86,8 +86,8 @@ def test_a_step_that_has_part_of_its_ops_is_of_the_longer_plan() -> None:
         events = events_of(TorchLabels(), [whole, whole], rank)
         end = step_begins(whole, 1) + whole.end // 2
         traces.append(make_trace([event for event in events if event.end <= end], rank))
-    found = recognise(traces)
-    assert (found.schedule.name, found.schedule.mismatches, found.schedule.plan_by_step) == ("1f1b", (), {})
+    run = recognise(traces)
+    assert (run.schedule.name, run.schedule.mismatches, run.schedule.plan_by_step) == ("1f1b", (), {})
 
 
 @pytest.mark.parametrize("share", [0.4, 0.8])

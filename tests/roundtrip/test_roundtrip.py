@@ -69,24 +69,24 @@ def keys(plan: Plan | None) -> list[list[str]]:
     return [] if plan is None else [[str(action) for action in plan.compute_actions(rank)] for rank in range(plan.pp)]
 
 
-def check(style: Style, run: PaperRun, steps: int, found: RecognisedRun) -> None:
+def check(style: Style, run: PaperRun, steps: int, result: RecognisedRun) -> None:
     plan = run.plan
     for step in range(steps):
         for rank in range(plan.pp):
-            assert found_ops(found.ops, rank, step) == done_ops(run, rank, step)
-    assert set(found.ops.loc[found.ops["kind"].isin(COMPUTE_KINDS), "clock"]) == {"device"}
-    assert found.framework == style.framework
-    assert (found.mesh.pp, found.mesh.vpp) == (plan.pp, plan.num_chunks)
-    assert found.schedule.mismatches == ()
-    assert keys(found.schedule.plan) == keys(plan)
-    assert set(found.comms.loc[found.comms["axis"] == "pp", "clock"]) <= {"device"}
+            assert found_ops(result.ops, rank, step) == done_ops(run, rank, step)
+    assert set(result.ops.loc[result.ops["kind"].isin(COMPUTE_KINDS), "clock"]) == {"device"}
+    assert result.framework == style.framework
+    assert (result.mesh.pp, result.mesh.vpp) == (plan.pp, plan.num_chunks)
+    assert result.schedule.mismatches == ()
+    assert keys(result.schedule.plan) == keys(plan)
+    assert set(result.comms.loc[result.comms["axis"] == "pp", "clock"]) <= {"device"}
     if style.messages_named:
-        check_messages(run, steps, found)
+        check_messages(run, steps, result)
 
 
-def check_messages(run: PaperRun, steps: int, found: RecognisedRun) -> None:
+def check_messages(run: PaperRun, steps: int, result: RecognisedRun) -> None:
     """Each message of the plan is there with both its ends, and they have met."""
-    p2p = found.comms[found.comms["axis"] == "pp"]
+    p2p = result.comms[result.comms["axis"] == "pp"]
     for rank in range(run.plan.pp):
         wanted = sorted(str(done.action) for done in run.transfers(rank)) * steps
         rows = p2p[p2p["rank"] == rank]

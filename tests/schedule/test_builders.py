@@ -255,14 +255,14 @@ def test_every_legal_shape_makes_a_valid_plan_of_that_shape(name: str) -> None:
 
 @given(plans())
 def test_every_plan_is_whole(plan: Plan) -> None:
-    expected, found = set(), [half.key for row in plan.ranks for half in iter_halves(row)]
+    expected, result = set(), [half.key for row in plan.ranks for half in iter_halves(row)]
     for stage in range(plan.num_stages):
         for mb in plan.microbatches_of(stage):
             split = (Kind.W, stage, mb) in plan.by_key
             kinds = (Kind.F, Kind.I, Kind.W) if split else (Kind.F, Kind.B)
             expected |= {(kind, stage, mb) for kind in kinds}
-    assert len(found) == len(expected)
-    assert set(found) == expected
+    assert len(result) == len(expected)
+    assert set(result) == expected
 
 
 @given(plans())

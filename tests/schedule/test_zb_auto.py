@@ -55,10 +55,10 @@ def test_any_costs_and_any_memory_make_a_valid_plan_within_that_memory(shape: Sh
 @given(shapes)
 def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shape: Shape) -> None:
     plan = searched(shape)
-    found = optimality(plan, shape)
-    assert found.makespan == makespan(plan, shape.costs)
-    assert found.lower_bound == lower_bound(shape) <= found.makespan
-    assert found.excess == pytest.approx(found.makespan / found.lower_bound - 1)
+    result = optimality(plan, shape)
+    assert result.makespan == makespan(plan, shape.costs)
+    assert result.lower_bound == lower_bound(shape) <= result.makespan
+    assert result.excess == pytest.approx(result.makespan / result.lower_bound - 1)
 
 
 @given(shapes, st.builds(Choices, st.booleans(), st.booleans(), st.booleans()))

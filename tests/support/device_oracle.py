@@ -119,7 +119,7 @@ def _times(event: dict[str, Any]) -> tuple[int, int]:
 
 def nsight_pieces(path: Path) -> list[list[Piece]]:
     """Device work of a Nsight export, for each process that has any."""
-    found: dict[object, list[Piece]] = {}
+    result: dict[object, list[Piece]] = {}
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
@@ -132,8 +132,8 @@ def nsight_pieces(path: Path) -> list[list[Piece]]:
                 event = dict(zip(columns, row, strict=True))
                 name = names.get(event.get("demangledName"), "") if table == "KERNEL" else ""
                 category = _category("kernel" if table == "KERNEL" else "memory", name)
-                found.setdefault(event.get("globalPid"), []).append((event["start"], event["end"], category))
-    return list(found.values())
+                result.setdefault(event.get("globalPid"), []).append((event["start"], event["end"], category))
+    return list(result.values())
 
 
 def _category(category: str, name: str) -> str:

@@ -74,7 +74,7 @@ def _transfers(
         waiting = waits.get((rank, step, text), (start, call_end))
         sides.append((key, rank, start, waiting[1], ((start, call_end), waiting)))
     over = {(key, rank): end for key, rank, _, end, _ in sides}
-    found: dict[int, list[Interval]] = {}
+    result: dict[int, list[Interval]] = {}
     for key, rank, start, end, blocking in sides:
         source, target = key[-2:]
         both = len(starts[key]) == 2
@@ -84,10 +84,10 @@ def _transfers(
         if rank == source and end < ready:
             ready = start  # a small message lay in a buffer before its receiver came: nobody waited for it
         begin = min(ready, end)
-        found.setdefault(rank, []).extend(
+        result.setdefault(rank, []).extend(
             (max(begin, low), min(end, high)) for low, high in blocking if max(begin, low) < min(end, high)
         )
-    return found
+    return result
 
 
 def _step(

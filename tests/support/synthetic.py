@@ -298,18 +298,18 @@ class Recording:
         """All events of a global rank: every step with its op, transfer, gradient-sync, optimizer and step ranges."""
         pipeline = self.job.pipelines[rank % self.job.dp]
         place = pipeline.index(rank)
-        found = []
+        result = []
         for step in range(self.job.steps):
             at = self.begin(step)
-            found += self.events(self.run, place, pipeline, step, at)
+            result += self.events(self.run, place, pipeline, step, at)
             done = at + self.run.end
             if self.job.dp > 1:
                 sync = CollectiveMark(Collective.ALL_REDUCE, Axis.DP, self.job.dp, 1 << 20, step)
-                found.append(marked(SpanMark(SpanKind.GRAD_SYNC, step), done + 10 + rank, done + 90))
-                found.append(marked(sync, done + 20 + rank, done + 80))
-            found.append(marked(SpanMark(SpanKind.OPTIMIZER, step), done + 100, done + 150))
-            found.append(marked(SpanMark(SpanKind.STEP, step), at - LEAD - 5, done + 200))
-        return found
+                result.append(marked(SpanMark(SpanKind.GRAD_SYNC, step), done + 10 + rank, done + 90))
+                result.append(marked(sync, done + 20 + rank, done + 80))
+            result.append(marked(SpanMark(SpanKind.OPTIMIZER, step), done + 100, done + 150))
+            result.append(marked(SpanMark(SpanKind.STEP, step), at - LEAD - 5, done + 200))
+        return result
 
     def traces(
         self,

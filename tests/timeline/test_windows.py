@@ -180,14 +180,14 @@ def test_phases_of_gpipe_have_no_steady_part() -> None:
     ],
 )
 def test_phases_cover_the_window_once_and_count_every_op(name: str, p: int, m: int, v: int) -> None:
-    for rank, found in enumerate(phases(name, p, m, v)):
-        assert [phase for phase, *_ in found] == ["warmup", "steady", "cooldown"]
-        edges = [edge for _, start, end, _, _ in found for edge in (start, end)]
+    for rank, result in enumerate(phases(name, p, m, v)):
+        assert [phase for phase, *_ in result] == ["warmup", "steady", "cooldown"]
+        edges = [edge for _, start, end, _, _ in result for edge in (start, end)]
         assert edges == sorted(edges)
         assert edges[1:-1:2] == edges[2::2]
         assert (edges[0], edges[-1]) == (0, (m * v + p - 1) * 30)
         tags = [action.phase for action in build(name, p, m, v).ranks[rank]]
-        assert [forward + backward for *_, forward, backward in found] == [tags.count(phase) for phase in Phase]
+        assert [forward + backward for *_, forward, backward in result] == [tags.count(phase) for phase in Phase]
 
 
 def test_an_op_takes_the_phase_of_the_plan_then_its_own_then_that_of_the_order() -> None:
@@ -212,10 +212,10 @@ def test_an_op_that_the_plan_does_not_have_keeps_its_label() -> None:
 
 def test_lanes_of_a_shifted_rank_are_those_of_the_rank() -> None:
     recording = record(build("1f1b", 2, 3), latency=70, device=True)
-    found = recognise(recording.traces())
+    run = recognise(recording.traces())
     late = recognise(recording.traces(shifts_ns={1: 5_000}))
     clock = Clock(ClockMethod.BOUNDS, {0: 0, 1: -5_000}, 0)
-    straight = lane_of_tables(1, found.ops, with_transfers(found.comms), found.work, AS_IT_IS)
+    straight = lane_of_tables(1, run.ops, with_transfers(run.comms), run.work, AS_IT_IS)
     bent = lane_of_tables(1, shift(late.ops, clock), with_transfers(shift(late.comms, clock)), late.work, clock)
     assert bent.compute.tolist() == straight.compute.tolist()
     assert bent.exposed.tolist() == straight.exposed.tolist()

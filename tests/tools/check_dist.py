@@ -146,10 +146,10 @@ def _try_analysis(environment: Environment, sample: Path) -> None:
     report = environment.folder / "report.json"
     environment.run(environment.pptrace, "analyze", sample, "--no-cache", "--json", report, "--html", page)
     steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
-    found = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in steps]
+    rows = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in steps]
     recorded = json.loads((sample / "expected.json").read_text(encoding="utf-8"))["steps"]
     expected = [(step["step"], step["span_ns"], [rank["bubble_ns"] for rank in step["ranks"]]) for step in recorded]
-    require(found == expected, f"{sample.name}: spans and bubbles are {found}, expected {expected}")
+    require(rows == expected, f"{sample.name}: spans and bubbles are {rows}, expected {expected}")
     text = page.read_text(encoding="utf-8")
     require(text.lstrip().lower().startswith("<!doctype html") and len(text) > 100_000, "--html wrote no page")
 

@@ -83,10 +83,10 @@ def require(holds: bool, what: str) -> None:
 def version() -> str:
     """The version that the sources state."""
     text = (ROOT / "pptrace" / "version.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    require(found is not None, 'pptrace/version.py: expected a line __version__ = "…"')
-    assert found is not None
-    return found[1]
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    require(match is not None, 'pptrace/version.py: expected a line __version__ = "…"')
+    assert match is not None
+    return match[1]
 
 
 def package_files(root: Path = ROOT) -> set[str]:

@@ -51,12 +51,12 @@ def find_browser() -> Path:
         if shutil.which(named) is None:
             raise NoBrowserError(f"${_VARIABLE} is {named!r}, which is no program; unset it or name a Chromium")
         return Path(named)
-    found = [path for name in _NAMES if (path := shutil.which(name))]
-    found += [place for place in _PLACES if shutil.which(place)]
-    found += [path for path in (_playwrights_own(),) if path]
-    if not found:
+    rows = [path for name in _NAMES if (path := shutil.which(name))]
+    rows += [place for place in _PLACES if shutil.which(place)]
+    rows += [path for path in (_playwrights_own(),) if path]
+    if not rows:
         raise NoBrowserError("no Chromium found: run python tests/tools/get_browser.py, or install chromium")
-    return Path(found[0])
+    return Path(rows[0])
 
 
 def _playwrights_own() -> str | None:

@@ -35,9 +35,9 @@ class SetupError(Exception):
 def requirements(text: str) -> dict[str, str]:
     """Package → the oldest version that will do, from the lines of the list."""
     lines = [line.strip() for line in text.splitlines()]
-    found = [_REQUIREMENT.fullmatch(line) for line in lines if line and not line.startswith("#")]
-    assert all(found), f"{WHEELS_LIST}: expected lines such as rich>=13.7"
-    return {match[1]: match[2] for match in found if match}
+    rows = [_REQUIREMENT.fullmatch(line) for line in lines if line and not line.startswith("#")]
+    assert all(rows), f"{WHEELS_LIST}: expected lines such as rich>=13.7"
+    return {match[1]: match[2] for match in rows if match}
 
 
 def lacking(needed: dict[str, str]) -> list[str]:

@@ -50,7 +50,7 @@ def _score(analysis: Any, ran: list[list[list[Any]]]) -> tuple[int, int, int]:
     right = wrong = 0
     for rank, steps in enumerate(ran):
         own = compute[compute["rank"] == rank]
-        found = {}
+        result = {}
         for place, step in enumerate(sorted(own["step"].unique().tolist())):
             for op in own[own["step"] == step].itertuples():
                 parts = parse_action(op.pair).parts if op.pair else ()
@@ -60,10 +60,10 @@ def _score(analysis: Any, ran: list[list[list[Any]]]) -> tuple[int, int, int]:
                         if part is None
                         else (str(part.kind), part.stage, part.microbatch)
                     )
-                    found[(place, *key)] = op
+                    result[(place, *key)] = op
         truth = {(place, *entry[:3]) for place, entries in enumerate(steps) for entry in entries}
-        right += len(truth & found.keys())
-        wrong += len(found.keys() - truth)
+        right += len(truth & result.keys())
+        wrong += len(result.keys() - truth)
     return right, wrong, sum(len(entries) for steps in ran for entries in steps)
 
 

@@ -66,15 +66,15 @@ def _candidates() -> Iterator[str]:
 
 def _answering(pythons: Iterator[str] | Sequence[str]) -> dict[str, Path]:
     """By version, the first of ``pythons`` that starts."""
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for python in pythons:
         try:
             done = subprocess.run([python, "-c", _ANSWER], capture_output=True, text=True, timeout=30, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
         number, _, path = done.stdout.strip().partition(" ")
-        found.setdefault(number, Path(path))
-    return found
+        result.setdefault(number, Path(path))
+    return result
 
 
 def _built_wheel() -> Path:

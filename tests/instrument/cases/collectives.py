@@ -73,8 +73,8 @@ def observed(function: Callable[[], Any]) -> tuple[Any, list[Mark], list[Event]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        found = json.loads(path.read_text())["traceEvents"]
-    events = [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in found if e.get("ph") == "X"]
+        parsed = json.loads(path.read_text())["traceEvents"]
+    events = [Event(e["name"], e["ts"], e["ts"] + e["dur"]) for e in parsed if e.get("ph") == "X"]
     events.sort(key=lambda event: event.start)
     marks = [mark for event in events if (mark := parse_mark(event.name)) is not None]
     known = [mark for mark in marks if not isinstance(mark, UnknownMark)]

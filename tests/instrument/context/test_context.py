@@ -36,9 +36,9 @@ def check(pool: Pool, cases: list[ContextCase], tolerance: float = TOLERANCE, pp
     for size in sorted({case.shape.size for case in cases}):
         chosen = [case for case in cases if case.shape.size == size]
         for rank, row in enumerate(pool.run(errors, chosen, pp, world=size * pp)):
-            for case, found in zip(chosen, row, strict=True):
-                assert len(found) == 4, (case, rank)
-                assert max(found) < tolerance, (case, rank, found)
+            for case, result in zip(chosen, row, strict=True):
+                assert len(result) == 4, (case, rank)
+                assert max(result) < tolerance, (case, rank, result)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -99,21 +99,21 @@ def test_position_ids_are_those_of_the_shard(pool: Pool) -> None:
 def test_balanced_ranks_compute_equally_many_scores_and_none_twice(pool: Pool, ring: int) -> None:
     case = ContextCase(ContextShape(ring))
     contiguous = replace(case, shape=ContextShape(ring, 1, Layout.CONTIGUOUS))
-    found = pool.run(num_scores, [case, contiguous, replace(case, causal=False)], world=ring)
+    results = pool.run(num_scores, [case, contiguous, replace(case, causal=False)], world=ring)
     triangle = case.sequence * (case.sequence + 1) // 2
-    assert [row[0] for row in found] == [[triangle // ring] * 2] * ring
-    assert [sum(row[1][way] for row in found) for way in (0, 1)] == [triangle] * 2
-    assert found[0][1] < found[-1][1]
-    assert [row[2] for row in found] == [[case.sequence**2 // ring] * 2] * ring
-    for rank, row in enumerate(found):
+    assert [row[0] for row in results] == [[triangle // ring] * 2] * ring
+    assert [sum(row[1][way] for row in results) for way in (0, 1)] == [triangle] * 2
+    assert results[0][1] < results[-1][1]
+    assert [row[2] for row in results] == [[case.sequence**2 // ring] * 2] * ring
+    for rank, row in enumerate(results):
         plan = RingPlan(ring, rank, case.sequence // ring, True, Layout.CONTIGUOUS)
         assert row[1] == [plan.num_scores] * 2
 
 
 def test_exchanges_are_posted_before_the_computation_that_hides_them(pool: Pool) -> None:
     assert pool.run(order_of_work, ContextCase(ContextShape(2)), world=2) == [("xcwc", "xcwcxccw")] * 2
-    found = pool.run(order_of_work, ContextCase(ContextShape(4)), world=4)
-    assert found == [("xcwxcwxcwc", "xcwxcxwxcwxwcwxccw")] * 4
+    results = pool.run(order_of_work, ContextCase(ContextShape(4)), world=4)
+    assert results == [("xcwxcwxcwc", "xcwxcxwxcwxwcwxccw")] * 4
 
 
 def volume(marks: list[Mark]) -> Volume:

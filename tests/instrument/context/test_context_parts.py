@@ -148,11 +148,11 @@ def agree(kernel: Kernel, device: str, dtype: torch.dtype, tolerance: float, hea
         sizes = ((4, 6), (kv_heads, keys), (kv_heads, keys), (4, 6))
         q, k, v, grad = (torch.randn(2, heads, rows, head_dim, dtype=dtype, device=device) for heads, rows in sizes)
         out, lse = kernel.forward(q, k, v, masked)
-        found = (out, lse, *kernel.backward(grad, q, k, v, out, lse, masked))
+        result = (out, lse, *kernel.backward(grad, q, k, v, out, lse, masked))
         q, k, v, grad = (tensor.double() for tensor in (q, k, v, grad))
         out, lse = Exact().forward(q, k, v, masked)
         wanted = (out, lse, *Exact().backward(grad, q, k, v, out, lse, masked))
-        for ours, other in zip(found, wanted, strict=True):
+        for ours, other in zip(result, wanted, strict=True):
             torch.testing.assert_close(ours.double(), other, rtol=tolerance, atol=tolerance)
 
 
@@ -172,8 +172,8 @@ def test_the_definition_is_that_of_autograd() -> None:
     wanted = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
     wanted.backward(grad)
     out, lse = Exact().forward(*(leaf.detach() for leaf in leaves), True)
-    found = Exact().backward(grad, *(leaf.detach() for leaf in leaves), out, lse, True)
-    for ours, other in zip((out, *found), (wanted, *(leaf.grad for leaf in leaves)), strict=True):
+    result = Exact().backward(grad, *(leaf.detach() for leaf in leaves), out, lse, True)
+    for ours, other in zip((out, *result), (wanted, *(leaf.grad for leaf in leaves)), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-12, atol=1e-12)
 
 

@@ -47,8 +47,8 @@ def test_a_task_of_srun_gets_what_torchrun_would_have_set() -> None:
 
 
 def test_what_the_script_was_given_stays() -> None:
-    found = torchrun_environ({**SRUN, "MASTER_ADDR": "10.0.0.1", "RANK": "0"})
-    assert found.keys() == {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"}
+    result = torchrun_environ({**SRUN, "MASTER_ADDR": "10.0.0.1", "RANK": "0"})
+    assert result.keys() == {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"}
 
 
 def test_outside_srun_nothing_is_set() -> None:

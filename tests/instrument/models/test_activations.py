@@ -77,17 +77,17 @@ class Attentions(TorchDispatchMode):
 def saved_by(forward: Callable[[], Tensor], module: nn.Module, exempt: tuple[Tensor, ...] = ()) -> Storages:
     """Distinct storages that are neither parameters nor ``exempt``."""
     known = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *exempt)}
-    found: dict[int, tuple[Any, int, torch.dtype]] = {}
+    result: dict[int, tuple[Any, int, torch.dtype]] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()  # held on to, so that no other gets its identity
         if storage._cdata not in known:
-            found.setdefault(storage._cdata, (storage, storage.nbytes(), tensor.dtype))
+            result.setdefault(storage._cdata, (storage, storage.nbytes(), tensor.dtype))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return Counter((num_bytes, dtype) for _, num_bytes, dtype in found.values())
+    return Counter((num_bytes, dtype) for _, num_bytes, dtype in result.values())
 
 
 def save(model: GptConfig, parallel: Parallel, is_recomputed: bool = False, splits: bool = False) -> Saved:

@@ -210,8 +210,8 @@ def test_what_gloo_carries_is_what_the_marks_count(run: Run) -> None:
         marks = marked(events)
         gloo = [event for event in events if event.name.startswith("gloo:")]
         entries = Counter(entry for each in marks for entry in gloo_entries(each.mark))
-        found = Counter((event.name, numel * (item or 0)) for event in gloo for numel, item in event.inputs[:1])
-        assert found == entries, (rank, found - entries, entries - found)
+        result = Counter((event.name, numel * (item or 0)) for event in gloo for numel, item in event.inputs[:1])
+        assert result == entries, (rank, result - entries, entries - result)
         for event in gloo:
             entry = (event.name, event.inputs[0][0] * (event.inputs[0][1] or 0))
             around = [each for each in marks if each.event.start <= event.start <= each.awaited_end]

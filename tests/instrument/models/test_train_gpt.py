@@ -27,7 +27,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def losses(output: str) -> list[float]:
-    return [float(found) for found in re.findall(r"loss +([\d.]+)", output)]
+    return [float(result) for result in re.findall(r"loss +([\d.]+)", output)]
 
 
 def test_one_process_trains_and_the_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:

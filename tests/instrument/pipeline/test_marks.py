@@ -87,7 +87,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
     case, plan, folder = run
     for rank, pp_rank, pp_ranks in ranks_of(case):
         marks = [parse_mark(event.name) for event in read_events(folder / f"rank{rank}.json")]
-        found = Counter(mark for mark in marks if mark is not None)
+        result = Counter(mark for mark in marks if mark is not None)
         expected: list[object] = []
         for step in range(STEPS):
             expected += [SpanMark(kind, step) for kind in (SpanKind.STEP, SpanKind.DATA, SpanKind.OPTIMIZER)]
@@ -98,9 +98,9 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
                 transfers = tuple(Transfer(untagged(a), pp_ranks[peer_of(plan, a)], MESSAGE_BYTES) for a in instruction)
                 expected.append(P2PMark(transfers, Axis.PP, step))
                 expected += [WaitMark(transfer, step) for transfer in transfers]
-        collectives = {mark for mark in found if isinstance(mark, CollectiveMark | AwaitMark) or is_sync(mark)}
-        assert Counter(expected) == Counter({mark: n for mark, n in found.items() if mark not in collectives})
-        assert not any(isinstance(mark, UnknownMark) for mark in found)
+        collectives = {mark for mark in result if isinstance(mark, CollectiveMark | AwaitMark) or is_sync(mark)}
+        assert Counter(expected) == Counter({mark: n for mark, n in result.items() if mark not in collectives})
+        assert not any(isinstance(mark, UnknownMark) for mark in result)
         assert bool(collectives) == (case.dp > 1)
 
 

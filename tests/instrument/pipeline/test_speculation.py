@@ -44,14 +44,14 @@ def is_closed(plan: Plan, instructions: list[tuple[Instruction, ...]], lengths: 
 
 @cache
 def legal_plans(schedule: str) -> list[Plan]:
-    found = []
+    result = []
     for pp in range(1, 7):
         for microbatches, chunks in product(sorted({1, pp, pp + 1, 2 * pp, 3 * pp}), (None, 3)):
             try:
-                found.append(lower(build(schedule, pp, microbatches, chunks)))
+                result.append(lower(build(schedule, pp, microbatches, chunks)))
             except (ShapeError, UsageError):
                 continue
-    return found
+    return result
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

@@ -181,9 +181,9 @@ def test_cross_entropy_of_cut_logits_is_exact_and_communicates_a_few_numbers_per
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_each_mapping_does_in_both_directions_what_it_says(pool: Pool, size: int) -> None:
-    for found in pool.run(mappings, world=size):
-        assert len(found) == 8
-        for name, errors in found.items():
+    for result in pool.run(mappings, world=size):
+        assert len(result) == 8
+        for name, errors in result.items():
             assert max(errors) < TOLERANCE, name
 
 

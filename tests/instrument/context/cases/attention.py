@@ -72,12 +72,12 @@ def _errors(case: ContextCase, pp: int) -> list[float]:
     if case.exact:
         instrument.context.ring.kernel_for = lambda q: Exact()
     try:
-        found = run_layer(attention, case, rank)
+        result = run_layer(attention, case, rank)
     finally:
         instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
-    assert {tensor.dtype for tensor in found} == {case.dtype}
+    assert {tensor.dtype for tensor in result} == {case.dtype}
     wanted = [shard_sequence(tensor, case.shape, rank) for tensor in reference(case)]
-    return [float((ours - other).abs().max()) for ours, other in zip(found, wanted, strict=True)]
+    return [float((ours - other).abs().max()) for ours, other in zip(result, wanted, strict=True)]
 
 
 def run_layer(attention: ContextAttention, case: ContextCase, rank: int) -> list[Tensor]:
@@ -160,7 +160,7 @@ class CountingKernel(CpuFlash):
 
 def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
     """Elements of the score matrix that this rank computes in forward and in backward, of every case."""
-    found = []
+    result = []
     for case in cases:
         attention, rank = make_attention(case)
         kernel = CountingKernel()
@@ -173,8 +173,8 @@ def num_scores(cases: Sequence[ContextCase]) -> list[list[int]]:
             run_layer(attention, case, rank)
         finally:
             instrument.context.ring.kernel_for = instrument.context.kernels.kernel_for
-        found.append(kernel.num_scores)
-    return found
+        result.append(kernel.num_scores)
+    return result
 
 
 def rotated_by_position(case: ContextCase) -> float:
@@ -188,11 +188,11 @@ def rotated_by_position(case: ContextCase) -> float:
     attention, rank = make_attention(case)
     shards = [shard_sequence(tensor, case.shape, rank).transpose(1, 2) for tensor in case.whole()[:3]]
     places = positions(case.shape, case.sequence, rank)
-    found = attention(turn(shards[0], places), turn(shards[1], places), shards[2])
+    result = attention(turn(shards[0], places), turn(shards[1], places), shards[2])
     q, k, v = (tensor.transpose(1, 2) for tensor in case.whole()[:3])
     everywhere = torch.arange(case.sequence)
     wanted = F.scaled_dot_product_attention(turn(q, everywhere), turn(k, everywhere), v, is_causal=case.causal)
-    return float((found - shard_sequence(wanted, case.shape, rank, dim=2)).abs().max())
+    return float((result - shard_sequence(wanted, case.shape, rank, dim=2)).abs().max())
 
 
 def refused(case: ContextCase) -> str:

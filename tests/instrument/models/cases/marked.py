@@ -78,8 +78,8 @@ def train_profiled(mix: Mix) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        found = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
-    return [_event(event) for event in found if event["name"].startswith(("c10d::", "gloo:", "pp1:", GROUP))]
+        rows = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    return [_event(event) for event in rows if event["name"].startswith(("c10d::", "gloo:", "pp1:", GROUP))]
 
 
 @contextmanager
@@ -121,12 +121,12 @@ def marked(events: list[Event]) -> list[Marked]:
     for event, mark in marks:
         for key in _awaited_by(mark):
             awaited[key] = event.end
-    found = []
+    result = []
     for event, mark in marks:
         if isinstance(mark, CommunicationMark):
             ends = [awaited[key] for key in _posted_by(mark) if key in awaited]
-            found.append(Marked(event, mark, max([event.end, *ends])))
-    return found
+            result.append(Marked(event, mark, max([event.end, *ends])))
+    return result
 
 
 def _posted_by(mark: CommunicationMark) -> list[object]:

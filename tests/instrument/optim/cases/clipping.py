@@ -100,8 +100,8 @@ class _counting:  # noqa: N801
 
 def _overflow(stages: Iterable[nn.Module], name: str | None) -> None:
     for stage in stages:
-        for found, weight in stage.named_parameters(remove_duplicate=False):
-            if found == name and weight.grad is not None:
+        for result, weight in stage.named_parameters(remove_duplicate=False):
+            if result == name and weight.grad is not None:
                 weight.grad.view(-1)[0] = math.inf
 
 

@@ -76,11 +76,11 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def error(found: Tensor | None, expected: Tensor | None) -> float:
-    assert found is not None
+def error(result: Tensor | None, expected: Tensor | None) -> float:
+    assert result is not None
     assert expected is not None
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    return float((found.detach() - expected.detach()).abs().max())
+    assert result.shape == expected.shape, (result.shape, expected.shape)
+    return float((result.detach() - expected.detach()).abs().max())
 
 
 def backward_in_parts(
@@ -182,11 +182,11 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
 
 def switched(sequence: bool, whole_numbers: bool) -> dict[str, tuple[Tensor, Tensor]]:
     """What overlap leaves as it was: of both layers, output and gradients without it and with it."""
-    found = {}
+    result = {}
     for name, parts in (("column", _ColumnOf()), ("row", _RowOf())):
         off, on = (_results(parts, sequence, overlap, whole_numbers) for overlap in (False, True))
-        found |= {f"{name}'s {what}": (off[what], on[what]) for what in off}
-    return found
+        result |= {f"{name}'s {what}": (off[what], on[what]) for what in off}
+    return result
 
 
 def _results(parts: _ColumnOf | _RowOf, sequence: bool, overlap: bool, whole_numbers: bool) -> dict[str, Tensor]:
@@ -404,7 +404,7 @@ def mappings() -> dict[str, tuple[float, float]]:
             gathered(halves[1], -2),
         ),
     }
-    found = {}
+    result = {}
     for name, (function, value, expected, gradient, expected_gradient) in table.items():
         x = value.clone().requires_grad_()
         output = function(x, group)
@@ -412,8 +412,8 @@ def mappings() -> dict[str, tuple[float, float]]:
         output.backward(gradient)
         assert torch.equal(gradient, before), f"{name} changed the gradient that it was given"
         assert torch.equal(x, value), f"{name} changed its input"
-        found[name] = (error(output, expected), error(x.grad, expected_gradient))
-    return found
+        result[name] = (error(output, expected), error(x.grad, expected_gradient))
+    return result
 
 
 def refusals() -> dict[str, str]:
