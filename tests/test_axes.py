@@ -14,18 +14,18 @@ WORLD = 24
 
 def test_ranks_are_numbered_by_the_formula_of_megatron() -> None:
     for pp, dp, cp, tp in product(range(4), range(3), range(1), range(2)):
-        places = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
+        indices = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
         rank = tp + 2 * (cp + 1 * (dp + 3 * pp))
-        assert rank_of(places, SIZES) == rank
-        assert coordinates_of(rank, SIZES) == places
+        assert rank_of(indices, SIZES) == rank
+        assert coordinates_of(rank, SIZES) == indices
 
 
 @pytest.mark.parametrize("order", list(permutations(MESH_ORDER))[::5])
 def test_every_rank_has_one_place_whatever_the_order(order: tuple[Axis, ...]) -> None:
-    places = [coordinates_of(rank, SIZES, order) for rank in range(WORLD)]
-    assert len({tuple(sorted(place.items())) for place in places}) == WORLD
-    assert [rank_of(place, SIZES, order) for place in places] == list(range(WORLD))
-    assert places[1][next(axis for axis in order if SIZES[axis] > 1)] == 1
+    indices = [coordinates_of(rank, SIZES, order) for rank in range(WORLD)]
+    assert len({tuple(sorted(index.items())) for index in indices}) == WORLD
+    assert [rank_of(index, SIZES, order) for index in indices] == list(range(WORLD))
+    assert indices[1][next(axis for axis in order if SIZES[axis] > 1)] == 1
 
 
 @pytest.mark.parametrize("order", list(permutations(MESH_ORDER))[::5])
@@ -34,7 +34,7 @@ def test_a_group_holds_the_ranks_that_differ_along_its_axes_alone(
     along: tuple[Axis, ...], order: tuple[Axis, ...]
 ) -> None:
     def fixed(rank: int) -> list[int]:
-        return [place for axis, place in coordinates_of(rank, SIZES, order).items() if axis not in along]
+        return [index for axis, index in coordinates_of(rank, SIZES, order).items() if axis not in along]
 
     alike = [tuple(other for other in range(WORLD) if fixed(other) == fixed(rank)) for rank in range(WORLD)]
     assert [group_of(rank, along, SIZES, order) for rank in range(WORLD)] == alike

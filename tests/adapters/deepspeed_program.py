@@ -131,8 +131,8 @@ def watched(function: Callable[..., Any], down: str, up: str) -> Callable[..., A
 
 def resolved() -> list[list[Any]]:
     """Of several tensors of one message only the first is known."""
-    places = [[item[0], stage, known.get((item[0], item[1]))] if len(item) == 2 else item for item in seen]
-    return [place for place in places if place[2] is not None]
+    indices = [[item[0], stage, known.get((item[0], item[1]))] if len(item) == 2 else item for item in seen]
+    return [index for index in indices if index[2] is not None]
 
 
 module.forward = forward

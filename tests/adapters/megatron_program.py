@@ -140,11 +140,11 @@ def resolve(item: Seen) -> Seen:
     if len(item) == 3:
         return item
     kind, tensor = item
-    places = {"SEND_F": outputs, "RECV_F": inputs, "RECV_B": gradients}.get(kind)
-    if places is None:
+    indices = {"SEND_F": outputs, "RECV_F": inputs, "RECV_B": gradients}.get(kind)
+    if indices is None:
         return [kind, *next(known for given, known in inputs if given.grad is tensor)]
     same = (lambda t: t.data_ptr() == tensor.data_ptr()) if kind == "RECV_B" else (lambda t: t is tensor)
-    return [kind, *next(known for given, known in places if same(given))]
+    return [kind, *next(known for given, known in indices if same(given))]
 
 
 stages = [Stage(chunk) for chunk in range(V)]

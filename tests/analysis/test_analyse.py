@@ -76,15 +76,15 @@ def is_device(recording: Recording) -> bool:
     return recording.events.__name__ == "device_events"
 
 
-def expected_partition(recording: Recording, place: int) -> tuple[int, int, int]:
+def expected_partition(recording: Recording, index: int) -> tuple[int, int, int]:
     """(compute, exposed transfer, bubble) of a pipeline rank, counted one nanosecond after the other."""
     run: PaperRun = recording.run
     start, end = run.window
     window = set(range(start, end))
-    compute = {t for done in run.computes(place) for t in range(done.start, done.end)}
+    compute = {t for done in run.computes(index) for t in range(done.start, done.end)}
     if is_device(recording):
-        compute -= {(d.start + d.end) // 2 + gap for d in run.computes(place) for gap in range(3)}
-    moving = {t for done in run.transfers(place) for t in range(done.met, moved_until(recording, done))}
+        compute -= {(d.start + d.end) // 2 + gap for d in run.computes(index) for gap in range(3)}
+    moving = {t for done in run.transfers(index) for t in range(done.met, moved_until(recording, done))}
     exposed = (moving & window) - compute
     return len(compute), len(exposed), len(window - compute - exposed)
 
@@ -108,10 +108,10 @@ def test_the_window_of_every_rank_is_split_exactly_as_it_was_spent(recording: Re
         assert (step.start_ns, step.end_ns) == (recording.begin(step.step) + start, recording.begin(step.step) + end)
         assert step.span_ns == end - start
         assert [rank.rank for rank in step.ranks] == list(range(job.dp * job.plan.pp))
-    for place, rank in ranks_of(report, recording):
-        assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == expected_partition(recording, place)
+    for index, rank in ranks_of(report, recording):
+        assert (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns) == expected_partition(recording, index)
         assert rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns == rank.window_ns == end - start
-        assert rank.stage == place
+        assert rank.stage == index
 
 
 @ALL
@@ -148,8 +148,8 @@ def test_bubble_ratio_and_share_are_over_compute_and_window(recording: Recording
 
 @ALL
 def test_waiting_and_moving_sum_to_the_time_of_the_calls(recording: Recording) -> None:
-    for place, rank in ranks_of(analysis_of(recording).report, recording):
-        transfers = recording.run.transfers(place)
+    for index, rank in ranks_of(analysis_of(recording).report, recording):
+        transfers = recording.run.transfers(index)
         for kind in ("send", "recv"):
             sent = [done for done in transfers if done.action.kind.is_send == (kind == "send")]
             rows = [comm for comm in rank.comms if (comm.axis, comm.kind) == ("pp", kind)]
@@ -455,8 +455,8 @@ def test_a_plan_of_ones_own_is_called_custom() -> None:
 def test_the_ops_of_the_report_are_the_run_in_order() -> None:
     recording = RECORDINGS["uneven 1f1b on devices"]
     (step,) = analysis_of(recording).report.steps
-    for place, rank in enumerate(step.ranks):
-        done = recording.run.computes(place)
+    for index, rank in enumerate(step.ranks):
+        done = recording.run.computes(index)
         assert [(op.kind, op.stage, op.microbatch, op.phase) for op in rank.ops] == [
             (str(d.action.kind), d.action.stage, d.action.microbatch, str(d.action.phase)) for d in done
         ]
@@ -466,11 +466,11 @@ def test_the_ops_of_the_report_are_the_run_in_order() -> None:
 def test_the_device_time_of_a_step_is_that_of_its_window() -> None:
     recording = RECORDINGS["1f1b on devices"]
     (step,) = analysis_of(recording).report.steps
-    for place, rank in enumerate(step.ranks):
-        kernels = {t for d in recording.run.computes(place) for t in range(d.start, d.end)}
-        kernels -= {(d.start + d.end) // 2 + gap for d in recording.run.computes(place) for gap in range(3)}
+    for index, rank in enumerate(step.ranks):
+        kernels = {t for d in recording.run.computes(index) for t in range(d.start, d.end)}
+        kernels -= {(d.start + d.end) // 2 + gap for d in recording.run.computes(index) for gap in range(3)}
         nccl = {
-            t for d in recording.run.transfers(place) for t in range(d.start, recording.run.group_end(place, d.group))
+            t for d in recording.run.transfers(index) for t in range(d.start, recording.run.group_end(index, d.group))
         }
         nccl &= set(range(*recording.run.window))
         assert rank.device.compute_ns == len(kernels) == rank.compute_ns

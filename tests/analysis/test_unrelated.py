@@ -40,12 +40,12 @@ def test_where_clocks_cannot_be_related_a_step_is_null_and_each_rank_keeps_what_
     apart = replace(analysis.data.clock, method=ClockMethod.NONE)
     (step,) = report_steps([PlannedStep(analysis.windows, PLAN)], replace(analysis.data, clock=apart), analysis.mesh)
     assert (step.span_ns, step.bubble.ratio, step.bubble.share, step.bubble.waterfall_ns) == (None, None, None, None)
-    for mine, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
-        assert mine.compute_ns == whole.compute_ns > 0
-        assert mine.not_compute_ns == mine.window_ns - mine.compute_ns == mine.bubble_high_ns
-        assert (mine.bubble_ns, mine.exposed_comm_ns) == (None, None)
-        assert mine.window_ns == max(op.end_ns for op in mine.ops) - min(op.start_ns for op in mine.ops)
-        assert all(phase.bubble_ns is None for phase in mine.phases.values())
+    for of_rank, whole in zip(step.ranks, analysis.report.steps[0].ranks, strict=True):
+        assert of_rank.compute_ns == whole.compute_ns > 0
+        assert of_rank.not_compute_ns == of_rank.window_ns - of_rank.compute_ns == of_rank.bubble_high_ns
+        assert (of_rank.bubble_ns, of_rank.exposed_comm_ns) == (None, None)
+        assert of_rank.window_ns == max(op.end_ns for op in of_rank.ops) - min(op.start_ns for op in of_rank.ops)
+        assert all(phase.bubble_ns is None for phase in of_rank.phases.values())
 
 
 def test_absent_ranks_are_counted_and_not_listed_however_many_a_file_claims() -> None:
@@ -54,8 +54,8 @@ def test_absent_ranks_are_counted_and_not_listed_however_many_a_file_claims() ->
     begin = time.monotonic()
     lines = explain_nulls(huge, Clock(ClockMethod.SINGLE_RANK, {}, 0), ())
     assert time.monotonic() - begin < 1
-    told = "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 and 999999999990 more (of 1000000000000)"
-    assert any(line.startswith(told) for line in lines)
+    beginning = "no trace of rank 2, 3, 4, 5, 6, 7, 8, 9 and 999999999990 more (of 1000000000000)"
+    assert any(line.startswith(beginning) for line in lines)
 
 
 def report_with(call: str, one_host: bool = True) -> Report:

@@ -155,11 +155,11 @@ FAULTS = {
 def test_a_fault_in_a_real_run_gets_its_verdict_in_time(tmp_path: Path, fault: str) -> None:
     num_ranks = 4 if ALL else 2
     ended = run(tmp_path, fault, num_ranks, "--hang-timeout", str(HANG_S))
-    verdict, guilty, told = FAULTS[fault]
+    verdict, guilty, expected = FAULTS[fault]
     assert ended.verdict is not None, ended.text
     at, line = ended.verdict
     assert line.startswith(f"pptrace: hang: {verdict}: ")
-    assert told in line.replace(f"{tmp_path}/", "")
+    assert expected in line.replace(f"{tmp_path}/", "")
     hang = ended.run["hang"]
     if not (fault == "skip" and num_ranks == 2):  # of two ranks both may be wrong, where the habit of both is broken
         assert (hang["verdict"], hang["ranks"]) == (verdict, [rank % num_ranks for rank in guilty])
@@ -192,9 +192,9 @@ def test_a_timeout_gives_the_verdict_before_the_stacks(tmp_path: Path) -> None:
     ended = run(tmp_path, "sleep", 2, "--timeout", "25")
     assert ended.code == 124
     assert ended.verdict is not None, ended.text
-    told = ended.text.splitlines()
-    begin = told.index(ended.verdict[1])
-    assert told[begin + 1 : begin + 3] == [
+    lines = ended.text.splitlines()
+    begin = lines.index(ended.verdict[1])
+    assert lines[begin + 1 : begin + 3] == [
         "  rank 0 waits in recv #6 from rank 1",
         "pptrace: still running after --timeout 25 s; where each rank is:",
     ]

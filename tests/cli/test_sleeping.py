@@ -51,8 +51,10 @@ def test_the_measured_bubble_is_that_of_the_plan_simulated_with_the_measured_ops
     errors = []
     for step in analysis.report.steps:
         ops = analysis.data.ops
-        mine = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
-        costs = measured_costs(slice_of(mine), slice_of(analysis.data.comms[analysis.data.comms["step"] == step.step]))
+        of_rank = ops[(ops["step"] == step.step) & ops["kind"].isin(COMPUTE_KINDS)]
+        costs = measured_costs(
+            slice_of(of_rank), slice_of(analysis.data.comms[analysis.data.comms["step"] == step.step])
+        )
         simulated = simulate(analysis.schedule.plan, Costs(ops=costs.ops))
         measured_bubble = sum(rank.bubble_ns for rank in step.ranks)
         simulated_bubble = sum(rank.bubble_ns for rank in simulated.ranks)

@@ -82,10 +82,10 @@ def test_predicted_bytes_are_the_measured_bytes(run: Path) -> None:
 def changed(traces: Sequence[Trace], **facts: object) -> Report:
     """The report of the run if it had said something else of itself."""
     models = [trace.metadata["model"] | facts for trace in traces]
-    told = [
+    lines = [
         replace(trace, metadata={**trace.metadata, "model": model}) for trace, model in zip(traces, models, strict=True)
     ]
-    return analyse(told).report
+    return analyse(lines).report
 
 
 def test_a_difference_is_named(run: Path) -> None:

@@ -321,7 +321,7 @@ def test_ranks_of_a_real_run_that_are_shifted_are_found_within_the_stated_uncert
     sample: str, scale_ns: int
 ) -> None:
     traces = read_traces(open_inputs([SAMPLES / sample]), 1).traces
-    wrong = {trace.info.rank: (-1) ** place * place * scale_ns for place, trace in enumerate(traces)}
+    wrong = {trace.info.rank: (-1) ** index * index * scale_ns for index, trace in enumerate(traces)}
     shifted_traces = [shifted_trace(trace, wrong[trace.rank], f"host{trace.rank}") for trace in traces]
     analysis = analyse(shifted_traces)
     clock = analysis.report.clock
@@ -381,7 +381,7 @@ def ops_of(stages: Sequence[tuple[int, int]], clock: str = "device", waiting: in
     rows = []
     for microbatch in range(2):
         begin = 10_000 * microbatch
-        path = [("F", *place) for place in stages] + [("B", *place) for place in reversed(stages)]
+        path = [("F", *index) for index in stages] + [("B", *index) for index in reversed(stages)]
         for turn, (kind, rank, stage) in enumerate(path):
             start = begin + 107 * turn
             rows.append((kind, rank, stage, microbatch, start - waiting, start + 100))

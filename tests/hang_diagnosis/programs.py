@@ -55,9 +55,9 @@ class Execution:
 
     def current(self, rank: int) -> Op | None:
         """What the rank is in; None where it is at its end, or where it stops."""
-        place = self.at[rank]
-        done = place >= len(self.programs[rank]) or place >= self.stops.get(rank, len(self.programs[rank]))
-        return None if done else self.programs[rank][place]
+        index = self.at[rank]
+        done = index >= len(self.programs[rank]) or index >= self.stops.get(rank, len(self.programs[rank]))
+        return None if done else self.programs[rank][index]
 
     def run(self, rng: random.Random, most: int | None = None) -> None:
         """Until nothing can go on, or for so many ops."""
@@ -88,8 +88,8 @@ class Execution:
         counts: Counter[tuple[object, ...]] = Counter()
         made = []
         last = self.at[rank] + (self.current(rank) is not None)
-        for place, op in enumerate(self.programs[rank][:last]):
-            state = CallState.DONE if place < self.at[rank] else CallState.BLOCKING
+        for index, op in enumerate(self.programs[rank][:last]):
+            state = CallState.DONE if index < self.at[rank] else CallState.BLOCKING
             kind, peer = op.kind, -1
             if op.kind == "message":
                 kind, peer = ("send", op.ranks[1]) if rank == op.ranks[0] else ("recv", op.ranks[0])

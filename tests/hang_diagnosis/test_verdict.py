@@ -77,9 +77,9 @@ def test_ranks_that_do_the_same_ops_in_another_order_are_a_cycle_or_a_mismatch(s
     programs = correct_program(rng, num_ranks, rng.randint(6, 30))
     wrong = max(range(num_ranks), key=lambda rank: len(programs[rank]))
     own = programs[wrong]
-    places = [place for place in range(len(own) - 1) if not own[place].is_like(own[place + 1])]
-    place = rng.choice(places)
-    own[place], own[place + 1] = own[place + 1], own[place]
+    indices = [index for index in range(len(own) - 1) if not own[index].is_like(own[index + 1])]
+    index = rng.choice(indices)
+    own[index], own[index + 1] = own[index + 1], own[index]
     run = Execution(programs)
     run.run(rng)
     stuck = run.stuck()

@@ -244,9 +244,9 @@ def _write_identity(writer: _Writer) -> None:
         columns = "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT"
         writer.table("TARGET_INFO_SESSION_START_TIME", columns, [(report.session, "", "")])
     names = [
-        (writer.string(name), 20, writer.gpid(process) | 0x10 + place)
+        (writer.string(name), 20, writer.gpid(process) | 0x10 + index)
         for process in report.processes
-        for place, name in enumerate(process.thread_names)
+        for index, name in enumerate(process.thread_names)
     ]
     writer.table("ThreadNames", "nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER", names)
     processes = [(writer.gpid(process), process.pid, process.name) for process in report.processes]

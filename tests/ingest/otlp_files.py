@@ -98,7 +98,7 @@ def document(spans: Sequence[Span], of: Mapping[str, Any], *, text_numbers: bool
     rows = [
         {
             "traceId": f"{1:032x}",
-            "spanId": f"{place:016x}",
+            "spanId": f"{index:016x}",
             "parentSpanId": "",
             "flags": 256,
             "name": span.name,
@@ -108,7 +108,7 @@ def document(spans: Sequence[Span], of: Mapping[str, Any], *, text_numbers: bool
             "attributes": _attributes(span.attributes),
             "status": {},
         }
-        for place, span in enumerate(spans)
+        for index, span in enumerate(spans)
     ]
     scope = {"scope": {"name": "nemo.lens"}, "spans": rows}
     return {"resourceSpans": [{"resource": {"attributes": _attributes(of)}, "scopeSpans": [scope]}]}
@@ -129,7 +129,7 @@ def printed(spans: Sequence[Span], of: Mapping[str, Any]) -> str:
         json.dumps(
             {
                 "name": span.name,
-                "context": {"trace_id": f"0x{1:032x}", "span_id": f"0x{place:016x}", "trace_state": "[]"},
+                "context": {"trace_id": f"0x{1:032x}", "span_id": f"0x{index:016x}", "trace_state": "[]"},
                 "kind": "SpanKind.INTERNAL",
                 "parent_id": None,
                 "start_time": _iso(span.start),
@@ -143,7 +143,7 @@ def printed(spans: Sequence[Span], of: Mapping[str, Any]) -> str:
             indent=4,
         )
         + "\n"
-        for place, span in enumerate(spans)
+        for index, span in enumerate(spans)
     )
 
 

@@ -39,10 +39,10 @@ SECRET = "hunter2-do-not-tell"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own for each test, into which small files go as well."""
-    place = tmp_path / "cache"
-    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(place))
+    index = tmp_path / "cache"
+    monkeypatch.setenv("PPTRACE_CACHE_DIR", str(index))
     monkeypatch.setattr(RankStore.__init__, "__defaults__", (0,))
-    return place
+    return index
 
 
 @pytest.fixture
@@ -357,8 +357,8 @@ def test_secrets_of_an_nsight_export_reach_no_output(data: Path, tmp_path: Path,
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (globalVid, devStateName, name, nameEnum, value)")
         columns = [row[1] for row in db.execute("PRAGMA table_info(TARGET_INFO_SYSTEM_ENV)")]
-        places = ", ".join("?" for _ in columns)
-        db.execute(f"INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ({places})", [SECRET] * len(columns))
+        indices = ", ".join("?" for _ in columns)
+        db.execute(f"INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ({indices})", [SECRET] * len(columns))
         db.execute("CREATE TABLE IF NOT EXISTS ProcessStreams (globalPid, filenameId, contentId)")
         db.execute("CREATE TABLE IF NOT EXISTS ENVIRONMENT (name, value)")
         db.execute("INSERT INTO ENVIRONMENT VALUES ('API_TOKEN', ?)", [SECRET])

@@ -288,13 +288,13 @@ def sequence_timeline(name: str, pp: int, m: int, v: int, loops: bool = False) -
             tid = dp * pp + rank.rank
             label = {"args": {"name": f"PP rank {rank.rank}, TP rank 0, compute"}}
             events.append(event("M", "thread_name", 0, pid=dp, tid=tid) | label)
-            for place, step in enumerate((23, 25)):
+            for index, step in enumerate((23, 25)):
                 seen = dict.fromkeys(words, 0)
                 for timed in rank.timeline:
                     kind = timed.action.kind.value
                     ids = {"step": step, "model_chunk": None, "mb_id": None, "seq_id": seen[kind]}
                     seen[kind] += 1
-                    ts, dur = timed.start / 1000 + 100 * place, (timed.end - timed.start) / 1000
+                    ts, dur = timed.start / 1000 + 100 * index, (timed.end - timed.start) / 1000
                     events.append(event("X", words[kind], ts, pid=dp, tid=tid, **ids) | {"dur": dur})
                     if loops and kind == "F":
                         events.append(event("X", "forward-recv", ts, pid=dp, tid=tid, **ids) | {"dur": 0})

@@ -182,8 +182,8 @@ def test_bare_numbers_that_json_does_not_know_are_null(write: Write, op: Op, num
 
 def test_one_broken_event_among_many_is_left_out_alone(write: Write) -> None:
     text = in_kineto_layout(5000)
-    place = text.index(b'"aten::op3"', len(text) // 2)
-    broken = text[:place] + b"}{ ][" + text[place:]
+    index = text.index(b'"aten::op3"', len(text) // 2)
+    broken = text[:index] + b"}{ ][" + text[index:]
     trace = read_kineto(write(broken))
     assert len(trace.events) == text.count(b'"ph": "X"') - 1
     assert trace.warnings == ("left out 1 event that could not be read (damaged JSON)",)
@@ -278,24 +278,24 @@ def read_whatever(path: Path) -> Trace | None:
 def mutate(text: bytes, rng: random.Random) -> bytes:
     mutated = bytearray(text)
     for _ in range(rng.choice((1, 1, 2, 5, 40))):
-        place = rng.randrange(len(mutated) + 1)
+        index = rng.randrange(len(mutated) + 1)
         length = rng.choice((1, 1, 2, 8, 64, 700))
         kind = rng.randrange(6)
         if kind == 0:
-            del mutated[place:]
+            del mutated[index:]
         elif kind == 1:
-            mutated[place : place + 1] = bytes([rng.randrange(256)])
+            mutated[index : index + 1] = bytes([rng.randrange(256)])
         elif kind == 2:
-            mutated[place:place] = mutated[place : place + length]
+            mutated[index:index] = mutated[index : index + length]
         elif kind == 3:
-            del mutated[place : place + length]
+            del mutated[index : index + length]
         elif kind == 4:
-            mutated[place:place] = rng.choice(
+            mutated[index:index] = rng.choice(
                 (b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"null", b"1e999")
             )
         else:
             other = rng.randrange(len(mutated) + 1)
-            mutated[place : place + length] = mutated[other : other + length]
+            mutated[index : index + length] = mutated[other : other + length]
         if not mutated:
             break
     return bytes(mutated)

@@ -23,5 +23,5 @@ def test_events_of_equal_start_are_ordered_alike_in_parts_and_at_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sort_events, "_TIES_AT_ONCE", at_once)
         _break_ties(order, start, (key,), dur)
-    ordered = [result[place] for place in order]
+    ordered = [result[index] for index in order]
     assert ordered == sorted(result, key=lambda row: (row[0], -row[1], row[2]))

@@ -45,9 +45,9 @@ def flipped(text: bytes, rng: random.Random) -> bytes:
 
 def overwritten(text: bytes, rng: random.Random) -> bytes:
     size = min(len(text), rng.choice([1, 16, 512, 5000]))
-    place = rng.randrange(len(text) - size + 1)
+    index = rng.randrange(len(text) - size + 1)
     filler = rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size), b'"' * size, b"{" * size, b"[" * size])
-    return text[:place] + filler + text[place + size :]
+    return text[:index] + filler + text[index + size :]
 
 
 def _cuts(text: bytes, rng: random.Random) -> tuple[int, int, int]:
@@ -73,10 +73,10 @@ def reordered(text: bytes, rng: random.Random) -> bytes:
 def odd_numbers(text: bytes, rng: random.Random) -> bytes:
     """Other numbers, many of them beyond every range, in a few places."""
     odd = [b"0", b"-1", b"1e400", b"9" * 30, b"-9223372036854775808", b"1e-400", b"NaN", b'"7"', b"null", b"[]"]
-    places = {rng.randrange(len(text)) for _ in range(20)}
+    indices = {rng.randrange(len(text)) for _ in range(20)}
     pieces, done = [], 0
-    for place in sorted(places):
-        match = _NUMBER.search(text, max(place, done), place + 5000)
+    for index in sorted(indices):
+        match = _NUMBER.search(text, max(index, done), index + 5000)
         if match:
             pieces += [text[done : match.start()], rng.choice(odd)]
             done = match.end()

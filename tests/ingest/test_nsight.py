@@ -162,7 +162,7 @@ def test_processes_come_in_the_order_of_their_devices_where_each_has_one(tmp_pat
         return [kernel(f"on {device}", 5, 9, correlation=1, device=device)]
 
     def order(*devices: int) -> list[int]:
-        processes = [Process(20 + place, working(device)) for place, device in enumerate(devices)]
+        processes = [Process(20 + index, working(device)) for index, device in enumerate(devices)]
         traces = read_nsight(write_report(Report(processes), tmp_path / f"{devices}.sqlite"))
         return [int(trace.events.device[0]) for trace in traces]
 
@@ -467,8 +467,8 @@ def test_no_damage_raises_anything_but_a_pptrace_error(
     folder = tmp_path_factory.getbasetemp()
     content = bytearray(fuzzed_content(folder, generation))
     first = 100 if spare_head else 0
-    for place, value in flips:
-        content[first + int(place * (len(content) - first))] = value
+    for index, value in flips:
+        content[first + int(index * (len(content) - first))] = value
     path = folder / "fuzzed.sqlite"
     path.write_bytes(content[: int(len(content) * kept)])
     result = outcome(path)
@@ -520,8 +520,8 @@ def test_pages_give_the_columns_that_sqlite_gives(
         assert not wanted or longest > page_bytes - 100, "a record that goes on in another page is left to SQLite"
         return
     assert texts == [row[2].encode() if type(row[2]) is str else None for row in wanted]
-    for column, place in zip(numbers[:2], range(2), strict=True):
-        assert column.tolist() == [row[place] if type(row[place]) is int else NONE for row in wanted]
+    for column, index in zip(numbers[:2], range(2), strict=True):
+        assert column.tolist() == [row[index] if type(row[index]) is int else NONE for row in wanted]
 
 
 def test_a_record_that_ends_with_the_file_is_read_from_its_page(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_traces_above_hide_those_below(write: Write, op: Op, tmp_path: Path) -> 
 
 
 def test_without_traces_above_those_of_all_subdirectories_are_one_job(write: Write, op: Op, tmp_path: Path) -> None:
-    for rank, place in enumerate(("node0", "node1", "a/b/c")):
-        write([op(ts=rank)], f"nodes/{place}/rank{rank}.json")
+    for rank, index in enumerate(("node0", "node1", "a/b/c")):
+        write([op(ts=rank)], f"nodes/{index}/rank{rank}.json")
     write([op(ts=3)], "nodes/.hidden/rank3.json")
     write([op(ts=4)], "nodes/a/b/c/too_deep/rank4.json")
     files, warnings = opened(tmp_path / "nodes")

@@ -271,7 +271,7 @@ def test_messages_in_the_table_tell_waiting_from_transfer(tmp_path: Path) -> Non
         (0, "B", 0, 64, 84, ""),
     ]
     names = ("rank", "kind", "microbatch", "start_ns", "end_ns", "peer")
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
     columns |= {"step": [0] * 8, "direction": ["", "F", "F", "", "", "B", "B", ""], "stage": columns["rank"]}
     report = load([write_csv(tmp_path / "mine.csv", columns)]).report
     by_key = {(rank.rank, comm.kind): comm for rank in report.steps[0].ranks for comm in rank.comms}

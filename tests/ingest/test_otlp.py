@@ -181,12 +181,12 @@ def test_the_last_rank_alone_does_not_tell_steps_without_a_span_of_them(tmp_path
 @pytest.mark.parametrize("slowest", [True, False], ids=["pipeline slowest", "tp-pp-dp"])
 def test_the_layout_of_ranks_is_what_the_order_of_ops_allows(slowest: bool, tmp_path: Path) -> None:
     run = paper("1f1b", 3, 5, 1)
-    place = (lambda rank: rank // 2) if slowest else (lambda rank: rank % 3)
-    lines = [document(megatron_spans(run, place(rank), 1), resource(rank, 3, dp=2)) for rank in range(6)]
+    stage_of = (lambda rank: rank // 2) if slowest else (lambda rank: rank % 3)
+    lines = [document(megatron_spans(run, stage_of(rank), 1), resource(rank, 3, dp=2)) for rank in range(6)]
     analysis = load([write_lines(tmp_path / "spans.json", lines)], cache=False)
     assert (analysis.report.mesh.pp, analysis.report.mesh.dp) == (3, 2)
     for rank in range(6):
-        assert ops_of(analysis, rank, 10) == truth(run, place(rank), 0)
+        assert ops_of(analysis, rank, 10) == truth(run, stage_of(rank), 0)
 
 
 def test_evaluation_is_of_no_training_step(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_an_order_of_no_known_schedule_has_no_stages(tmp_path: Path) -> None:
     """Nothing says how many chunks there are, and the order of ops on the first rank is that of none."""
     run = paper("1f1b", 3, 5, 1)
     spans = megatron_spans(run, 0, 1, ("step", "microbatch"))
-    ops = [place for place, span in enumerate(spans) if "microbatch" in span.name]
+    ops = [index for index, span in enumerate(spans) if "microbatch" in span.name]
     spans[ops[1]] = replace(spans[ops[1]], name="megatron.microbatch.backward")
     spans[ops[-1]] = replace(spans[ops[-1]], name="megatron.microbatch.forward")
     lines = [document(spans, resource(0, 3)), *documents(run, ("step", "microbatch"), [1, 2])]
@@ -272,7 +272,7 @@ def test_a_cut_file_keeps_its_whole_spans(tmp_path: Path) -> None:
     run = paper()
     spans = megatron_spans(run, 0, 2)
     text = json.dumps(document(spans, resource(0, 3))).encode()
-    starts = [place for place in range(len(text)) if text.startswith(b'{"traceId"', place)]
+    starts = [index for index in range(len(text)) if text.startswith(b'{"traceId"', index)]
     path = tmp_path / "spans.json"
     for cut in (starts[5], starts[20] + 40, len(text) - 3):
         path.write_bytes(text[:cut])

@@ -50,9 +50,11 @@ def rotations(size: int, rank: int, num_bytes: int) -> list[Mark]:
     """To the next rank, and to the one after it."""
     return [
         ExchangeMark(
-            (Link(True, (rank + places) % size, num_bytes), Link(False, (rank - places) % size, num_bytes)), Axis.TP, 7
+            (Link(True, (rank + indices) % size, num_bytes), Link(False, (rank - indices) % size, num_bytes)),
+            Axis.TP,
+            7,
         )
-        for places in (1, 2)
+        for indices in (1, 2)
     ]
 
 

@@ -16,9 +16,9 @@ from tests.support.pool import Pool
 
 def test_ranks_count_tp_fastest_then_cp_dp_and_pp() -> None:
     shape = MeshShape(pp=2, dp=3, cp=2, tp=2)
-    places = list(product(range(2), range(3), range(2), range(2)))
-    assert [shape.rank_of(*place) for place in places] == list(range(24))
-    assert [shape.coordinates_of(rank) for rank in range(24)] == places
+    indices = list(product(range(2), range(3), range(2), range(2)))
+    assert [shape.rank_of(*index) for index in indices] == list(range(24))
+    assert [shape.coordinates_of(rank) for rank in range(24)] == indices
 
 
 def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
@@ -26,11 +26,11 @@ def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
         shape = MeshShape(pp=2, dp=3, cp=2, tp=2, order=order)
         sizes = {Axis.PP: 2, Axis.DP: 3, Axis.CP: 2, Axis.TP: 2}
         # itertools.product counts its last argument fastest.
-        places = [
-            dict(zip(order[::-1], place, strict=True)) for place in product(*(range(sizes[a]) for a in order[::-1]))
+        indices = [
+            dict(zip(order[::-1], index, strict=True)) for index in product(*(range(sizes[a]) for a in order[::-1]))
         ]
         assert [shape.coordinates_of(rank) for rank in range(24)] == [
-            (place[Axis.PP], place[Axis.DP], place[Axis.CP], place[Axis.TP]) for place in places
+            (index[Axis.PP], index[Axis.DP], index[Axis.CP], index[Axis.TP]) for index in indices
         ]
         assert [shape.rank_of(*shape.coordinates_of(rank)) for rank in range(24)] == list(range(24))
         for axes in (
@@ -43,8 +43,8 @@ def test_groups_of_every_order_are_those_of_a_full_enumeration() -> None:
             tuple(order),
         ):
             alike = [
-                tuple(r for r in range(24) if all(places[r][a] == place[a] for a in order if a not in axes))
-                for place in places
+                tuple(r for r in range(24) if all(indices[r][a] == index[a] for a in order if a not in axes))
+                for index in indices
             ]
             assert shape.groups_of(*axes) == sorted(set(alike))
             mesh = MeshInfo(24, 2, 1, 2, 2, 3, 1, tuple(shape.groups_of(Axis.PP)), tuple(map(str, order)))

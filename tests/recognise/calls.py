@@ -37,11 +37,11 @@ class Rank:
 
     def group(self, at: int, sends: int, recvs: int, stream: int = NCCL_STREAM) -> None:
         """NCCL's own ranges of a group of messages, and the kernel that carries them; they may begin in the same instant."""
-        for place in range(max(sends, recvs)):
-            begin = at + 3 * place
-            if place < sends:
+        for index in range(max(sends, recvs)):
+            begin = at + 3 * index
+            if index < sends:
                 self.add(Category.ANNOTATION, "ncclSend", begin, begin + 1, thread=MAIN_THREAD)
-            if place < recvs:
+            if index < recvs:
                 self.add(Category.ANNOTATION, "ncclRecv", begin, begin + 1, thread=MAIN_THREAD)
         self.add(Category.ANNOTATION, "ncclGroupEnd", at + 40, at + 50, thread=MAIN_THREAD)
         self.kernel("ncclDevKernel_SendRecv(x)", at + 45, at + 100, at + 200, stream=stream)
@@ -76,8 +76,10 @@ class Rank:
     def trace(self) -> Trace:
         made = make_trace(self.events, self.rank)
         order = sorted(self.events, key=lambda event: event.start)
-        place = {id(event): index for index, event in enumerate(order)}
-        rows = sorted(({**args, "event": place[id(event)]} for event, args in self.args), key=lambda row: row["event"])
+        position = {id(event): index for index, event in enumerate(order)}
+        rows = sorted(
+            ({**args, "event": position[id(event)]} for event, args in self.args), key=lambda row: row["event"]
+        )
         table = make_table(COMM_ARGS, {name: [row[name] for row in rows] for name in COMM_ARGS})
         return replace(made, events=replace(made.events, comm_args=table), distributed=self.distributed)
 

@@ -74,8 +74,8 @@ def interleaved(p: int, r: int, m: int, v: int) -> Iterator[Call]:
     warmup = min(total, (p - r - 1) * 2 + (v - 1) * p)
 
     def chunk(k: int, forward: bool) -> tuple[int, int]:
-        place = k % (p * v) // p
-        return (place if forward else v - 1 - place) * p + r, k // (p * v) * p + k % p
+        index = k % (p * v) // p
+        return (index if forward else v - 1 - index) * p + r, k // (p * v) * p + k % p
 
     forwards = [("F", *chunk(k, True)) for k in range(total)]
     backwards = [("B", *chunk(k, False)) for k in range(total)]

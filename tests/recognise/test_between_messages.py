@@ -34,8 +34,8 @@ def check_ops(report: Analysis, ranks: Sequence[Rank], slack: int, together: int
     for number, rank in enumerate(ranks):
         ops = ops_of(report, number)
         assert [(*op[:3], op[5]) for op in ops] == [(*op[:3], op[5]) for op in rank.done]
-        for place, (have, real) in enumerate(zip(ops, rank.done, strict=True)):
-            neighbours = rank.done[max(place - 1, 0) : place + 2]
+        for index, (have, real) in enumerate(zip(ops, rank.done, strict=True)):
+            neighbours = rank.done[max(index - 1, 0) : index + 2]
             paired = any(abs(other[3] - real[4]) <= GLUE or abs(other[4] - real[3]) <= GLUE for other in neighbours)
             allowed = together if paired else slack
             assert abs(have[3] - real[3]) <= allowed

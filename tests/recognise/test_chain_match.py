@@ -43,16 +43,16 @@ class Program:
     def traces(self) -> list[Trace]:
         run = run_on_paper(self.plan, lambda _: SLOT, latency=700)
         order = self.order or tuple(range(self.plan.pp))
-        rows = [_Rank(self, run, place, order).trace() for place in range(self.plan.pp)]
+        rows = [_Rank(self, run, index, order).trace() for index in range(self.plan.pp)]
         return sorted(rows, key=lambda trace: trace.rank or 0)
 
 
 class _Rank:
     """One rank's trace on gloo: a receive's own range lasts until the message is there."""
 
-    def __init__(self, program: Program, run: PaperRun, place: int, order: Sequence[int]) -> None:
-        self.program, self.run, self.place, self.order = program, run, place, order
-        self.random = random.Random(f"{program.seed} {place}")
+    def __init__(self, program: Program, run: PaperRun, index: int, order: Sequence[int]) -> None:
+        self.program, self.run, self.place, self.order = program, run, index, order
+        self.random = random.Random(f"{program.seed} {index}")
         self.events: list[Event] = []
         self.peers: dict[int, tuple[str, int]] = {}
         self.next_number = 100
@@ -68,8 +68,8 @@ class _Rank:
                 if done.action.kind.is_compute:
                     self.op(done.action.kind, step, done.action.microbatch or 0, at + done.start)
                 else:
-                    place = sum(other.group == done.group for other in self.run.ranks[self.place][:index])
-                    self.message(done.action.kind, at + done.start + 50 * place, at + done.end)
+                    position = sum(other.group == done.group for other in self.run.ranks[self.place][:index])
+                    self.message(done.action.kind, at + done.start + 50 * position, at + done.end)
             self.after(at + self.run.end + 100)
         trace = make_trace(self.events, self.order[self.place])
         return self.with_peers(trace) if self.program.peers else trace
@@ -86,17 +86,17 @@ class _Rank:
         if kind is Kind.F:
             self.made[microbatch] = self.next_number
             self.next_number += 3
-        for place in range(count):
-            number = -1 if kind is Kind.F else self.made[microbatch] + 2 - place
-            self.operator(name, start + 3000 + 1000 * place, start + 3900 + 1000 * place, number)
+        for index in range(count):
+            number = -1 if kind is Kind.F else self.made[microbatch] + 2 - index
+            self.operator(name, start + 3000 + 1000 * index, start + 3900 + 1000 * index, number)
         self.program.truth[self.order[self.place], start + 3000] = f"{self.place}{kind}{microbatch} {step}"
         if kind is Kind.F:
             self.operator("aten::detach", start + 7000, start + 7010)
 
     def maybe_noise(self, start: int, most: int) -> None:
         if self.random.random() < self.program.noise:
-            for place in range(self.random.randint(1, most)):
-                self.operator("aten::zero_", start + 300 * place, start + 300 * place + 250)
+            for index in range(self.random.randint(1, most)):
+                self.operator("aten::zero_", start + 300 * index, start + 300 * index + 250)
 
     def message(self, kind: Kind, start: int, end: int) -> None:
         name, work = ("c10d::send", "gloo:send") if kind.is_send else ("c10d::recv_", "gloo:recv")
@@ -139,10 +139,10 @@ class _Rank:
             ("collective", "group_id", "group_description", "group_ranks"), ""
         )
         rows = []
-        for place, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):
+        for index, (start, code) in enumerate(zip(events.start_ns.tolist(), events.name_id.tolist(), strict=True)):
             name, peer = self.peers.get(start, ("", -1))
             if peer >= 0 and events.names[code] == name:
-                rows.append(row | {"event": place, "dst" if name == "c10d::send" else "src": peer})
+                rows.append(row | {"event": index, "dst" if name == "c10d::send" else "src": peer})
         args = make_table(COMM_ARGS, {name: [one[name] for one in rows] for name in COMM_ARGS})
         return replace(trace, events=replace(events, comm_args=args))
 
@@ -256,11 +256,11 @@ def test_damage_on_one_rank_never_makes_an_op_another(
     run = run_on_paper(plan, lambda _: SLOT, latency=700)
     hurt = rng.randrange(plan.pp)
     traces = []
-    for place in range(plan.pp):
-        rank = _Rank(program, run, place, range(plan.pp))
+    for index in range(plan.pp):
+        rank = _Rank(program, run, index, range(plan.pp))
         trace = rank.trace()
-        events = sorted(damage(rng, rank.events), key=lambda event: event.start) if place == hurt else rank.events
-        traces.append(make_trace(events, place) if place == hurt else trace)
+        events = sorted(damage(rng, rank.events), key=lambda event: event.start) if index == hurt else rank.events
+        traces.append(make_trace(events, index) if index == hurt else trace)
     check_never_wrong(program, recognise(traces))
 
 

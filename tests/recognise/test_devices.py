@@ -63,7 +63,7 @@ def test_communication_kernels_are_told_by_their_names() -> None:
         "intranode::combine",
     ]
     others = ["ampere_sgemm", "void at::native::vectorized_elementwise_kernel", "flash_fwd_kernel", "reduce_kernel"]
-    rows = [Event(Category.KERNEL, name, place, place + 1, 0, 7) for place, name in enumerate(carriers + others)]
+    rows = [Event(Category.KERNEL, name, index, index + 1, 0, 7) for index, name in enumerate(carriers + others)]
     work = device_work(make_trace(rows).events)
     assert work.is_communication.tolist() == [True] * len(carriers) + [False] * len(others)
     assert work.is_compute.tolist() == (~work.is_communication).tolist()

@@ -22,8 +22,8 @@ class Pass:
     def add(self, name: str, *inside: str) -> None:
         """A label that lasts 100, with operators of 20 in it."""
         self.events.append(Event(Category.ANNOTATION, name, START + self.at, START + self.at + 100, thread=MAIN_THREAD))
-        for place, operator in enumerate(inside):
-            start = START + self.at + 10 + 30 * place
+        for index, operator in enumerate(inside):
+            start = START + self.at + 10 + 30 * index
             self.events.append(Event(Category.CPU_OP, operator, start, start + 20, thread=MAIN_THREAD))
         self.at += 200
 

@@ -128,7 +128,7 @@ class Delayed(OneFunction):
 
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         events = super().step(run, rank, number, at)
-        kernels = [place for place, event in enumerate(events) if event.name.startswith("ncclDevKernel")]
+        kernels = [index for index, event in enumerate(events) if event.name.startswith("ncclDevKernel")]
         late = events[kernels[4]]
         events[kernels[4]] = Event(**{**vars(late), "end": late.end + 2500})
         return events
@@ -166,8 +166,8 @@ class KernelsOfOptimizers(TorchOneFOneB):
     """No range names the optimizer, whose operators and kernels come at the end of a step."""
 
     def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
-        for place in range(5):
-            begin = run.end + 10 + 10 * place
+        for index in range(5):
+            begin = run.end + 10 + 10 * index
             host.operator("aten::_foreach_add_", begin, begin + 8)
             host.launch("multi_tensor_apply_kernel", begin + 2, begin + 90, begin + 95, MAIN_THREAD)
 

@@ -193,8 +193,8 @@ def test_kernels_that_name_no_group_have_no_axis_but_that_of_their_library() -> 
     job = Rank(0, {"world_size": 4})
     deep_ep = "void deep_ep::internode::dispatch<8>(x)"
     names = [ALL_REDUCE[3]] * 20 + [ALL_GATHER[3], ALL_TO_ALL[3], deep_ep]
-    for place, name in enumerate(names):
-        job.kernel(name, 100 * place, 100 * place + 10, 100 * place + 50)
+    for index, name in enumerate(names):
+        job.kernel(name, 100 * index, 100 * index + 10, 100 * index + 50)
     comms = recognise([job.trace()]).comms
     assert comms.groupby("kind")["axis"].agg(set).to_dict() == {
         "all_reduce": {"unknown"},
@@ -218,7 +218,7 @@ def test_descriptions_of_megatron_tell_the_framework_where_no_label_does() -> No
 
 def deepspeed(rank: int) -> Rank:
     """A rank of pp 4 × dp 2: groups without descriptions, one all-reduce of gradients a step, messages in the default group."""
-    dp, pp = tuple(rank - rank % 2 + place for place in range(2)), tuple(range(rank % 2, 8, 2))
+    dp, pp = tuple(rank - rank % 2 + index for index in range(2)), tuple(range(rank % 2, 8, 2))
     groups = {"0": tuple(range(8)), "1": dp, "2": pp}
     config = [{"pg_name": name, "pg_desc": "undefined", "pg_size": len(r), "ranks": r} for name, r in groups.items()]
     config[0]["pg_desc"] = "default_pg"
@@ -278,8 +278,8 @@ def reducing(kernel: str, count: int, trains: bool) -> Rank:
     job = Rank(0, {"world_size": 2})
     if trains:
         job.add(Category.CPU_OP, ENGINE, 0, 5, thread=AUTOGRAD_THREAD)
-    for place in range(count):
-        at = 100 * place + 50
+    for index in range(count):
+        at = 100 * index + 50
         job.call((*ALL_REDUCE[:3], kernel), at, (at + 20, at + 30), group_id="3", ranks=(0, 1))
     return job
 
@@ -328,7 +328,7 @@ def test_one_rank_of_a_ring_that_never_sends_back_is_of_no_pipeline_for_sure() -
 
 def call_comms(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
     default = {name: "" if dtype == "str" else -1 for name, dtype in CALL_COMMS.items()}
-    table = [default | {"start_ns": place, "group_size": 2} | row for place, row in enumerate(rows)]
+    table = [default | {"start_ns": index, "group_size": 2} | row for index, row in enumerate(rows)]
     return pd.DataFrame(table).astype({name: dtype for name, dtype in CALL_COMMS.items() if dtype == "int64"})
 
 
@@ -403,10 +403,10 @@ def test_places_in_a_group_that_is_not_named_become_global_ranks(
     config: list[object], pipelines: tuple[tuple[int, ...], ...]
 ) -> None:
     jobs = []
-    for place, (rank, what) in enumerate(zip(pipelines[0], ("send", "recv"), strict=True)):
+    for index, (rank, what) in enumerate(zip(pipelines[0], ("send", "recv"), strict=True)):
         job = Rank(rank, {"rank": rank, "world_size": 4, "pg_config": config})
         event = job.add(Category.CPU_OP, f"c10d::{what}", 0, 10, thread=1)
-        job.args.append((event, ARGS | {"collective": what, "src" if place else "dst": 1 - place}))
+        job.args.append((event, ARGS | {"collective": what, "src" if index else "dst": 1 - index}))
         job.add(Category.ANNOTATION, f"gloo:{what}", 2, 40, thread=1)
         jobs.append(job)
     groups = groups_of(jobs)

@@ -29,13 +29,13 @@ class SeveralTensors(TorchOneFOneB):
     """An activation goes as a small tensor and a large one, each with its own call and kernel (DeepSpeed, nanotron)."""
 
     def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
-        for place, done in enumerate(group):
+        for index, done in enumerate(group):
             for tensor in range(2):
-                begin = done.start - LEAD + 6 * place + 3 * tensor
+                begin = done.start - LEAD + 6 * index + 3 * tensor
                 host.operator("c10d::send" if done.action.kind.is_send else "c10d::recv_", begin, begin + 3)
                 cuts = (done.start, done.end - 20, done.end)
                 kernel = cuts[tensor : tensor + 2]
-                host.launch("ncclDevKernel_SendRecv", begin + 1, *kernel, MAIN_THREAD, NCCL_STREAM + place)
+                host.launch("ncclDevKernel_SendRecv", begin + 1, *kernel, MAIN_THREAD, NCCL_STREAM + index)
 
 
 def test_all_tensors_of_an_activation_are_its_messages() -> None:
@@ -53,8 +53,8 @@ class Evaluated(TorchBatched):
 
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         host = Host(at, 900_000 + (rank * 100 + number) * 10_000)
-        for place in range(3):
-            begin = -900 + 300 * place
+        for index in range(3):
+            begin = -900 + 300 * index
             if rank:
                 host.operator("c10d::recv_", begin - LEAD, begin - LEAD + 2)
                 host.launch("ncclDevKernel_SendRecv", begin - LEAD + 3, begin - 20, begin, MAIN_THREAD, NCCL_STREAM)

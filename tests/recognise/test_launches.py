@@ -30,15 +30,15 @@ def cells(run: RecognisedRun, rank: int, step: int = 0) -> list[str]:
     return (ops["stage"].astype(str) + ops["kind"].astype(str) + ops["microbatch"].astype(str)).tolist()
 
 
-def planned(run: PaperRun, place: int) -> list[str]:
-    return [str(action) for action in run.plan.compute_actions(place)]
+def planned(run: PaperRun, index: int) -> list[str]:
+    return [str(action) for action in run.plan.compute_actions(index)]
 
 
 def recognise_run(style: Style, run: PaperRun = RUN, share: int = 1, slowest: bool = True) -> RecognisedRun:
     """``share`` copies of each pipeline rank, as the ranks of a run with the pipeline as its slowest or fastest axis."""
     pp = run.plan.pp
-    places = [rank // share if slowest else rank % pp for rank in range(pp * share)]
-    return recognise([make_trace(events_of(style, run, place, 2), rank) for rank, place in enumerate(places)])
+    indices = [rank // share if slowest else rank % pp for rank in range(pp * share)]
+    return recognise([make_trace(events_of(style, run, index, 2), rank) for rank, index in enumerate(indices)])
 
 
 class TensorParallel(Unlabelled):
@@ -70,8 +70,8 @@ class Noise(Unlabelled):
         super().launch_op(host, done)
 
     def finish(self, host: Host, run: PaperRun, rank: int, number: int) -> None:
-        for place in range(8):
-            begin = run.end + place
+        for index in range(8):
+            begin = run.end + index
             host.launch("scale_kernel", begin, begin + 60, begin + 61, MAIN_THREAD)
         super().finish(host, run, rank, number)
 
@@ -94,8 +94,8 @@ def test_replicas_are_found_by_what_they_do(style: type[Style], slowest: bool) -
     assert set(run.mesh.pipelines) == wanted
     assert (run.mesh.pp, run.mesh.dp) == (3, None)
     for pipeline in wanted:
-        for place, rank in enumerate(pipeline):
-            assert cells(run, rank) == planned(RUN, place)
+        for index, rank in enumerate(pipeline):
+            assert cells(run, rank) == planned(RUN, index)
     assert run.schedule.name == "1f1b"
 
 

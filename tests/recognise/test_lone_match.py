@@ -52,18 +52,18 @@ def test_one_rank_alone_shows_each_of_its_ops_whatever_runs_between_them(
     plan: Plan, data: st.DataObject, noise: float, optimizer: bool, peers: bool, tensors: int
 ) -> None:
     program = Program(plan, 2, data.draw(st.integers(0, 1000)), noise, optimizer, peers, tensors)
-    place = data.draw(st.integers(0, plan.pp - 1), label="place")
-    trace = program.traces()[place]
+    index = data.draw(st.integers(0, plan.pp - 1), label="place")
+    trace = program.traces()[index]
     run = recognise([trace], num_ranks=plan.pp)
-    count = check_right_or_null(program, run, [place])
-    is_open = place == plan.pp - 1 and plan.name == "1f1b" and not optimizer
-    assert count == (0 if is_open else sum(rank == place for rank, _ in program.truth))
+    count = check_right_or_null(program, run, [index])
+    is_open = index == plan.pp - 1 and plan.name == "1f1b" and not optimizer
+    assert count == (0 if is_open else sum(rank == index for rank, _ in program.truth))
     assert run.schedule.name in (plan.name, "unknown")
     assert run.mesh.pp in (plan.pp, None)
     if not is_open:
         names = {candidate.name for candidate in run.schedule.candidates}
         assert plan.name in names
-        assert (plan.pp, {place: place}) in [(own.pp, dict(own.pp_ranks)) for own in run.schedule.candidates]
+        assert (plan.pp, {index: index}) in [(own.pp, dict(own.pp_ranks)) for own in run.schedule.candidates]
     else:
         assert any("the ends of the steps of rank" in line for line in run.warnings)
 
@@ -103,9 +103,9 @@ def test_the_forward_of_each_backward_is_the_one_whose_nodes_it_runs() -> None:
     """All forwards, then all backwards from the last one to the first: of no schedule that has a name."""
     rows = [[f"{stage}F{m}" for m in range(4)] + [f"{stage}B{m}" for m in (3, 2, 1, 0)] for stage in range(3)]
     program = Program(from_rows(rows, "custom"), 2, peers=False)
-    for place, trace in enumerate(program.traces()):
+    for index, trace in enumerate(program.traces()):
         run = recognise([trace], num_ranks=3)
-        assert check_right_or_null(program, run, [place]) == 16
+        assert check_right_or_null(program, run, [index]) == 16
         assert (run.schedule.name, run.schedule.candidates) == ("unknown", ())
 
 
@@ -131,8 +131,8 @@ def program_of(kinds: str) -> Trace:
         if kind in "BE":
             count = len(made) if kind == "E" else 2
             run, made = made[:count], made[count:]
-            for place, node in enumerate(run[::-1]):
-                begin = at + 10 * place
+            for index, node in enumerate(run[::-1]):
+                begin = at + 10 * index
                 rows.append(Event(category, NODE.format("Mm"), begin, begin + 8, thread=MAIN_THREAD, correlation=node))
         else:
             own = number if kind in "SR" else -1

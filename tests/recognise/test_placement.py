@@ -202,8 +202,8 @@ def test_an_order_of_no_schedule_fits_nothing() -> None:
 
 def named(*names: str) -> list[Range]:
     """Ranges of these names, one after the other."""
-    labels = [(place, read_label(name)) for place, name in enumerate(names)]
-    return [Range(label, 10 * place, 10 * place + 9, 1) for place, label in labels if isinstance(label, Label)]
+    labels = [(index, read_label(name)) for index, name in enumerate(names)]
+    return [Range(label, 10 * index, 10 * index + 9, 1) for index, label in labels if isinstance(label, Label)]
 
 
 def actions(ranges: Sequence[Range]) -> list[str]:

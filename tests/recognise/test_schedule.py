@@ -23,10 +23,10 @@ def ops_of(steps: Sequence[Rows], ranks: Sequence[int] | None = None) -> pd.Data
     """Ops in the order of the cells, a nanosecond each; ``ranks`` are those of the rows."""
     rows = []
     for step, cells in enumerate(steps):
-        for place, row in enumerate(cells):
+        for position, row in enumerate(cells):
             for index, cell in enumerate(row):
                 action, at = parse_action(cell), 1000 * step + index
-                columns = {"rank": place if ranks is None else ranks[place], "step": step, "stage": action.stage}
+                columns = {"rank": position if ranks is None else ranks[position], "step": step, "stage": action.stage}
                 rows.append(
                     columns
                     | {"kind": action.kind.value, "microbatch": action.microbatch, "start_ns": at, "end_ns": at + 1}
@@ -45,9 +45,9 @@ def recognised(steps: Sequence[Rows], ranks: Sequence[int] | None = None, num_ra
     return recognise_schedule(ops, mesh_of(ops, num_ranks), [], None)
 
 
-def swapped(rows: Rows, rank: int, place: int) -> Rows:
+def swapped(rows: Rows, rank: int, index: int) -> Rows:
     changed = [list(row) for row in rows]
-    changed[rank][place : place + 2] = reversed(changed[rank][place : place + 2])
+    changed[rank][index : index + 2] = reversed(changed[rank][index : index + 2])
     return changed
 
 

@@ -60,8 +60,8 @@ def test_what_is_not_known_is_a_dash(report: Report) -> None:
 def test_a_step_without_a_pipeline_has_compute_and_rest_in_place_of_bubbles(report: Report) -> None:
     step = report.steps[0]
     ranks = tuple(
-        replace(rank, ops=(), phases={}, window_ns=100, compute_ns=60 + place, bubble_ns=10)
-        for place, rank in enumerate(step.ranks)
+        replace(rank, ops=(), phases={}, window_ns=100, compute_ns=60 + index, bubble_ns=10)
+        for index, rank in enumerate(step.ranks)
     )
     tiles = shown(replace(step, ranks=ranks), report)
     assert list(tiles) == ["span", "compute", "rest", "slowest", "exposed"]

@@ -84,8 +84,8 @@ class Style:
         """Five kernels without a gap; a backward's are launched by autograd."""
         begin, thread = done.start - LEAD, CPU_THREADS.get(done.action.kind, AUTOGRAD_THREAD)
         cuts = [done.start + (done.end - done.start) * k // 5 for k in range(6)]
-        for place in range(5):
-            host.launch(KERNELS[place], begin + 2 + 2 * place, cuts[place], cuts[place + 1], thread)
+        for index in range(5):
+            host.launch(KERNELS[index], begin + 2 + 2 * index, cuts[index], cuts[index + 1], thread)
 
     def op_name(self, plan: Plan, rank: int, action: Action) -> str:
         return ""
@@ -141,12 +141,12 @@ class OneByOne(Style):
     """Each message of a group has its range and its kernel."""
 
     def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
-        for place, done in enumerate(group):
-            begin = done.start - LEAD + 3 * place
+        for index, done in enumerate(group):
+            begin = done.start - LEAD + 3 * index
             if name := self.messages_name(plan, rank, [done.action]):
                 host.range(name, begin, begin + 3)
             kernel = (done.start, done.end)
-            host.launch("ncclDevKernel_SendRecv", begin + 1, *kernel, MAIN_THREAD, NCCL_STREAM + place)
+            host.launch("ncclDevKernel_SendRecv", begin + 1, *kernel, MAIN_THREAD, NCCL_STREAM + index)
 
 
 class TorchLabels(OneByOne):
@@ -172,12 +172,12 @@ class TorchGpipe(Style):
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         host = Host(at, 1 + (rank * 100 + number) * 10_000)
         groups = list(groups_of(run.ranks[rank]))
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             done = group[0]
             if done.action.kind.is_p2p:
                 self.messages(host, run.plan, rank, group)
                 continue
-            before = groups[place - 1][0] if place else None
+            before = groups[index - 1][0] if index else None
             waits = before is not None and before.action.kind.is_recv
             begin = (before.start if waits and before else done.start) - LEAD
             host.range(
@@ -199,15 +199,15 @@ class TorchOneFOneB(OneByOne):
     def launch_op(self, host: Host, done: Done) -> None:
         forward = done.action.kind is Kind.F
         thread = CPU_THREADS.get(done.action.kind, AUTOGRAD_THREAD)
-        for place in range(5):
-            begin = done.start - LEAD + 2 + 2 * place
+        for index in range(5):
+            begin = done.start - LEAD + 2 + 2 * index
             name = "aten::mm" if forward else "autograd::engine::evaluate_function: MmBackward0"
             host.operator(name, begin, begin + 2, thread)
         super().launch_op(host, done)
 
     def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
-        for place, done in enumerate(group):
-            begin = done.start - LEAD + 3 * place
+        for index, done in enumerate(group):
+            begin = done.start - LEAD + 3 * index
             host.operator("c10d::send" if done.action.kind.is_send else "c10d::recv_", begin, begin + 3)
         super().messages(host, plan, rank, group)
 
@@ -220,8 +220,8 @@ class TorchBatched(TorchOneFOneB):
     """The same on NCCL with ``batch_isend_irecv``: the operators return before the end of the batch launches its one kernel."""
 
     def messages(self, host: Host, plan: Plan, rank: int, group: Sequence[Done]) -> None:
-        for place, done in enumerate(group):
-            begin = group[0].start - LEAD + 2 * place
+        for index, done in enumerate(group):
+            begin = group[0].start - LEAD + 2 * index
             host.operator("c10d::send" if done.action.kind.is_send else "c10d::recv_", begin, begin + 2)
         Style.messages(self, host, plan, rank, group)
 
@@ -289,7 +289,7 @@ class ZeroBubble(Style):
     def step(self, run: PaperRun, rank: int, number: int, at: int) -> list[Event]:
         host = Host(at, 1 + (rank * 100 + number) * 10_000)
         groups = list(groups_of(run.ranks[rank]))
-        last = max(place for place, group in enumerate(groups) if group[0].action.kind is not Kind.W)
+        last = max(index for index, group in enumerate(groups) if group[0].action.kind is not Kind.W)
         for group in groups[: last + 1]:
             if group[0].action.kind.is_p2p:
                 self.messages(host, run.plan, rank, group)

@@ -282,8 +282,8 @@ def test_chunks_are_placed_on_a_loop_or_on_a_v(plan: Plan) -> None:
 def test_phases_follow_one_another(plan: Plan) -> None:
     order = [Phase.WARMUP, Phase.STEADY, Phase.COOLDOWN]
     for row in plan.ranks:
-        places = [order.index(action.phase) for action in row]
-        assert places == sorted(places)
+        indices = [order.index(action.phase) for action in row]
+        assert indices == sorted(indices)
         assert all(part.phase is action.phase for action in row for part in action.parts)
 
 
@@ -291,9 +291,9 @@ def test_phases_follow_one_another(plan: Plan) -> None:
 def test_a_weight_gradient_follows_its_input_gradient_on_the_same_rank(name: str) -> None:
     for p, m, v in legal_shapes(name, max_pp=4, rounds=2):
         for row in build(name, p, m, v).ranks:
-            place = {action.key: index for index, action in enumerate(row)}
+            position = {action.key: index for index, action in enumerate(row)}
             assert not any(action.kind is Kind.B for action in row)
-            assert all(place[Kind.I, a.stage, a.microbatch] < place[a.key] for a in row if a.kind is Kind.W)
+            assert all(position[Kind.I, a.stage, a.microbatch] < position[a.key] for a in row if a.kind is Kind.W)
 
 
 def test_phases_are_those_of_the_builder_rule() -> None:

@@ -196,16 +196,16 @@ def mutations(draw: st.DrawFn) -> tuple[Plan, list[list[Action]]]:
     rows = [list(row) for row in plan.ranks]
     for _ in range(draw(st.integers(1, 3))):
         row = draw(st.sampled_from([row for row in rows if row]))
-        place, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
+        index, other = (draw(st.integers(0, len(row) - 1)) for _ in range(2))
         match draw(st.sampled_from(["swap", "drop", "duplicate", "move"])):
             case "swap":
-                row[place], row[other] = row[other], row[place]
+                row[index], row[other] = row[other], row[index]
             case "drop":
-                del row[place]
+                del row[index]
             case "duplicate":
-                row.insert(other, row[place])
+                row.insert(other, row[index])
             case "move":
-                draw(st.sampled_from(rows)).insert(0, row.pop(place))
+                draw(st.sampled_from(rows)).insert(0, row.pop(index))
         if not any(rows):
             break
     return plan, rows
@@ -241,8 +241,8 @@ def test_a_swap_in_a_lowered_plan_is_refused_exactly_when_it_can_stop_the_run(pl
     lowered = lower(plan)
     row = data.draw(st.integers(0, plan.pp - 1))
     actions = list(lowered.ranks[row])
-    place = data.draw(st.integers(0, len(actions) - 2))
-    actions[place], actions[place + 1] = actions[place + 1], actions[place]
+    index = data.draw(st.integers(0, len(actions) - 2))
+    actions[index], actions[index + 1] = actions[index + 1], actions[index]
     mutated = replace(lowered, ranks=(*lowered.ranks[:row], tuple(actions), *lowered.ranks[row + 1 :]))
     try:
         validate(mutated)

@@ -152,10 +152,10 @@ def count(pieces: list[Piece]) -> Counted:
     owned = dict.fromkeys(active, 0)
     overlapped = communicating = 0
     times = sorted(edges)
-    for place, time in enumerate(times[:-1]):
+    for index, time in enumerate(times[:-1]):
         for category, change in edges[time]:
             active[category] += change
-        length = times[place + 1] - time
+        length = times[index + 1] - time
         owner = next((category for category in ("compute", "communication", "memory") if active[category]), None)
         if owner is not None:
             owned[owner] += length

@@ -124,11 +124,11 @@ class Pool:
                 (answers if ok else failures)[rank] = answer
         if len(answers) == world:
             return [answers[rank] for rank in range(world)]
-        told = [f"rank {rank} of {world}:\n{failures[rank]}" for rank in sorted(failures)]
-        if not told:
-            told = [f"only ranks {sorted(answers)} of {world} finished in time", self._all_stacks()]
+        lines = [f"rank {rank} of {world}:\n{failures[rank]}" for rank in sorted(failures)]
+        if not lines:
+            lines = [f"only ranks {sorted(answers)} of {world} finished in time", self._all_stacks()]
         self.stop()
-        raise RankFailureError("\n".join(told))
+        raise RankFailureError("\n".join(lines))
 
     def _receive(self, rank: int) -> tuple[bool, Any]:
         try:

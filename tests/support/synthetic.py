@@ -297,11 +297,11 @@ class Recording:
     def events_of(self, rank: int) -> list[Event]:
         """All events of a global rank: every step with its op, transfer, gradient-sync, optimizer and step ranges."""
         pipeline = self.job.pipelines[rank % self.job.dp]
-        place = pipeline.index(rank)
+        index = pipeline.index(rank)
         result = []
         for step in range(self.job.steps):
             at = self.begin(step)
-            result += self.events(self.run, place, pipeline, step, at)
+            result += self.events(self.run, index, pipeline, step, at)
             done = at + self.run.end
             if self.job.dp > 1:
                 sync = CollectiveMark(Collective.ALL_REDUCE, Axis.DP, self.job.dp, 1 << 20, step)

@@ -37,8 +37,8 @@ def ops_of(*rows: tuple[int, int, str, int, int]) -> pd.DataFrame:
     columns: dict[str, list[object]] = {
         name: [0 if dtype == "int64" else ""] * len(rows) for name, dtype in OPS.items()
     }
-    for place, name in enumerate(("rank", "step", "kind", "start_ns", "end_ns")):
-        columns[name] = [row[place] for row in rows]
+    for index, name in enumerate(("rank", "step", "kind", "start_ns", "end_ns")):
+        columns[name] = [row[index] for row in rows]
     return make_table(OPS, columns)
 
 

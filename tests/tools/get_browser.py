@@ -52,7 +52,7 @@ def find_browser() -> Path:
             raise NoBrowserError(f"${_VARIABLE} is {named!r}, which is no program; unset it or name a Chromium")
         return Path(named)
     rows = [path for name in _NAMES if (path := shutil.which(name))]
-    rows += [place for place in _PLACES if shutil.which(place)]
+    rows += [index for index in _PLACES if shutil.which(index)]
     rows += [path for path in (_playwrights_own(),) if path]
     if not rows:
         raise NoBrowserError("no Chromium found: run python tests/tools/get_browser.py, or install chromium")

@@ -51,7 +51,7 @@ def _score(analysis: Any, ran: list[list[list[Any]]]) -> tuple[int, int, int]:
     for rank, steps in enumerate(ran):
         own = compute[compute["rank"] == rank]
         result = {}
-        for place, step in enumerate(sorted(own["step"].unique().tolist())):
+        for index, step in enumerate(sorted(own["step"].unique().tolist())):
             for op in own[own["step"] == step].itertuples():
                 parts = parse_action(op.pair).parts if op.pair else ()
                 for part in parts or (None,):
@@ -60,8 +60,8 @@ def _score(analysis: Any, ran: list[list[list[Any]]]) -> tuple[int, int, int]:
                         if part is None
                         else (str(part.kind), part.stage, part.microbatch)
                     )
-                    result[(place, *key)] = op
-        truth = {(place, *entry[:3]) for place, entries in enumerate(steps) for entry in entries}
+                    result[(index, *key)] = op
+        truth = {(index, *entry[:3]) for index, entries in enumerate(steps) for entry in entries}
         right += len(truth & result.keys())
         wrong += len(result.keys() - truth)
     return right, wrong, sum(len(entries) for steps in ran for entries in steps)

@@ -147,11 +147,11 @@ def test_lines_go_above_the_status_line_of_a_terminal() -> None:
 def test_each_line_of_a_rank_is_whole_and_named_and_progress_bars_keep_their_last_state() -> None:
     out, err = io.StringIO(), io.StringIO()
     pipes = RankPipes(Terminal(out, err))
-    places = pipes.reify({0: {"RANK": "2", "WORLD_SIZE": "12"}, 1: {"RANK": "3", "WORLD_SIZE": "12"}})
-    with Path(places.stdouts[1]).open("wb") as file:
+    indices = pipes.reify({0: {"RANK": "2", "WORLD_SIZE": "12"}, 1: {"RANK": "3", "WORLD_SIZE": "12"}})
+    with Path(indices.stdouts[1]).open("wb") as file:
         os.write(file.fileno(), b"one\ntw")
         os.write(file.fileno(), b"o\n 10%\r 90%\r100%\nend")
-    with Path(places.stderrs[0]).open("wb") as file:
+    with Path(indices.stderrs[0]).open("wb") as file:
         os.write(file.fileno(), b"USDT:2026 profiler_start\n\xff!\n")
     pipes.close()
     assert pipes.ranks == {0: 2, 1: 3}

@@ -74,9 +74,9 @@ def test_a_recomputed_forward_draws_the_first_ones_mask_though_another_microbatc
 
 def test_every_place_has_a_seed_of_its_own() -> None:
     ranks = [DropoutSeeds(0, (dp, cp), tp) for dp, cp, tp in product(range(3), range(2), range(4))]
-    places = list(product(range(3), range(4), range(4), range(2)))
-    seeds = {rank.of(MicrobatchKey(*place[:2]), *place[2:], sharded=True) for rank in ranks for place in places}
-    assert len(seeds) == len(ranks) * len(places)
+    indices = list(product(range(3), range(4), range(4), range(2)))
+    seeds = {rank.of(MicrobatchKey(*index[:2]), *index[2:], sharded=True) for rank in ranks for index in indices}
+    assert len(seeds) == len(ranks) * len(indices)
 
 
 def test_ranks_of_tp_share_masks_of_what_they_all_hold_and_others_do_not() -> None:
@@ -161,7 +161,7 @@ def test_masks_of_a_layer_are_those_of_the_rank(pool: Pool, sizes: dict[str, int
         for mask in first[:2]:
             _, dp, cp, tp = rank.place
             owners.setdefault(mask, set()).add((dp, cp, tp) if options.sequence else (dp, cp))
-    assert all(len(places) == 1 for places in owners.values()), "a mask on two places that hold different activations"
+    assert all(len(indices) == 1 for indices in owners.values()), "a mask on two places that hold different activations"
     replicated = sizes.get("tp", 1) if not options.sequence else 1
     assert len(owners) == 2 * len(ranks) // replicated
 

@@ -58,8 +58,8 @@ def test_utilisation_and_memory_are_printed(capsys: pytest.CaptureFixture[str]) 
 def test_memory_of_an_attention_that_keeps_its_scores_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert main([*SMALL, "--steps", "1", "--memory"]) == 0
-    told = "predicted nothing, because the attention stores its scores (scaled_dot_product_attention, math kernel)"
-    assert told in capsys.readouterr().out
+    line = "predicted nothing, because the attention stores its scores (scaled_dot_product_attention, math kernel)"
+    assert line in capsys.readouterr().out
 
 
 def test_a_cut_by_measured_times_can_be_made_again_from_their_file(

@@ -75,8 +75,8 @@ def test_posting_ahead_keeps_every_action_and_the_order_of_all_but_receives(
         assert [a for a in before if not a.kind.is_recv] == [a for a in after if not a.kind.is_recv]
         if not tagged:
             assert [a for a in before if a.kind.is_p2p] == [a for a in after if a.kind.is_p2p]
-        place, computes = {a: i for i, a in enumerate(after)}, [a for a in after if a.kind.is_compute]
-        behind = {a: sum(place[c] < place[a] for c in computes) for a in after}
+        index, computes = {a: i for i, a in enumerate(after)}, [a for a in after if a.kind.is_compute]
+        behind = {a: sum(index[c] < index[a] for c in computes) for a in after}
         was = {a: sum(before.index(c) < before.index(a) for c in computes) for a in before if a.kind.is_recv}
         for action, computed_before in was.items():
             assert computed_before - depth <= behind[action] <= computed_before, action

@@ -72,7 +72,7 @@ def can_go_on(plan: Plan, instructions: list[tuple[Instruction, ...]], lengths: 
     """Whether closed prefixes exist that are longer on a rank: found by adding what is missing, step by step."""
     longer = list(lengths)
     longer[rank] += 1
-    place = {
+    position = {
         (rank, message_of(plan, action), action.kind.is_send): index + 1
         for rank, row in enumerate(instructions)
         for index, group in enumerate(row)
@@ -88,7 +88,7 @@ def can_go_on(plan: Plan, instructions: list[tuple[Instruction, ...]], lengths: 
                         return False
                     if action.kind.is_p2p:
                         peer = peer_of(plan, action)
-                        other = place[peer, message_of(plan, action), not action.kind.is_send]
+                        other = position[peer, message_of(plan, action), not action.kind.is_send]
                         longer[peer] = max(longer[peer], other)
             if longer[one] > len(row):
                 return False

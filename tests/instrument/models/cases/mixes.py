@@ -153,8 +153,8 @@ def facts_of(mix: Mix, steps: int) -> GptFacts:
 def mesh_info(mix: Mix) -> MeshInfo:
     """The mesh as an analysis knows it from the traces."""
     shape = mix.shape
-    places = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
-    pipelines = sorted(tuple(shape.rank_of(pp, *place) for pp in range(shape.pp)) for place in places)
+    indices = {shape.coordinates_of(rank)[1:] for rank in range(shape.world)}
+    pipelines = sorted(tuple(shape.rank_of(pp, *index) for pp in range(shape.pp)) for index in indices)
     chunks = mix.plan.num_chunks
     return MeshInfo(shape.world, shape.pp, chunks, shape.tp, shape.cp, shape.dp, 1, tuple(pipelines))
 

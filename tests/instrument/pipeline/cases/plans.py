@@ -40,8 +40,8 @@ def mixed_1f1b(pp: int, microbatches: int) -> Rows:
         cells = []
         for action in row:
             split = action.kind is Kind.B and action.microbatch is not None and action.microbatch % 2
-            place = f"{action.stage}{{}}{action.microbatch}"
-            cells += [place.format("I"), place.format("W")] if split else [str(action)]
+            index = f"{action.stage}{{}}{action.microbatch}"
+            cells += [index.format("I"), index.format("W")] if split else [str(action)]
         rows.append(" ".join(cells))
     return tuple(rows)
 

@@ -281,10 +281,10 @@ class Model(nn.Module):
                     parameter.copy_(draw(HIDDEN, seed=20 + index))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        places = torch.arange(SEQUENCE)
+        indices = torch.arange(SEQUENCE)
         if self.region.shards_sequence:
-            places = local_part(places, 0, self.region.group)
-        x = self.tokens(tokens) + self.positions(places)
+            indices = local_part(indices, 0, self.region.group)
+        x = self.tokens(tokens) + self.positions(indices)
         x = (
             checkpoint(self._layer, x, use_reentrant=False, preserve_rng_state=False)
             if self.recompute
