@@ -6,6 +6,7 @@ variables, command lines and home directories.
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ _FACTS = frozenset(
 _DISTRIBUTED = frozenset({"backend", "rank", "world_size", "pg_count", "pg_config"})
 _SCHEMAS = {"ops": OPS, "comms": COMMS, "memory": MEMORY, "calls": CALLS, "host": HOST_ORDER}
 _PATH = "\0path\0"  # replaces the file's path, which may name a home directory
+_DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError)
 
 
 def recognise_trace(trace: Trace) -> RecognisedRank:
@@ -91,7 +93,7 @@ class RankStore:
             return None
         try:
             return unpack(packed, str(file.path))
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # damaged, or from another version
+        except _DAMAGE:  # damaged, or from another version
             return None
 
 
@@ -103,18 +105,21 @@ def pack(ranks: Sequence[RecognisedRank], path: str) -> Packed:
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     facts = [_packed(RecognisedRank, rank, f"{index}", arrays, path) for index, rank in enumerate(ranks)]
-    return Packed(facts, arrays)
+    return Packed(json.dumps(facts), arrays)
 
 
 def unpack(packed: Packed, path: str) -> tuple[RecognisedRank, ...]:
     """Restore packed ranks, with ``path`` as the path of their file.
 
     Raises:
-        KeyError, ValueError, TypeError, IndexError, AttributeError: the entry is damaged.
+        KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError: the entry is damaged.
     """
-    return tuple(
-        _unpacked(RecognisedRank, fact, f"{index}", packed.arrays, path) for index, fact in enumerate(packed.facts)
-    )
+    facts = json.loads(packed.facts.replace(_in_json(_PATH), _in_json(path)))
+    return tuple(_unpacked(RecognisedRank, fact, f"{index}", packed.arrays) for index, fact in enumerate(facts))
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
@@ -126,8 +131,8 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
             for item in fields(hint)
         }
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise TypeError(f"{name}: an array of {value.dtype}")
+        if value.dtype.kind not in "biuf" or value.ndim != 1:
+            raise TypeError(f"{name}: an array of {value.dtype} with {value.ndim} dimensions")
         arrays[name] = value
         return None
     if isinstance(value, pd.DataFrame):
@@ -144,22 +149,25 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
 
 
 def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
-    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts in the JSON."""
-    if column.dtype != object:
+    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts and whether they are categories."""
+    is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    if not is_categorical and column.dtype != object:
         return _packed(None, column.to_numpy(), name, arrays, path)
-    texts: dict[str, int] = {}
-    codes = [texts.setdefault(text, len(texts)) for text in column]
+    if is_categorical:
+        codes, texts = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        codes, texts = pd.factorize(column, use_na_sentinel=False)
     if not all(type(text) is str for text in texts):
         raise TypeError(f"{name}: a column with values that are not texts")
-    arrays[name] = np.array(codes, dtype=np.int32)
-    return [text.replace(path, _PATH) for text in texts]
+    arrays[name] = codes.astype(np.int32)
+    return [is_categorical, [text.replace(path, _PATH) for text in texts]]
 
 
-def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
+def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     if is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         values = {
-            item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays, path)
+            item.name: _unpacked(hints[item.name], node[item.name], f"{name}.{item.name}", arrays)
             for item in fields(hint)
         }
         if len({len(value) for value in values.values() if isinstance(value, np.ndarray)}) > 1:
@@ -169,28 +177,26 @@ def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[
         if node is None and types.NoneType in hint.__args__ and name not in arrays:
             return None
         hint = next(kind for kind in hint.__args__ if kind is not types.NoneType)
-        return _unpacked(hint, node, name, arrays, path)
+        return _unpacked(hint, node, name, arrays)
     origin = typing.get_origin(hint) or hint
     if origin is np.ndarray:
-        return _one_dimension(arrays[name])
+        return arrays[name]
     if origin is pd.DataFrame:
-        return _unpacked_table(node, name, arrays, path)
+        return _unpacked_table(node, name, arrays)
     if origin is tuple:
-        return tuple(_restored(item, path) for item in node)
+        return tuple(node)
     if isinstance(origin, type) and issubclass(origin, StrEnum):
         return origin(node)
-    return _restored(node, path)
+    return node
 
 
-def _unpacked_table(
-    node: Sequence[tuple[str, Any]], name: str, arrays: Mapping[str, npt.NDArray[Any]], path: str
-) -> pd.DataFrame:
+def _unpacked_table(node: Sequence[tuple[str, Any]], name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:
     columns: dict[str, Any] = {}
-    for column, texts in node:
-        values: Any = _one_dimension(arrays[f"{name}.{column}"])
-        if texts is not None:
-            distinct = np.array([_restored(text, path) for text in texts] or [""], dtype=object)
-            values = pd.Series(distinct[values], dtype=object)
+    for column, packed_texts in node:
+        values: Any = arrays[f"{name}.{column}"]
+        if packed_texts is not None:
+            is_categorical, texts = packed_texts
+            values = pd.Categorical.from_codes(values, texts) if is_categorical else _texts(texts, values)
         columns[column] = values
     table = pd.DataFrame(columns)
     schema = _SCHEMAS.get(name.rpartition(".")[2])
@@ -199,17 +205,5 @@ def _unpacked_table(
     return table
 
 
-def _one_dimension(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if values.ndim != 1:
-        raise ValueError(f"an array of {values.ndim} dimensions")
-    return values
-
-
-def _restored(node: Any, path: str) -> Any:
-    if isinstance(node, str):
-        return node.replace(_PATH, path)
-    if isinstance(node, list):
-        return [_restored(item, path) for item in node]
-    if isinstance(node, dict):
-        return {key: _restored(item, path) for key, item in node.items()}
-    return node
+def _texts(distinct: Sequence[str], codes: npt.NDArray[Any]) -> pd.Series[Any]:
+    return pd.Series(np.array(distinct or [""], dtype=object)[codes], dtype=object)

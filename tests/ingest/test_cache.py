@@ -168,7 +168,9 @@ def test_another_version_of_the_code_finds_for_itself(
     assert reads == ["rank0.json"] * 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "garbage", "other arrays", "other columns"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flip", "empty", "garbage", "other arrays", "other columns", "other type", "fewer bytes"]
+)
 def test_a_damaged_entry_is_ignored_and_written_again(
     write: Write, op: Op, folder: Path, reads: list[str], damage: str
 ) -> None:
@@ -176,11 +178,17 @@ def test_a_damaged_entry_is_ignored_and_written_again(
     first = report_of(path)
     (entry,) = entries(folder)
     whole = entry.read_bytes()
-    if damage.startswith("other"):
+    if damage.startswith(("other", "fewer")):
         with np.load(entry) as old:
             arrays = dict(old.items())
         if damage == "other arrays":
-            arrays["0.work.start_ns"] = arrays["0.work.start_ns"][:0]
+            index = json.loads(arrays["index"].tobytes())
+            index["0.work.start_ns"][1] = 0
+            arrays["index"] = np.frombuffer(json.dumps(index).encode(), np.uint8)
+        elif damage == "other type":
+            arrays["index"] = np.frombuffer(arrays["index"].tobytes().replace(b"<i8", b"|O8"), np.uint8)
+        elif damage == "fewer bytes":
+            arrays["columns"] = arrays["columns"][:-8]
         else:
             arrays["facts"] = np.frombuffer(arrays["facts"].tobytes().replace(b"microbatch", b"macrobatch"), np.uint8)
         np.savez(entry, **arrays)
@@ -247,7 +255,7 @@ def test_small_files_are_not_kept(write: Write, op: Op, folder: Path, monkeypatc
 
 def test_the_cache_stays_below_its_limit_and_forgets_what_was_not_used_for_longest(folder: Path) -> None:
     cache = Cache((folder,), max_bytes=20_000)
-    packed = Packed({}, {"numbers": np.zeros(1000, dtype=np.int64)})
+    packed = Packed("", {"numbers": np.zeros(1000, dtype=np.int64)})
     for age, key in ((400, "old"), (300, "used"), (200, "new")):
         if key == "new":
             assert cache.read("used") is not None
@@ -259,7 +267,7 @@ def test_the_cache_stays_below_its_limit_and_forgets_what_was_not_used_for_longe
     assert {path.stem for path in entries(folder)} <= {"used", "new", "newest"}
     assert sum(path.stat().st_size for path in entries(folder)) <= 20_000
     assert cache.read("newest") is not None
-    cache.write("huge", Packed({}, {"numbers": np.zeros(10_000, dtype=np.int64)}))
+    cache.write("huge", Packed("", {"numbers": np.zeros(10_000, dtype=np.int64)}))
     assert cache.read("huge") is None
     assert cache.read("newest") is not None, "what is too large pushes nothing out"
 
@@ -270,7 +278,7 @@ def test_what_ended_processes_left_half_written_goes_after_a_day(folder: Path) -
     old.touch()
     fresh.touch()
     os.utime(old, (10**9, 10**9))
-    Cache((folder,)).write("key", Packed({}, {}))
+    Cache((folder,)).write("key", Packed("", {}))
     assert (old.exists(), fresh.exists()) == (False, True)
 
 

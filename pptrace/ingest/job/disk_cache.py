@@ -2,7 +2,7 @@
 
     folder = .pptrace_cache/ in the directory of a run; else, and where that cannot be written, the user's cache directory;
              $PPTRACE_CACHE_DIR, if set, instead of both
-    folder/KEY.npz        arrays and one JSON text, written by numpy without pickle
+    folder/KEY.npz        a text, the columns and their index as arrays of bytes, written by numpy without pickle
     folder/files/KEY      the SHA-256 of a file; KEY is made of its path, size, inode and times
 
 An entry's key is made of the file's content, its name (which may contain the rank) and the version of pptrace. The content is
@@ -32,23 +32,24 @@ import numpy.typing as npt
 from pptrace.ingest.inputs.resolve import RUN_FILE
 from pptrace.version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
 FOLDER = ".pptrace_cache"
 FOLDER_VARIABLE = "PPTRACE_CACHE_DIR"
 MAX_BYTES = 2 * 1024**3
 MIN_TEXT_BYTES = 12 * 1024 * 1024  # of text in a file; smaller files are read as fast without a cache
 _STALE_S = 24 * 3600
 _HASH_BYTES = 1024 * 1024
-_FACTS = "facts"
+_FACTS, _COLUMNS, _INDEX = "facts", "columns", "index"
+_ALIGNMENT = 8
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 _CODE = ("ingest", "recognise", "model", "intervals.py", "marks.py", "schedule")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A cache entry: a JSON value, and arrays by name."""
+    """A cache entry: a text, and arrays by name."""
 
-    facts: Any
+    facts: str
     arrays: Mapping[str, npt.NDArray[Any]]
 
 
@@ -82,9 +83,9 @@ class Cache:
             if not path.is_file():
                 continue
             try:
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                    packed = Packed(json.loads(arrays[_FACTS].tobytes()), {name: arrays[name] for name in arrays.files})
-            except (*_DAMAGE, RecursionError):
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as entry:
+                    packed = Packed(entry[_FACTS].tobytes().decode(), _columns(entry))
+            except _DAMAGE:
                 continue
             with suppress(OSError):
                 os.utime(path)  # the entries used longest ago are evicted first
@@ -93,15 +94,14 @@ class Cache:
 
     def write(self, key: str, packed: Packed) -> None:
         """Write the entry into the first folder where that works; no error if there is none."""
-        facts = np.frombuffer(json.dumps(packed.facts).encode(), dtype=np.uint8)
-        arrays = {name: values for name, values in packed.arrays.items() if name != _FACTS}
-        if facts.nbytes + sum(values.nbytes for values in arrays.values()) > self.max_bytes:
+        entry = {_FACTS: _bytes(packed.facts.encode()), **_joined(packed.arrays)}
+        if sum(values.nbytes for values in entry.values()) > self.max_bytes:
             return
         for folder in self.folders:
             try:
                 _make_folder(folder)
                 with _AtomicFile(folder / f"{key}.npz") as part, part.open("wb") as file:
-                    np.savez(file, allow_pickle=False, **{_FACTS: facts}, **arrays)
+                    np.savez(file, allow_pickle=False, **entry)
             except OSError:
                 continue
             _evict(folder, self.max_bytes)
@@ -125,6 +125,30 @@ class Cache:
             except OSError:
                 continue
             return
+
+
+def _joined(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.uint8]]:
+    """The columns as one array, each from a multiple of 8 bytes on, and their index: reading hundreds of arrays takes longer."""
+    index = {name: (values.dtype.str, values.nbytes) for name, values in columns.items()}
+    pieces = (np.ascontiguousarray(values).ravel().view(np.uint8) for values in columns.values())
+    padded = [np.pad(piece, (0, -len(piece) % _ALIGNMENT)) for piece in pieces]
+    return {_COLUMNS: np.concatenate([_bytes(b""), *padded]), _INDEX: _bytes(json.dumps(index).encode())}
+
+
+def _columns(entry: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of an entry, as views of one array."""
+    content, begin, columns = entry[_COLUMNS], 0, {}
+    for name, (dtype, num_bytes) in json.loads(entry[_INDEX].tobytes()).items():
+        column = content[begin : begin + num_bytes]
+        if len(column) != num_bytes or np.dtype(dtype).kind not in "biuf":
+            raise ValueError(f"{name}: {len(column)} bytes of {dtype}, not {num_bytes} of numbers")
+        columns[name] = column.view(dtype)
+        begin += num_bytes + -num_bytes % _ALIGNMENT
+    return columns
+
+
+def _bytes(content: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(content, dtype=np.uint8)
 
 
 def cache_for(path: Path) -> Cache:
