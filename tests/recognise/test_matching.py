@@ -7,6 +7,7 @@ import pytest
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMMS, empty_table, make_table
+from pptrace.recognise.messages import match
 from pptrace.recognise.messages.match import match_comms, with_transfers
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
@@ -244,3 +245,20 @@ RECORDINGS_MESH = recognise(RECORDINGS["gpipe"].traces()).mesh
 
 def test_nothing_is_matched_in_an_empty_table() -> None:
     assert len(match_comms(empty_table(COMMS), MESH)) == len(with_transfers(empty_table(COMMS))) == 0
+
+
+def test_blocks_of_steps_match_as_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    comms = recognise(record(build("1f1b", 3, 4), steps=5, dp=2).traces()).comms
+
+    def partners_and_transfers() -> list[tuple[int, ...]]:
+        """Per row: the first row of its match, and its transfer."""
+        filled = with_transfers(match_comms(comms.assign(match=-1), RECORDINGS_MESH))
+        first = pd.Series(range(len(filled))).groupby(filled["match"].to_numpy()).transform("first")
+        return list(zip(first, filled["transfer_start_ns"], filled["transfer_end_ns"], strict=True))
+
+    together = partners_and_transfers()
+    assert len(set(together)) < len(comms) > 100
+    monkeypatch.setattr(match, "_BLOCK", 20)
+    monkeypatch.setattr(match, "_MOST_BLOCKS", 3)
+    assert len(match._blocks_of_steps(comms["step"].to_numpy())) > 2
+    assert partners_and_transfers() == together

@@ -11,12 +11,14 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pptrace.errors import TraceError
@@ -172,12 +174,24 @@ def _series(column: polars.Series) -> pd.Series[Any]:
         column, kind = column.cast(str), "String"
     if kind == "String" and column.n_unique() <= _MOST_CATEGORIES:
         names = sorted(column.drop_nulls().unique().to_list())
-        codes = column.replace_strict(names, list(range(len(names))), default=-1).fill_null(-1).to_numpy()
-        dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
-        return pd.Series(pd.Categorical.from_codes(codes, dtype=dtype))
+        return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=_category_type(names)))
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)
+
+
+def _codes(column: polars.Series, names: Sequence[str]) -> npt.NDArray[np.int32]:
+    """The index of each text in ``names``, shape (n,), -1 where there is none."""
+    import polars
+
+    codes: npt.NDArray[np.int32] = (
+        column.cast(polars.Enum(names)).to_physical().cast(polars.Int32).fill_null(-1).to_numpy()
+    )
+    return codes
+
+
+def _category_type(names: list[str]) -> pd.CategoricalDtype[Any]:
+    return pd.CategoricalDtype(names)
 
 
 def _csv(path: Path, content: bytes) -> Frame:

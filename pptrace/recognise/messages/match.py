@@ -70,8 +70,8 @@ class _MatchNumbers:
 
 _ENDS = ("rank", "step", "kind", "axis", "peer", "bytes", "direction", "stage", "microbatch", "start_ns")
 """What tells which ends of messages belong together."""
-_BLOCK = 4_000_000
-"""Rows that are matched or timed together; more would take much memory."""
+_BLOCK, _MOST_BLOCKS = 200_000, 20
+"""Rows that are matched or timed together, more where there would be too many blocks: all at once would take much memory."""
 
 
 def _match_p2p(p2p: pd.DataFrame) -> Int64:
@@ -93,7 +93,7 @@ def _blocks_of_steps(steps: Int64) -> list[tuple[int, int]]:
     if len(steps) <= _BLOCK:
         return [(int(steps.min()), int(steps.max()))]
     numbers, counts = np.unique(steps, return_counts=True)
-    block = np.cumsum(counts) // _BLOCK
+    block = np.cumsum(counts) // max(_BLOCK, len(steps) // _MOST_BLOCKS)
     return [(int(numbers[block == index][0]), int(numbers[block == index][-1])) for index in np.unique(block).tolist()]
 
 
