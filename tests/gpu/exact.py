@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from instrument.models.gpt import Recompute
 from instrument.optim.clipping import OptimizerSync
 from pptrace.schedule.registry import SCHEDULES
+from tests.gpu.device import touch_device
 from tests.gpu.part import Setting, run_part
 from tests.instrument.models import test_mixes
 from tests.instrument.models.cases.mixes import Mix
@@ -111,12 +111,6 @@ def _each(setting: Setting, names: Iterable[str], ranks: int, check: Callable[[P
                 figures["device"] = "cuda" if torch.cuda.is_available() else "cpu"
                 check(pool, name)
     setting.skip_rest(waiting)
-
-
-def touch_device() -> None:
-    """Called on each rank: the first use of a GPU makes its context."""
-    if torch.cuda.is_available():
-        torch.zeros(1, device=f"cuda:{dist.get_rank() % torch.cuda.device_count()}").item()
 
 
 PARTS = {"schedules": schedules, "meshes": meshes}

@@ -49,8 +49,8 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "everything" in capsys.readouterr().err
 
 
-def test_the_cheapest_part_runs_dry_and_leaves_its_results(tmp_path: Path) -> None:
-    options = ["--dry-run", "--parts", "environment", "--work", str(tmp_path / "work")]
+def test_parts_run_dry_and_leave_their_results(tmp_path: Path) -> None:
+    options = ["--dry-run", "--parts", "environment", "schedules", "--work", str(tmp_path / "work")]
     environ = {**os.environ, "OUT": str(tmp_path / "out")}
     done = subprocess.run(
         [sys.executable, str(TOOL), *options], capture_output=True, text=True, timeout=240, env=environ, check=False
@@ -58,10 +58,11 @@ def test_the_cheapest_part_runs_dry_and_leaves_its_results(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["outcome"], summary["dry"]) == ("passed", True)
-    (result,) = summary["parts"]
+    result, schedules = summary["parts"]
     outcomes = {check["name"]: check["outcome"] for check in result["checks"]}
     assert outcomes["a product and a pinned copy are right"] == "passed"
     assert outcomes["a GPU is there"] == "skipped"
+    assert schedules["outcome"] == "passed"
     assert "environment" in (tmp_path / "out" / "summary.txt").read_text()
     with tarfile.open(tmp_path / "out" / "logs.tar.gz") as archive:
         assert "logs/environment.log" in archive.getnames()

@@ -76,6 +76,8 @@ class Pool:
         """
         world = self.world if world is None else world
         assert world <= self.size
+        if function.__module__ == "__main__":
+            raise ValueError(f"{function.__name__} is a function of the script itself, which ranks cannot import")
         self._start(world)
         self._num_cases += 1
         for rank in range(world):
