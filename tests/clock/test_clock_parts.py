@@ -55,6 +55,12 @@ def test_the_bounds_between_two_ranks_are_those_of_their_tightest_message_or_col
         assert low[i, j] == (0 if i == j else tightest.get((one, other), -UNBOUNDED))
 
 
+def test_a_message_of_which_one_end_has_no_trace_bounds_nothing() -> None:
+    rows: list[Row] = [(0, "send", 0, 900, 901), (1, "recv", 1, 5, 100), (0, "send", 1, 60, 61), (1, "recv", 2, 0, 9)]
+    assert lower_bounds(comms_of(rows), [0, 1]).tolist() == [[0, 60 - 100], [-UNBOUNDED, 0]]
+    assert lower_bounds(comms_of(rows[:1]), [0, 1]).tolist() == [[0, -UNBOUNDED], [-UNBOUNDED, 0]]
+
+
 @given(st.lists(times, min_size=1, max_size=5), st.data())
 def test_the_range_of_an_offset_is_that_of_the_tightest_chain_of_pairs(truth: list[int], data: st.DataObject) -> None:
     """Against Floyd and Warshall's closure; the true offsets meet every bound, so no chain contradicts another."""
