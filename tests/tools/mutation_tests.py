@@ -190,11 +190,9 @@ def _measure_file(name: str, out: Path) -> int:
 def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
     """The tests to run against a mutant, in order."""
     by_time = sorted(measured, key=lambda test: measured[test]["seconds"])
-    near = {
-        test for test, row in measured.items() if not set(row["lines"].get(mutant.path, ())).isdisjoint(mutant.lines)
-    }
-    if not near:  # it is executed on import
-        near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    if mutant.is_in_function:
+        near = {test for test in near if not set(measured[test]["lines"][mutant.path]).isdisjoint(mutant.lines)}
     files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
     rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
     own = f"tests/{mutant.path.split('/')[1]}/"
