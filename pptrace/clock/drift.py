@@ -190,8 +190,6 @@ def _error_at_all_times(
     Its bounds were met at any time of it, so that the truth of another time lies up to half of that outside them: of a chain, for
     each of its links.
     """
-    if chained == (0, 0):  # on the first one's clock
-        return abs(offset_ns)
     error_ns = clamp_offset(offset_ns, *chained)[1] + (num_ranks - 1) * ((apart_ns + 1) // 2)
     return min(error_ns, clamp_offset(offset_ns, *direct)[1] + (apart_ns + 1) // 2) if is_bounded(*direct) else error_ns
 

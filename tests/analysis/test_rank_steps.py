@@ -119,6 +119,8 @@ def test_a_bubble_is_known_where_all_ranks_of_the_mesh_know_theirs() -> None:
     assert unknown.bubble.ratio is None
     empty = steps_of(run_of([op(0, 1, "F", 5, 5), op(1, 1, "F", 5, 5)]))[0]
     assert (empty.span_ns, empty.bubble.ratio, empty.bubble.share) == (0, None, None)
+    (half_empty,) = steps_of(run_of([op(0, 1, "F", 0, 30), op(1, 1, "F", 10, 10)]))
+    assert (half_empty.bubble.ratio, half_empty.bubble.share) == (30 / 30, 30 / 60)
 
 
 def test_replicas_are_summed_and_the_longest_is_the_span() -> None:

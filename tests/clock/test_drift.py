@@ -186,6 +186,21 @@ def test_messages_that_seem_to_arrive_before_they_are_sent_are_warned_about_beyo
     assert clock.uncertainty_ns == contradiction // 2
 
 
+def test_a_contradiction_between_halves_that_bound_one_side_each_is_covered_as_well() -> None:
+    """Messages there in the first half, and back in the second, before which rank 1 jumps ahead by 3 ms."""
+    rows: list[Row] = []
+    for match in range(64):
+        rows += message(match, match // 32, 1 - match // 32, match * 20 * MS)
+    jumped = [
+        (rank, kind, match, *(t + 3 * MS * (rank and match >= 32) for t in (start, end)))
+        for rank, kind, match, start, end in rows
+    ]
+    clock = clock_of(jumped)
+    assert clock.offsets_ns == {0: 0, 1: -3 * MS // 2}
+    assert clock.uncertainty_ns == 3 * MS // 2 - LATENCY
+    assert "by 2,998.0 µs about its clock" in clock.warnings[0]
+
+
 def test_a_contradiction_that_drift_does_not_explain_is_covered_from_end_to_end() -> None:
     """Rank 1 jumps back by 2 ms after half of the time: its offset is 0 or 2 ms, and no line through them is right."""
     rows = [
