@@ -266,6 +266,9 @@ def test_unknown_bubbles_are_told_with_the_reason_and_the_communication_that_is_
             "; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of dp all_reduce, tp all_reduce"
         )
         assert those_with("other members of the calls", lines) == []
+    several = [step_of(rank_step(8, None)), step_of(rank_step(1, None), rank_step(8, None), step=1)]
+    (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines_of(run_of(), several))
+    assert line.startswith("bubble_ns and exposed_comm_ns of rank 1, 8 are null")
     unseen = [step_of(rank_step(1, None, waiting(total=None)))]
     (line,) = those_with("bubble_ns and exposed_comm_ns of rank", lines_of(run_of(), unseen))
     assert line.endswith("separated from transfer")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.result import RankStep, StepReport
+from pptrace.analysis.result import RankStep, StepReport, Waterfall
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, report_steps
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, ClockMethod
@@ -273,3 +273,54 @@ def test_what_a_rank_should_have_communicated_is_beside_what_it_did() -> None:
         for rank in step.ranks:
             assert {comm.kind: comm.predicted_bytes for comm in rank.comms} == {"recv": num_bytes, "send": num_bytes}
     assert [comm.predicted_bytes for comm in steps_of(run_of(OPS_OF_TWO, COMMS_OF_TWO))[0].ranks[0].comms] == [None]
+
+
+def test_a_step_has_a_waterfall_where_every_op_of_the_plan_was_measured_were_it_for_no_time() -> None:
+    """Forwards of 0 and 6 and backwards of 10 and 14 on one rank, with 5 between them; in step 2 a backward is missing."""
+    plan = build("1f1b", 1, 2)
+    rows = [
+        op(0, 1, "F", 0, 0, microbatch=0),
+        op(0, 1, "B", 0, 10, microbatch=0),
+        op(0, 1, "F", 15, 21, microbatch=1),
+        op(0, 1, "B", 21, 35, microbatch=1),
+    ]
+    missing = [row | {"step": 2} for row in rows[:3]]
+    foreign = op(0, 1, "W", 30, 33, microbatch=7)
+    one = MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))
+    data = run_of([*rows, foreign, *missing])
+    first, second = (PlannedStep((window,), plan) for window in step_windows(data.ops, one))
+    (whole, partly, unplanned) = report_steps([first, second, replace(first, plan=None)], data, one)
+    assert whole.bubble.waterfall_ns == Waterfall(30, 0, 0, 0, 0, None, 5)
+    assert partly.bubble.waterfall_ns is None
+    assert unplanned.bubble.waterfall_ns is None
+
+
+def test_steps_have_waterfalls_where_all_their_pipelines_compare() -> None:
+    """Two replicas, one of them in 40 ns; the clocks may be off by 30, or by 20, with which the longer one is attributed."""
+    mesh = MeshInfo(2, 1, 1, 1, 1, 2, 1, ((0,), (1,)))
+    plan = build("1f1b", 1, 1)
+    rows = [op(0, 1, "F", 0, 60, stage=0), op(0, 1, "B", 60, 100, stage=0)]
+    rows += [op(1, 1, "F", 0, 30, stage=0), op(1, 1, "B", 30, 40, stage=0)]
+    for uncertainty, fall in ((30, None), (20, Waterfall(100, 0, 0, 0, 0, None, 0))):
+        data = run_of(rows, clock=replace(ONE_CLOCK, uncertainty_ns=uncertainty))
+        (step,) = report_steps([PlannedStep(step_windows(data.ops, mesh), plan)], data, mesh)
+        assert step.bubble.waterfall_ns == fall
+
+
+def test_the_waterfall_has_the_transfers_of_both_directions_that_were_matched() -> None:
+    """One microbatch over two ranks, ops of 10; the activation moves for 20, its gradient for 5."""
+    plan = build("1f1b", 2, 1)
+    rows = [op(0, 1, "F", 0, 10), op(1, 1, "F", 30, 40), op(1, 1, "B", 40, 50), op(0, 1, "B", 55, 65)]
+    forward = comm(1, 1, 10, 10, 30, direction="F", stage=1)
+    backward = comm(0, 1, 50, 50, 55, direction="B", stage=0)
+    for comms, communication in (
+        ([forward, backward], 25),
+        ([forward], 20),
+        ([backward], 5),
+        ([forward | {"match": -1}, backward | {"kind": "send"}], 0),
+        ([forward | {"microbatch": 4}, backward | {"stage": 1}], 0),
+        ([forward | {"asked_ns": 28}, backward | {"asked_ns": 60}], 2),
+    ):
+        data = run_of(rows, comms)
+        (step,) = report_steps([PlannedStep(step_windows(data.ops, TWO), plan)], data, TWO)
+        assert step.bubble.waterfall_ns == Waterfall(20, 20, 0, 0, communication, None, 25 - communication)

@@ -253,6 +253,14 @@ def test_kv_heads_travel_as_copies_where_there_are_fewer_than_ranks_of_ulysses()
     assert wide.backward == {("cp", kind): Calls(2, 2 * 2 * (2 * 64 // 2) * 2 * 16 * 8) for kind in ("send", "recv")}
 
 
+@pytest.mark.parametrize(("kv_heads", "tp", "held"), [(4, 1, 4), (4, 2, 2), (4, 4, 1), (2, 4, 1), (1, 2, 1)])
+def test_the_kv_heads_of_a_rank_of_tp_travel_around_the_ring(kv_heads: int, tp: int, held: int) -> None:
+    """Keys and values of 2 × 8 positions, of heads of width 8 in 32 bits: once in forward, twice in backward."""
+    (rank, *_) = step_of(facts(kv_heads=kv_heads), mesh(cp=2, tp=tp))
+    travels = 4 * 4 * 3  # layers, microbatches
+    assert rank["cp", "send"] == rank["cp", "recv"] == Calls(travels, travels * 2 * (2 * 8) * held * 8 * 4)
+
+
 SIZES = ("hidden", "heads", "kv_heads", "sequence", "microbatch_size", "vocabulary", "ulysses", "bucket_bytes", "steps")
 
 
@@ -298,6 +306,10 @@ def test_a_mesh_that_the_models_heads_do_not_fit_is_not_predicted() -> None:
     ):
         assert (volume_of_run([facts_of_run(**changes)], shape, schedule) is not None) == predicted
     assert volume_of_run([facts_of_run()], mesh(), replace(schedule, plan=None)) is None
+    unknown = replace(mesh(), tp=None, cp=None, dp=None)  # as on one rank
+    for changes, predicted in (({"heads": 1, "kv_heads": 1}, True), ({"ulysses": 2}, False)):
+        assert (volume_of_run([facts_of_run(**changes)], unknown, schedule) is not None) == predicted
+    assert StepVolume(facts(), unknown, plan).of_rank(0, 0) == StepVolume(facts(), mesh(), plan).of_rank(0, 0) == {}
     other = facts_of_run(hidden=64)
     first = volume_of_run([{"name": "other"}, facts_of_run(), other], mesh(), schedule)
     assert first is not None
