@@ -103,6 +103,8 @@ def test_an_input_gradient_is_ordered_as_a_backward_and_one_op_twice_is_not() ->
     ops = there_and_back(7)
     split = ops.assign(kind=["F", "F", "I", "B"])
     assert from_op_order([0, 1], nothing(2), split, [(0, 1)]) == Clock(ClockMethod.OP_ORDER, {0: 0, 1: 0}, 7)
+    with_weights = pd.concat([split, ops.iloc[2:].assign(kind="W", start_ns=900, end_ns=999)], ignore_index=True)
+    assert from_op_order([0, 1], nothing(2), with_weights, [(0, 1)]) == Clock(ClockMethod.OP_ORDER, {0: 0, 1: 0}, 7)
     twice = pd.concat([ops, ops.iloc[2:3]], ignore_index=True)
     assert from_op_order([0, 1], nothing(2), twice, [(0, 1)]) is None
     outside = pd.concat([ops, ops.iloc[2:3].assign(rank=9)], ignore_index=True)
@@ -137,6 +139,14 @@ def test_ranks_have_one_host_where_a_name_that_means_a_host_is_the_same() -> Non
     pairs = pairs_of_same_host_name(range(8), facts)
     same = {(i, j) for i, row in enumerate(pairs.tolist()) for j, is_same in enumerate(row) if is_same}
     assert same == {(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)}
+
+
+def test_without_messages_ranks_of_one_host_are_related_by_it_and_not_by_a_recording_of_one_rank() -> None:
+    facts: dict[int, dict[str, object]] = {0: {HOST_NAME: "a"}, 1: {HOST_NAME: "a"}, 2: {"one_clock": "session 5"}}
+    clock = estimate_clock(comms_of(), [0, 1, 2], facts)
+    assert (clock.method, clock.uncertainty_ns, clock.unrelated) == (ClockMethod.SAME_HOST, None, frozenset({2}))
+    facts |= {3: {"one_clock": "session 5"}}
+    assert estimate_clock(comms_of(), range(4), facts).method is ClockMethod.SAME_SESSION
 
 
 READING = 50_000
