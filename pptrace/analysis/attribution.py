@@ -71,7 +71,7 @@ _MOST_CELLS = 2_000_000
 
 def waterfalls_of_windows(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
     """Attribute one step of a pipeline for each window; None where the trace lacks an op of the plan."""
-    size = max(_MOST_CELLS // max(len(table), 1), 1)
+    size = max(_MOST_CELLS // len(table), 1)
     parts = (windows[first : first + size] for first in range(0, len(windows), size))
     return [waterfall for part in parts for waterfall in _waterfalls_of_part(table, part, data)]
 
