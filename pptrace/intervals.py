@@ -119,6 +119,13 @@ def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     return np.where(last > first, before(last) - before(first), 0)
 
 
+def reduce_ranges(function: np.ufunc, values: Int64, low: Int64, high: Int64) -> Int64:
+    """A function such as ``np.minimum`` of ``values[low:high]`` for each of several stretches of values, none of them empty."""
+    bounds = np.stack((low, high), axis=1).reshape(-1)
+    reduced: Int64 = function.reduceat(np.append(values, values[-1:]), bounds)[::2]
+    return reduced
+
+
 class NestedIntervals:
     """Half-open intervals in the order of their starts, which may nest and overlap, looked up by time."""
 

@@ -381,6 +381,18 @@ def as_category(texts: pd.Series[Any] | npt.NDArray[Any], others: Sequence[str] 
     return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
 
 
+def category_of_codes(
+    codes: npt.NDArray[np.integer[Any]], texts: Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
+    """A column of indices into ``texts``, as :func:`as_category` makes it of the texts themselves."""
+    present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
+    categories = sorted({*(texts[code] for code in present.tolist()), *others})
+    index = np.full(len(texts), -1, dtype=np.int64)
+    index[present] = [categories.index(texts[code]) for code in present.tolist()]
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(index[codes] if len(texts) else codes, dtype=dtype, validate=False)
+
+
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:
     """A column with one text, as :func:`as_category` makes it."""
     dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(sorted({"", text}))

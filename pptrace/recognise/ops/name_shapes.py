@@ -1,0 +1,84 @@
+"""Names that differ in their numbers alone, read by columns: a trace has a name for each mark, but few shapes of names.
+
+    pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady step=0, numbers 1 2 3 0 7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.tables import Int64
+
+MOST_DIGITS = 18
+"""Digits of a number that fits int64."""
+_ZERO, _NEWLINE = ord("0"), ord("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class NameShape:
+    """Names of one shape: ``text`` with "0" for each number of theirs.
+
+    ``names`` are their indices; ``numbers`` and ``widths`` have a row per name and a column per number: its value, and how many
+    digits it is written with.
+    """
+
+    text: str
+    names: Int64
+    numbers: Int64
+    widths: Int64
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> NameShape:
+        return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
+
+
+def shapes_of(names: Sequence[str], indices: Sequence[int]) -> list[NameShape]:
+    """Names by their shapes, each with its index; they must have no line breaks. Of longer numbers the first digits count that
+    fit int64.
+    """
+    if not names:
+        return []
+    text = np.frombuffer("\n".join([*names, ""]).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    is_digit = (text - np.uint8(_ZERO)) <= 9
+    changes = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
+    starts, ends = changes[::2], changes[1::2]
+    codes, shapes = _codes_of_shapes(text, is_digit, starts)
+    line_ends = np.flatnonzero(text == _NEWLINE)
+    first_number = np.append(0, np.searchsorted(starts, line_ends))
+    values, widths = _values(text, starts, ends), ends - starts
+    order = np.argsort(codes, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(codes, minlength=len(shapes)))[:-1])
+    parts, index_of = [], np.asarray(indices, dtype=np.int64)
+    for shape, rows in zip(shapes, groups, strict=True):
+        index = first_number[rows][:, None] + np.arange(shape.count("0"))
+        parts.append(NameShape(shape, index_of[rows], values[index], widths[index]))
+    return parts
+
+
+def _codes_of_shapes(
+    text: npt.NDArray[np.uint8], is_digit: npt.NDArray[np.bool_], starts: Int64
+) -> tuple[Int64, list[str]]:
+    """(index of each line's shape, the shapes)."""
+    kept = ~is_digit
+    kept[starts] = True
+    lines = np.where(is_digit, np.uint8(_ZERO), text)[kept].tobytes().split(b"\n")[:-1]
+    codes, shapes = pd.factorize(np.array(lines, dtype=object))
+    return codes.astype(np.int64), [shape.decode("utf-8", "surrogatepass") for shape in shapes]
+
+
+def _values(text: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> Int64:
+    """The numbers that runs of digits are, of their first digits where they have more than fit."""
+    values = np.zeros(len(starts), dtype=np.int64)
+    at, left = np.arange(len(starts)), starts
+    for _ in range(MOST_DIGITS):
+        values[at] = values[at] * 10 + (text[left] - _ZERO)
+        left = left + 1
+        goes_on = left < ends[at]
+        at, left = at[goes_on], left[goes_on]
+        if not len(at):
+            break
+    return values
