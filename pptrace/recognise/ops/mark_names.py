@@ -97,7 +97,9 @@ class MarkNames:
 
 def read_marks(names: Sequence[str], indices: Sequence[int]) -> MarkNames:
     """Read those names among all of a trace that are marks."""
-    alone = [index for index in indices if not names[index].startswith(PREFIX) or "\n" in names[index]]
+    alone = [index for index in indices if names[index][: len(PREFIX)] != PREFIX]
+    if "\n" in "".join(map(names.__getitem__, indices)):
+        alone += [index for index in indices if "\n" in names[index] and names[index].startswith(PREFIX)]
     plain = sorted(set(indices).difference(alone)) if alone else indices
     shapes: list[MarkShape] = []
     for shape in shapes_of([names[index] for index in plain], plain):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -89,22 +90,22 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
 
     Marks have a name each. Where the names of a trace are searched, there are few without them; spans are labels as well.
     """
-    indices = [index for index, name in enumerate(events.names) if name.startswith("pp") and is_mark(name)]
+    indices = [index for index, name in enumerate(events.names) if name[:2] == PREFIX[:2] and is_mark(name)]
     names = read_marks(events.names, indices)
-    marks = _ranges(events, indices, names)
-    spans = [shape.names for shape in names.shapes if isinstance(shape.mark, SpanMark)]
-    return marks, _with_one_name(events, sorted({*indices}.difference(np.concatenate(spans).tolist() if spans else ())))
+    is_searched = np.ones(len(events.names), dtype=np.bool_)
+    is_searched[indices] = False
+    for shape in names.shapes:
+        is_searched[shape.names] = isinstance(shape.mark, SpanMark)
+    return _ranges(events, indices, names), _with_one_name(events, is_searched)
 
 
-def _with_one_name(events: Events, indices: Sequence[int]) -> Events:
-    if len(indices) < 2:
+def _with_one_name(events: Events, is_kept: npt.NDArray[np.bool_]) -> Events:
+    """The events with :data:`PREFIX` for names that are not kept."""
+    if is_kept.all():
         return events
-    is_kept = np.ones(len(events.names), dtype=np.bool_)
-    is_kept[indices] = False
     index = np.cumsum(is_kept, dtype=np.int32) - 1
-    index[~is_kept] = is_kept.sum()
-    names = tuple(name for name, kept in zip(events.names, is_kept.tolist(), strict=True) if kept)
-    return replace(events, names=(*names, PREFIX), name_id=index[events.name_id])
+    index[~is_kept] = index[-1] + 1
+    return replace(events, names=(*compress(events.names, is_kept), PREFIX), name_id=index[events.name_id])
 
 
 def _ranges(events: Events, indices: Sequence[int], names: MarkNames) -> MarkedRanges:

@@ -72,13 +72,11 @@ def _codes_of_shapes(
 
 def _values(text: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> Int64:
     """The numbers that runs of digits are, of their first digits where they have more than fit."""
-    values = np.zeros(len(starts), dtype=np.int64)
-    at, left = np.arange(len(starts)), starts
-    for _ in range(MOST_DIGITS):
-        values[at] = values[at] * 10 + (text[left] - _ZERO)
-        left = left + 1
-        goes_on = left < ends[at]
-        at, left = at[goes_on], left[goes_on]
+    values = (text[starts] - np.uint8(_ZERO)).astype(np.int64)
+    at = np.flatnonzero(ends - starts > 1)
+    for digit in range(1, MOST_DIGITS):
         if not len(at):
             break
+        values[at] = values[at] * 10 + (text[starts[at] + digit] - np.uint8(_ZERO))
+        at = at[ends[at] - starts[at] > digit + 1]
     return values
