@@ -145,10 +145,10 @@ class NestedIntervals:
         covered: npt.NDArray[np.bool_] = np.asarray(ends) <= self._latest_ends_at(starts)
         return covered
 
-    def outermost(self, start: int, end: int) -> int | None:
-        """The index of the first interval that covers [start, end); None where none does."""
-        first = int(np.searchsorted(self.latest_ends, end))
-        return first if first < np.searchsorted(self.starts, start, side="right") else None
+    def outermost(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The index of the first interval that covers each of these stretches; −1 where none does."""
+        first = np.searchsorted(self.latest_ends, ends)
+        return np.where(first < np.searchsorted(self.starts, starts, side="right"), first, -1)
 
     def are_inside_another(self) -> npt.NDArray[np.bool_]:
         """Which of the intervals begin inside one that began before them."""

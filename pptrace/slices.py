@@ -162,6 +162,15 @@ def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np
     return last[index[:num_wanted]]
 
 
+def distinct_rows(matrix: npt.NDArray[np.int64]) -> tuple[list[list[int]], npt.NDArray[np.intp]]:
+    """(the distinct rows of a matrix of integers, by row the index of its like)."""
+    if not matrix.shape[1]:
+        return [[]], np.zeros(len(matrix), dtype=np.intp)
+    codes = group_codes([pd.Series(column) for column in matrix.T])
+    _, first, row_of = np.unique(codes, return_index=True, return_inverse=True)
+    return matrix[first].tolist(), row_of
+
+
 def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
     """(the least value, how many values there are from it to the largest)."""
     least = int(values.min()) if len(values) else 0

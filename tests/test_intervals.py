@@ -123,8 +123,8 @@ def test_a_stretch_is_covered_by_one_interval_not_by_several(
     ]
     begins, finishes = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     assert intervals.cover(begins, finishes).tolist() == [bool(indices) for indices in covering]
-    outermost = [intervals.outermost(begin, finish) for begin, finish in stretches]
-    assert outermost == [indices[0] if indices else None for indices in covering]
+    outermost = intervals.outermost(begins, finishes).tolist()
+    assert outermost == [indices[0] if indices else -1 for indices in covering]
 
 
 @given(pairs)

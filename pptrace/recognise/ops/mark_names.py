@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, parse_mark
 from pptrace.model.tables import Int64
 from pptrace.recognise.ops.name_shapes import MOST_DIGITS, NameShape, shapes_of
-from pptrace.slices import group_codes
+from pptrace.slices import distinct_rows
 
 _SHORT, _WIDE = 10**8, 10**17
 """The tag of column 0; a grammar that reads it reads every number of so many digits or fewer in its stead."""
@@ -49,7 +48,7 @@ class MarkShape:
         tags = _columns(tagged)
         pieces = _TAGS.split(tagged)
         numbers, widths = self._shape.numbers[:, tags], self._shape.widths[:, tags] * with_zeros
-        rows, row_of = _distinct_rows(numbers, widths)
+        rows, row_of = distinct_rows(np.hstack((numbers, widths)))
         distinct = np.empty(len(rows), dtype=object)
         for index, row in enumerate(rows):
             words = (f"{number:0{width}d}" for number, width in zip(row[: len(tags)], row[len(tags) :], strict=True))
@@ -90,7 +89,7 @@ class MarkNames:
                 numbers[names] = first + np.arange(len(names))
             else:
                 values = np.concatenate([shape.canonical()[1] for shape in shapes])
-                numbers[names] = first + _distinct_rows(values)[1]
+                numbers[names] = first + distinct_rows(values)[1]
             first += len(names)
         return numbers
 
@@ -160,13 +159,3 @@ def _column(tag: int) -> int:
 
 def _columns(tagged: str) -> list[int]:
     return [_column(int(tag)) for tag in _TAGS.findall(tagged)]
-
-
-def _distinct_rows(*matrices: Int64) -> tuple[list[list[int]], Int64]:
-    """(the distinct rows of matrices side by side, by row the index of its like)."""
-    matrix = np.hstack(matrices)
-    if not matrix.shape[1]:
-        return [[]], np.zeros(len(matrix), dtype=np.int64)
-    codes = group_codes([pd.Series(column) for column in matrix.T])
-    _, first, row_of = np.unique(codes, return_index=True, return_inverse=True)
-    return matrix[first].tolist(), row_of
