@@ -144,7 +144,10 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
 
 
 def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
-    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts in the JSON."""
+    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts in the JSON, categories with theirs."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        arrays[name] = column.cat.codes.to_numpy()
+        return {"categories": [text.replace(path, _PATH) for text in column.cat.categories.tolist()]}
     if column.dtype != object:
         return _packed(None, column.to_numpy(), name, arrays, path)
     texts: dict[str, int] = {}
@@ -188,7 +191,9 @@ def _unpacked_table(
     columns: dict[str, Any] = {}
     for column, texts in node:
         values: Any = _one_dimension(arrays[f"{name}.{column}"])
-        if texts is not None:
+        if isinstance(texts, Mapping):
+            values = pd.Categorical.from_codes(values, [_restored(text, path) for text in texts["categories"]])
+        elif texts is not None:
             distinct = np.array([_restored(text, path) for text in texts] or [""], dtype=object)
             values = pd.Series(distinct[values], dtype=object)
         columns[column] = values

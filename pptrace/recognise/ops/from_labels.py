@@ -12,7 +12,7 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, Events, Trace, empty_table
+from pptrace.model.tables import COMMS, OPS, Events, Int64, Trace, empty_table
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute
@@ -32,6 +32,7 @@ from pptrace.recognise.ops.label_steps import num_outside_steps, spans_of_steps
 from pptrace.recognise.ops.labelled_ranges import LabelledPhases, framework_of, labelled_ops, labelled_ranges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables
 from pptrace.schedule.actions import Kind
+from pptrace.slices import last_like
 
 
 def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> RankTables | None:
@@ -177,17 +178,26 @@ def _is_pipeline(inference: Inference) -> bool:
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
-    holders: dict[tuple[tuple[int, ...], int], int] = {}
-    for rank, stage in ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().itertuples(index=False):
-        holders[mesh.pipeline_of(rank), stage] = rank
     lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
     if not lacking.any():
         return comms
     filled, rows = comms.copy(), comms[lacking]
-    next_or_previous = np.where((rows["kind"] == "send") == (rows["direction"] == "F"), 1, -1)
-    wanted = zip(rows["rank"], rows["stage"] + next_or_previous, strict=True)
-    filled.loc[lacking, "peer"] = [holders.get((mesh.pipeline_of(rank), stage), -1) for rank, stage in wanted]
+    holders = ops.loc[ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates().to_numpy()
+    is_onward = (rows["kind"] == "send").to_numpy() == (rows["direction"] == "F").to_numpy()
+    other_stage = rows["stage"].to_numpy() + np.where(is_onward, 1, -1)
+    holder = last_like(
+        [_pipelines(rows["rank"].to_numpy(), mesh), other_stage], [_pipelines(holders[:, 0], mesh), holders[:, 1]]
+    )
+    filled.loc[lacking, "peer"] = np.append(holders[:, 0], -1)[holder]
     return filled
+
+
+def _pipelines(ranks: Int64, mesh: MeshInfo) -> Int64:
+    """A number for the pipeline of each rank, the same for all whose pipeline is unknown."""
+    present, index = np.unique(ranks, return_inverse=True)
+    numbers: dict[tuple[int, ...], int] = {}
+    of_present = [numbers.setdefault(mesh.pipeline_of(rank), len(numbers)) for rank in present.tolist()]
+    return np.array(of_present, dtype=np.int64)[index]
 
 
 def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
