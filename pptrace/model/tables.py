@@ -276,7 +276,7 @@ def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of tables one behind the other; what are categories in all of them stay so."""
-    joined = {}
+    joined: dict[Any, Any] = {}
     for name in tables[0]:
         parts = [table[name] for table in tables]
         are_categories = all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts)

@@ -144,7 +144,7 @@ def _packed(hint: Any, value: Any, name: str, arrays: dict[str, npt.NDArray[Any]
 
 
 def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDArray[Any]], path: str) -> Any:
-    """Pack a column: numbers as an array; texts as an array of codes, with the distinct texts in the JSON, categories with theirs."""
+    """Pack a column: numbers as an array; texts and categories as an array of codes, with the distinct ones in the JSON."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         arrays[name] = column.cat.codes.to_numpy()
         return {"categories": [text.replace(path, _PATH) for text in column.cat.categories.tolist()]}
@@ -192,7 +192,9 @@ def _unpacked_table(
     for column, texts in node:
         values: Any = _one_dimension(arrays[f"{name}.{column}"])
         if isinstance(texts, Mapping):
-            values = pd.Categorical.from_codes(values, [_restored(text, path) for text in texts["categories"]])
+            categories = [_restored(text, path) for text in texts["categories"]]
+            dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+            values = pd.Categorical.from_codes(values, dtype=dtype)
         elif texts is not None:
             distinct = np.array([_restored(text, path) for text in texts] or [""], dtype=object)
             values = pd.Series(distinct[values], dtype=object)

@@ -45,9 +45,7 @@ def calls_with_marks(
     if not len(marks.calls):
         return _with_groups_of_cpp(outside.reset_index(drop=True), {}, metadata)
     watched = marks.calls.where(_innermost(marks))
-    mark_of_call = _range_of(
-        outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]]
-    )
+    mark_of_call = _range_of(outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]])
     recorded = np.full(len(watched), -1)
     is_within = np.flatnonzero(mark_of_call >= 0)
     first_of, first = np.unique(mark_of_call[is_within], return_index=True)
@@ -155,12 +153,10 @@ def _table(
 ) -> pd.DataFrame:
     """The marked calls (schema CALLS); ``recorded`` are the rows of ``outside`` that are the same calls, −1 without one."""
     is_recorded = recorded >= 0
-    base: dict[str, Any] = {
-        name: np.append(outside[name].to_numpy(), np.array([-1 if dtype == "int64" else ""], dtype=outside[name].dtype))[
-            recorded
-        ]
-        for name, dtype in CALLS.items()
-    }
+    base: dict[str, Any] = {}
+    for name, dtype in CALLS.items():
+        unknown = np.array([-1] if dtype == "int64" else [""], dtype="int64" if dtype == "int64" else object)
+        base[name] = np.append(outside[name].to_numpy(), unknown)[recorded]
     for name, column in _columns_of_groups(watched["group"], metadata).items():
         base[name] = np.where(column == "", base[name], column)
     is_message = np.isin(watched["kind"].astype(str), ("send", "recv")) if len(watched) else np.zeros(0, dtype=np.bool_)

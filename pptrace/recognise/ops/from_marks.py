@@ -75,7 +75,7 @@ def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     kind = joined(ops["kind"], len(Kind) + spans["kind"])
     work = launches.spans(marks.start_ns[at], marks.end_ns[at], communication=False)
     on_device = work.launched & (kind != _KINDS.index(SpanKind.STEP))
-    columns = {name: joined(ops[name], -1) for name in ("stage", "chunk", "microbatch")}
+    columns: dict[str, Any] = {name: joined(ops[name], -1) for name in ("stage", "chunk", "microbatch")}
     columns |= {
         "rank": np.full(len(at), -1),
         "step": joined(ops["step"], spans["step"]),
@@ -96,7 +96,9 @@ def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
     order = np.argsort(np.concatenate([part["at"] for part in parts]), kind="stable")
     rows = Slice({name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]})
     times = _times(marks, rows, launches)
-    columns = {name: rows[name] for name in ("step", "peer", "group_size", "bytes", "stage", "microbatch")}
+    columns: dict[str, Any] = {
+        name: rows[name] for name in ("step", "peer", "group_size", "bytes", "stage", "microbatch")
+    }
     columns |= {
         "kind": category_of_codes(rows["kind"], _KINDS_OF_COMMS),
         "axis": category_of_codes(rows["axis"], AXES),

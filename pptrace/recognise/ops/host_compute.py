@@ -29,9 +29,7 @@ class HostCompute:
         for thread, thread_rows in events.rows_by_thread(rows).items():
             self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
-    def spans(
-        self, threads: Int64, starts_ns: Int64, ends_ns: Int64
-    ) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
+    def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
         """For each stretch [start_ns, end_ns) of a thread: whether an operator began in it, the start of the first and the end of
         the last.
         """

@@ -178,9 +178,7 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
         for name in ("stage", "chunk", "microbatch")
     }
     of_flush = (is_unnamed & flushes)[row]
-    return _with(
-        with_weights, **given, part=np.where(of_flush, part, 0), parts=np.where(of_flush, counts[row], 1)
-    )
+    return _with(with_weights, **given, part=np.where(of_flush, part, 0), parts=np.where(of_flush, counts[row], 1))
 
 
 def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) -> Int64:

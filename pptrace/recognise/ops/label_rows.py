@@ -97,14 +97,13 @@ def tables_of_labels(
     ranges, actions = labelled.stepped.ranges, labelled.in_time_order()
     is_message = IS_MESSAGE[ranges.kind][actions["range"]]
     ops, moved = actions.where(~is_message), actions.where(is_message)
-    readers, arrivals = _readers(ops, moved), messages.arrivals(
-        ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]
+    readers, arrivals = (
+        _readers(ops, moved),
+        messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]),
     )
     own = times.of_ops(ranges.where(ops["range"]))
     reader_start_ns = np.append(ranges.start_ns[ops["range"]], _NOBODY)[readers]
-    comms = _comms(
-        ranges, moved, reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own), times, messages
-    )
+    comms = _comms(ranges, moved, reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own), times, messages)
     return _ops(labelled, ops, source, own, _arrived(readers, arrivals, len(ops)), phases), comms
 
 
@@ -132,9 +131,7 @@ def _arrived(readers: Int64, arrivals: Int64, num_ops: int) -> Int64:
     return latest
 
 
-def _read_at(
-    ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]
-) -> Int64:
+def _read_at(ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]) -> Int64:
     """When the reader of each message had it, which had been waited for by ``arrivals`` where that is known.
 
     An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
@@ -213,7 +210,7 @@ def _span_columns(stepped: SteppedRanges) -> dict[str, Any]:
 def _ops_table(columns: Mapping[str, Any], phases: LabelledPhases | None) -> pd.DataFrame:
     start, end = columns["start_ns"], columns["end_ns"]
     phase = np.full(len(start), NONE) if phases is None else phases.of(start, end)
-    texts = {name: as_category(columns[name]) for name in ("kind", "source", "pair")}
+    texts: dict[str, Any] = {name: as_category(columns[name]) for name in ("kind", "source", "pair")}
     texts["clock"] = category_of_codes(columns["clock"], ("host", "device"))
     texts["phase"] = category_of_codes(phase + 1, ("", *Phase))
     return make_table(OPS, {**columns, **texts, "rank": np.full(len(start), -1)})
@@ -265,14 +262,14 @@ def _comms(
     returns_with_it = ~is_send & calls_wait & (arrivals < 0)
     is_read = ~is_send & ~returns_with_it & (reader_start_ns != _NOBODY)
     end = np.where(is_read, np.maximum(posted, read_at), posted)
+    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
+    asked = np.where(is_read, np.maximum(posted, reader_start_ns), posted)
     on_host = {
         "start_ns": start,
-        "posted_ns": np.where(returns_with_it | (is_read & (end == posted)), start, posted),
-        "asked_ns": np.where(is_read, np.maximum(posted, reader_start_ns), posted),
+        "posted_ns": np.where(stays, start, posted),
+        "asked_ns": np.minimum(np.where(stays, start, asked), end),
         "end_ns": end,
     }
-    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
-    on_host["asked_ns"] = np.minimum(np.where(stays, start, on_host["asked_ns"]), end)
     on_device = of_call.launched | launched.launched
     kernels = {
         name: np.where(of_call.launched, getattr(of_call, name), getattr(launched, name))
@@ -294,7 +291,7 @@ def _comms(
         "transfer_end_ns": columns["end_ns"],
         "stream": np.where(on_device, kernels["stream"], -1),
     }
-    texts = {
+    texts: dict[str, Any] = {
         "kind": category_of_codes(is_send.astype(np.int64), ("recv", "send")),
         "axis": same_category("pp", len(moved)),
         "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),

@@ -74,7 +74,9 @@ def num_outside_steps(ranges: Ranges) -> int:
 def _single(spans: Ranges) -> Ranges:
     """Drop spans that a profiler wrote twice: same number and same time as an earlier one."""
     kept: list[int] = []
-    rows = list(zip(spans.table.step[spans.label].tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True))
+    rows = list(
+        zip(spans.table.step[spans.label].tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    )
     for index, (number, start, _) in enumerate(rows):
         if not any(number == rows[earlier][0] and start < rows[earlier][2] for earlier in kept[-2:]):
             kept.append(index)

@@ -49,10 +49,10 @@ def labelled_ranges(events: Events) -> Ranges:
     labels = {code: label for code in present.tolist() if (label := read_label(events.names[code])) is not None}
     index = np.full(len(events.names), -1)
     index[list(labels)] = np.arange(len(labels))
-    label = index[codes]
-    rows, label = on_host[label >= 0], label[label >= 0]
+    is_labelled = index[codes] >= 0
+    rows = on_host[is_labelled]
     table = LabelTable(tuple(labels.values()))
-    ranges = Ranges(table, label, events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+    ranges = Ranges(table, index[codes[is_labelled]], events.start_ns[rows], events.ends_of(rows), events.thread[rows])
     return _of_training(_of_one_writer(ranges))
 
 
@@ -80,7 +80,9 @@ def framework_of(ranges: Ranges) -> str:
     for among in (ranges.is_op & ranges.names_microbatch, ranges.has_actions, np.ones(len(ranges), dtype=np.bool_)):
         labels, first, counts = np.unique(ranges.label[among], return_index=True, return_counts=True)
         number: dict[str, tuple[int, int]] = {}
-        for name, at, count in sorted(zip(frameworks[labels], first.tolist(), counts.tolist(), strict=True), key=_place):
+        for name, at, count in sorted(
+            zip(frameworks[labels], first.tolist(), counts.tolist(), strict=True), key=_place
+        ):
             if name:
                 number[name] = (number.get(name, (0, at))[0] + count, at)
         if number:
@@ -99,10 +101,8 @@ def labelled_ops(ranges: Ranges) -> Ranges:
     only forwards leaves the rest to :mod:`pptrace.recognise.ops.infer_from_operators`.
     """
     ops = ranges.where(ranges.is_op)
-    if ops.names_microbatch.any():
-        ops = ops.where(ops.names_microbatch | (ops.kind == Kind.W.code))
-    else:
-        ops = outermost(ops)
+    is_named = ops.names_microbatch
+    ops = ops.where(is_named | (ops.kind == Kind.W.code)) if is_named.any() else outermost(ops)
     actions = ops.actions()
     kinds = {*actions["kind"].tolist(), *actions["second_kind"].tolist()}
     is_pair = Kind.OVERLAP_F_B.code in kinds

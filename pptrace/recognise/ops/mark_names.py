@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ class MarkNames:
 
     def equal_marks(self, num_names: int, kinds: Any) -> Int64:
         """By name a number, the same for equal marks of some types; −1 for the others."""
-        numbers, following = np.full(num_names, -1), count()
+        numbers = np.full(num_names, -1)
         by_text: dict[str, list[MarkShape]] = {}
         for shape in self.shapes:
             if isinstance(shape.mark, kinds):

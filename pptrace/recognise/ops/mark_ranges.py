@@ -63,6 +63,7 @@ class MarkedRanges:
     end_ns: Int64
     thread: Int64
     equal: Int64
+    unreadable: Mapping[str, Sequence[str]]
     ops: Slice
     spans: Slice
     transfers: Slice
@@ -71,7 +72,6 @@ class MarkedRanges:
     links: Slice
     calls: Slice
     awaits: Slice
-    unreadable: Mapping[str, Sequence[str]]
 
     def __bool__(self) -> bool:
         return bool(len(self.start_ns) or self.unreadable)
@@ -123,9 +123,8 @@ def _ranges(events: Events, indices: Sequence[int], names: MarkNames) -> MarkedR
         rows, ids = rows[~cannot_be_read], ids[~cannot_be_read]
     tables = _tables(names.shapes, ids, num_names)
     equal = names.equal_marks(num_names, _REPEATABLE)[ids]
-    return MarkedRanges(
-        events.start_ns[rows], events.ends_of(rows), events.thread[rows], equal, *tables, unreadable=unreadable
-    )
+    times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+    return MarkedRanges(*times, equal, unreadable, *tables)
 
 
 def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: int) -> list[Slice]:
@@ -153,6 +152,7 @@ def _joined(columns: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> Slice
 def _rows(shape: MarkShape, at: Int64, row: Int64) -> dict[str, Any]:
     """The columns of the ranges ``at``, whose names are the shape's ``row``-th."""
     mark = shape.mark
+    columns: dict[str, npt.NDArray[Any]]
 
     def numbers(tag: int | None) -> Int64:
         return shape.column(tag)[row]

@@ -1,6 +1,6 @@
 """Names that differ in their numbers alone, read by columns: a trace has a name for each mark, but few shapes of names.
 
-    pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady step=0, numbers 1 2 3 0 7
+pp1:2F3 chunk=0 phase=steady step=7        shape pp0:0F0 chunk=0 phase=steady step=0, numbers 1 2 3 0 7
 """
 
 from __future__ import annotations
