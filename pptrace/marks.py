@@ -216,7 +216,7 @@ _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # add
 
 def is_mark(name: str) -> bool:
     """Whether a name has the prefix of a mark, of whatever version."""
-    return name[: len(PREFIX)] == PREFIX or _PREFIXED.match(name) is not None
+    return _PREFIXED.match(name) is not None
 
 
 def parse_mark(name: str) -> Mark | UnknownMark | None:

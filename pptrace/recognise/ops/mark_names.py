@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, parse_mark
+from pptrace.marks import PREFIX, VERSION, Mark, UnknownMark, format_mark, is_mark, parse_mark
 from pptrace.model.tables import Int64
-from pptrace.recognise.ops.name_shapes import MOST_DIGITS, NameShape, shapes_of
+from pptrace.recognise.ops.name_shapes import MOST_DIGITS, NameLines, NameShape, shapes_of
 from pptrace.slices import distinct_rows
 
 _SHORT, _WIDE = 10**8, 10**17
@@ -93,14 +93,16 @@ class MarkNames:
         return numbers
 
 
-def read_marks(names: Sequence[str], indices: Sequence[int]) -> MarkNames:
-    """Read those names among all of a trace that are marks."""
-    alone = [index for index in indices if names[index][: len(PREFIX)] != PREFIX]
-    if "\n" in "".join(map(names.__getitem__, indices)):
-        alone += [index for index in indices if "\n" in names[index] and names[index].startswith(PREFIX)]
-    plain = sorted(set(indices).difference(alone)) if alone else indices
+def read_marks(names: Sequence[str]) -> MarkNames:
+    """Read those names of a trace that are marks."""
+    lines = NameLines.of(names)
+    is_plain = lines.beginning_with(PREFIX)
+    is_line = np.zeros(len(names), dtype=np.bool_)
+    is_line[lines.names] = True
+    maybe = np.append(np.flatnonzero(~is_line), lines.names[lines.beginning_with("pp") & ~is_plain])
+    alone = [index for index in maybe.tolist() if is_mark(names[index])]
     shapes: list[MarkShape] = []
-    for shape in shapes_of([names[index] for index in plain], plain):
+    for shape in shapes_of(lines.where(is_plain)):
         for part, is_wide in _by_widths(shape):
             mark = _tagged_mark(part, is_wide)
             if mark is None or (part.widths > MOST_DIGITS).any():
@@ -114,8 +116,9 @@ def read_marks(names: Sequence[str], indices: Sequence[int]) -> MarkNames:
         for index, mark in marks.items()
         if mark is not None and not isinstance(mark, UnknownMark)
     }
-    for shape in shapes_of(list(canonical.values()), list(canonical)):
-        for part, is_wide in _by_widths(shape):
+    index_of = np.array(list(canonical), dtype=np.int64)
+    for shape in shapes_of(NameLines.of(list(canonical.values()))):
+        for part, is_wide in _by_widths(replace(shape, names=index_of[shape.names])):
             mark = _tagged_mark(part, is_wide)
             assert mark is not None, part.text
             shapes.append(MarkShape(mark, part))

@@ -25,7 +25,6 @@ from pptrace.marks import (
     SpanMark,
     Transfer,
     WaitMark,
-    is_mark,
 )
 from pptrace.model.tables import Category, Events, Int64
 from pptrace.recognise.ops.mark_names import MarkNames, MarkShape, read_marks
@@ -90,13 +89,14 @@ def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
 
     Marks have a name each. Where the names of a trace are searched, there are few without them; spans are labels as well.
     """
-    indices = [index for index, name in enumerate(events.names) if name[:2] == PREFIX[:2] and is_mark(name)]
-    names = read_marks(events.names, indices)
-    is_searched = np.ones(len(events.names), dtype=np.bool_)
-    is_searched[indices] = False
+    names = read_marks(events.names)
+    is_mark, is_searched = np.zeros(len(events.names), dtype=np.bool_), np.ones(len(events.names), dtype=np.bool_)
+    is_mark[list(names.unreadable)] = True
+    is_searched[list(names.unreadable)] = False
     for shape in names.shapes:
+        is_mark[shape.names] = True
         is_searched[shape.names] = isinstance(shape.mark, SpanMark)
-    return _ranges(events, indices, names), _with_one_name(events, is_searched)
+    return _ranges(events, is_mark, names), _with_one_name(events, is_searched)
 
 
 def _with_one_name(events: Events, is_kept: npt.NDArray[np.bool_]) -> Events:
@@ -108,11 +108,9 @@ def _with_one_name(events: Events, is_kept: npt.NDArray[np.bool_]) -> Events:
     return replace(events, names=(*compress(events.names, is_kept), PREFIX), name_id=index[events.name_id])
 
 
-def _ranges(events: Events, indices: Sequence[int], names: MarkNames) -> MarkedRanges:
+def _ranges(events: Events, is_mark: npt.NDArray[np.bool_], names: MarkNames) -> MarkedRanges:
     num_names = len(events.names)
-    is_named = np.zeros(num_names, dtype=np.bool_)
-    is_named[list(indices)] = True
-    rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_named[events.name_id])
+    rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
     ids = events.name_id[rows]
     unreadable: dict[str, list[str]] = {}
     if names.unreadable:

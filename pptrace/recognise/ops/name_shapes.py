@@ -36,26 +36,57 @@ class NameShape:
         return NameShape(self.text, self.names[chosen], self.numbers[chosen], self.widths[chosen])
 
 
-def shapes_of(names: Sequence[str], indices: Sequence[int]) -> list[NameShape]:
-    """Names by their shapes, each with its index; they must have no line breaks. Of longer numbers the first digits count that
-    fit int64.
-    """
-    if not names:
+@dataclass(frozen=True, slots=True)
+class NameLines:
+    """Names as the bytes of one text, a line for each, of those without line breaks; ``names`` are their indices."""
+
+    text: npt.NDArray[np.uint8]
+    starts: Int64
+    names: Int64
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> NameLines:
+        text = "\n".join(names)
+        if text.count("\n") >= max(len(names), 1):
+            plain = [index for index, name in enumerate(names) if "\n" not in name]
+            lines = cls.of([names[index] for index in plain])
+            return cls(lines.text, lines.starts, np.array(plain, dtype=np.int64))
+        ends = "\n" if names else ""
+        codes = np.frombuffer(f"{text}{ends}".encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        starts = np.append(0, np.flatnonzero(codes == _NEWLINE) + 1)[:-1]
+        return cls(codes, starts, np.arange(len(names)))
+
+    def beginning_with(self, prefix: str) -> npt.NDArray[np.bool_]:
+        begins = np.ones(len(self.starts), dtype=np.bool_)
+        for position, code in enumerate(prefix.encode()):
+            rows = np.flatnonzero(begins)
+            begins[rows] = self.text[self.starts[rows] + position] == code  # a line break ends a shorter name
+        return begins
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> NameLines:
+        lengths = np.diff(np.append(self.starts, len(self.text)))
+        text = self.text if chosen.all() else self.text[np.repeat(chosen, lengths)]
+        starts = np.cumsum(lengths[chosen]) - lengths[chosen]
+        return NameLines(text, starts, self.names[chosen])
+
+
+def shapes_of(lines: NameLines) -> list[NameShape]:
+    """Names by their shapes. Of numbers with more digits than fit int64 the first ones count."""
+    if not len(lines.names):
         return []
-    text = np.frombuffer("\n".join([*names, ""]).encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    text = lines.text
     is_digit = (text - np.uint8(_ZERO)) <= 9
     changes = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
     starts, ends = changes[::2], changes[1::2]
     codes, shapes = _codes_of_shapes(text, is_digit, starts)
-    line_ends = np.flatnonzero(text == _NEWLINE)
-    first_number = np.append(0, np.searchsorted(starts, line_ends))
+    first_number = np.searchsorted(starts, lines.starts)
     values, widths = _values(text, starts, ends), ends - starts
     order = np.argsort(codes, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(codes, minlength=len(shapes)))[:-1])
-    parts, index_of = [], np.asarray(indices, dtype=np.int64)
+    parts = []
     for shape, rows in zip(shapes, groups, strict=True):
         index = first_number[rows][:, None] + np.arange(shape.count("0"))
-        parts.append(NameShape(shape, index_of[rows], values[index], widths[index]))
+        parts.append(NameShape(shape, lines.names[rows], values[index], widths[index]))
     return parts
 
 
