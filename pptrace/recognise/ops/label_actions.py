@@ -174,7 +174,7 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
     with_weights = actions.where(row)
     is_given = source >= 0
     given = {
-        name: np.where(is_given, backwards[name][source], with_weights[name])
+        name: np.where(is_given, np.append(backwards[name], NONE)[source], with_weights[name])
         for name in ("stage", "chunk", "microbatch")
     }
     of_flush = (is_unnamed & flushes)[row]

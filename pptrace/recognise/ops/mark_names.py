@@ -22,6 +22,7 @@ from pptrace.slices import distinct_rows
 _SHORT, _WIDE = 10**8, 10**17
 """The tag of column 0; a grammar that reads it reads every number of so many digits or fewer in its stead."""
 _SHORT_DIGITS = 9
+_P2P = re.compile("pp0:p0p ")
 _TAGS = re.compile(r"1(?:0{9})?000\d{5}")
 
 Texts = npt.NDArray[np.object_]
@@ -138,14 +139,13 @@ def _by_widths(shape: NameShape) -> Iterator[tuple[NameShape, Sequence[bool]]]:
 def _tagged_mark(shape: NameShape, is_wide: Sequence[bool]) -> Mark | None:
     """The mark of a shape whose names begin with :data:`PREFIX`, with tags for numbers; None where it does not read as one.
 
-    The digit in the word ``p2p`` is no number: where the first of the numbers is the same in all names, it may be part of a word.
+    The digit in the word ``p2p`` is no number.
     """
     words = [str((_WIDE if wide else _SHORT) + column) for column, wide in enumerate(is_wide)]
     words[0] = str(VERSION)
+    if _P2P.match(shape.text) and (shape.numbers[:, 1] == 2).all():
+        words[1] = "2"
     mark = parse_mark(_with_words(shape.text, words))
-    if isinstance(mark, UnknownMark) and (shape.numbers[:, 1:2] == shape.numbers[:1, 1:2]).all():
-        words[1:2] = map(str, shape.numbers[0, 1:2].tolist())
-        mark = parse_mark(_with_words(shape.text, words))
     return None if isinstance(mark, UnknownMark) else mark
 
 
