@@ -279,11 +279,13 @@ def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     joined: dict[Any, Any] = {}
     for name in tables[0]:
         parts = [table[name] for table in tables]
-        are_categories = all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts)
-        if are_categories and any(part.dtype != parts[0].dtype for part in parts):
+        is_category = [isinstance(part.dtype, pd.CategoricalDtype) for part in parts]
+        if not any(is_category) or all(part.dtype == parts[0].dtype for part in parts):
+            joined[name] = pd.concat(parts, ignore_index=True)
+        elif all(is_category):
             joined[name] = union_categoricals([part.array for part in parts], sort_categories=True)
         else:
-            joined[name] = pd.concat(parts, ignore_index=True)
+            joined[name] = pd.concat([part.astype(object) for part in parts], ignore_index=True)
     return pd.DataFrame(joined, copy=False)
 
 
