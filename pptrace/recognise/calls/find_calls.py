@@ -45,7 +45,7 @@ def find_calls(events: Events) -> pd.DataFrame:
 
 def _arguments(events: Events) -> dict[int, dict[str, Any]]:
     """Communication arguments by event."""
-    names = list(events.comm_args)
+    names = [str(name) for name in events.comm_args]
     columns = [events.comm_args[name].tolist() for name in names]
     at = names.index("event")
     return {row[at]: dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)}
