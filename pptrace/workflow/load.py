@@ -19,6 +19,7 @@ from pptrace.model.tables import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
+from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_trace
 
@@ -30,18 +31,21 @@ def load(
     jobs: int | None = 1,
     on_progress: OnProgress | None = None,
     cache: bool = True,
+    engine: DaskEngine | None = None,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
 
     ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
     asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is recognised in large
-    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`).
+    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With an ``engine``
+    its workers read instead.
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None)
+    read_files = None if engine is None else engine.read_files
+    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
     run = inputs.run or {}
     world_size = run.get("world_size")
     dumps, unreadable = read_dumps(inputs.dumps)

@@ -1,0 +1,257 @@
+"""The workers of a dask.distributed cluster: one of this machine, or the one of a running scheduler.
+
+The only module that imports dask, and only when a cluster is asked for: it is an optional extra.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import queue
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pptrace.errors import PptraceError, UsageError
+from pptrace.ingest.inputs.resolve import InputFile
+from pptrace.ingest.job.read_job import FileResult, RankData
+from pptrace.ingest.job.read_progress import ProgressMeter
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+NOT_INSTALLED = (
+    "--engine dask: dask.distributed is not installed; pip install 'pptrace[dask]', or use --engine local"
+)
+_CONNECT_S = 10.0
+_NO_WORKERS_S = 20.0  # a killed worker is started again in a few seconds, where something does that
+_POLL_S = 0.5
+
+Data = TypeVar("Data", bound=RankData)
+
+
+@dataclass(frozen=True, slots=True)
+class DaskEngine:
+    """A cluster that this program is connected to. ``name`` is what messages call it."""
+
+    client: Client
+    name: str
+
+    def read_files(
+        self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
+    ) -> list[FileResult[Data]]:
+        """Read each file on a worker: see :class:`pptrace.ingest.job.read_job.ReadFiles`.
+
+        Raises:
+            PptraceError: a worker does not see a file, or workers die of it.
+        """
+        order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)  # the largest first
+        futures = {index: self.submit(_read_seen, read, files[index]) for index in order}
+        names = {index: str(files[index].path) for index in order}
+        for index in self.done(futures, names):
+            meter.set_done(index)
+        results: list[FileResult[Data]] = self.client.gather([futures[index] for index in range(len(files))])
+        for result in results:
+            if isinstance(result, UnseenFileError):
+                raise result
+        return results
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function on a worker; of arguments that are futures it gets the results."""
+        return self.client.submit(function, *arguments, pure=False)
+
+    def done(self, futures: Mapping[int, Future[Any]], names: Mapping[int, str]) -> Iterator[int]:
+        """The keys of futures as these are done.
+
+        Raises:
+            PptraceError: workers died of what ``names`` calls it, or there are none any more.
+        """
+        finished: queue.Queue[Future[Any]] = queue.Queue()
+        key_of = {future.key: key for key, future in futures.items()}
+        for future in futures.values():
+            future.add_done_callback(finished.put)
+        without_workers_s = 0.0
+        for _ in range(len(futures)):
+            while True:
+                try:
+                    future = finished.get(timeout=_POLL_S)
+                    break
+                except queue.Empty:
+                    without_workers_s = 0.0 if self._has_workers() else without_workers_s + _POLL_S
+                    if without_workers_s >= _NO_WORKERS_S:
+                        raise PptraceError(
+                            f"{self.name}: has no workers any more; start workers, or use --engine local"
+                        ) from None
+            self._raise_if_failed(future, names[key_of[future.key]])
+            yield key_of[future.key]
+
+    def _has_workers(self) -> bool:
+        return self.client.status == "running" and bool(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    def _raise_if_failed(self, future: Future[Any], name: str) -> None:
+        from distributed.scheduler import KilledWorker
+
+        if future.status == "finished":
+            return
+        if future.status in ("cancelled", "lost"):
+            raise PptraceError(f"{self.name}: the connection is lost; is the scheduler still running?")
+        error = future.exception()
+        if isinstance(error, KilledWorker):
+            raise PptraceError(
+                f"{name}: {len(error.suspicious or ()) or 'several'} workers died while they read it, the last at "
+                f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
+            ) from None
+        if isinstance(error, BaseException):
+            raise error
+
+
+class UnseenFileError(PptraceError):
+    """A file that this program sees and a worker does not."""
+
+
+def _read_seen(read: Callable[[InputFile], FileResult[Data]], file: InputFile) -> FileResult[Data]:
+    """Read a file on a worker, if it is the one that was seen when the job's files were listed."""
+    try:
+        num_bytes = file.path.stat().st_size
+    except OSError as err:
+        return _unseen(file, err.strerror or str(err))
+    if num_bytes != file.num_bytes:
+        return _unseen(file, f"{num_bytes} bytes there, {file.num_bytes} here")
+    return read(file)
+
+
+def _unseen(file: InputFile, why: str) -> UnseenFileError:
+    from distributed import get_worker
+
+    return UnseenFileError(
+        f"{file.path}: worker {get_worker().address} on {platform.node()} does not see this file ({why}); expected a file "
+        "system that all machines share, with the same paths; or use --engine local"
+    )
+
+
+@contextmanager
+def open_dask(scheduler: str | None = None, jobs: int | None = None) -> Iterator[DaskEngine]:
+    """Connect to the workers of a scheduler, or start ``jobs`` on this machine (None: one per core) and end them.
+
+    Raises:
+        UsageError: dask.distributed is not installed.
+        PptraceError: there is no such scheduler, it has no workers, or they run another version of pptrace or Python.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise UsageError(NOT_INSTALLED) from None
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        if scheduler is None:
+            client, name = stack.enter_context(_local_cluster(distributed, jobs)), "the local dask cluster"
+        else:
+            client, name = stack.enter_context(_connected(distributed, scheduler)), f"--scheduler {scheduler}"
+        engine = DaskEngine(client, name)
+        if scheduler is not None:
+            _require_same_code(engine)
+        yield engine
+
+
+@contextmanager
+def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
+    """Worker processes on this machine, on free ports of the loopback interface alone."""
+    num_workers = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with (
+        tempfile.TemporaryDirectory(prefix="pptrace-dask-") as folder,
+        distributed.LocalCluster(
+            n_workers=num_workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            local_directory=folder,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _connected(distributed: Any, scheduler: str) -> Iterator[Client]:
+    try:
+        client = distributed.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError, TypeError) as err:
+        raise PptraceError(
+            f"--scheduler {scheduler}: no dask scheduler answers within {_CONNECT_S:.0f} s "
+            f"({type(err).__name__}); expected the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+        ) from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+        except TimeoutError:
+            raise PptraceError(
+                f"--scheduler {scheduler}: has no workers; start some with `dask worker {scheduler}`"
+            ) from None
+        yield client
+
+
+def _require_same_code(engine: DaskEngine) -> None:
+    """Refuse workers whose results may differ from those of this program."""
+    mine = python_version()
+    versions = engine.client.get_versions()
+    for address, facts in sorted(versions["workers"].items()):
+        python = ".".join(str(facts["host"]["python"]).split(".")[:3])
+        if python.rpartition(".")[0] != mine.rpartition(".")[0]:  # a patch release reads the same pickles
+            raise _other(engine, address, f"Python {python}", f"Python {mine}")
+
+    def code() -> tuple[str, str] | None:  # nested, so that it is sent as it is: a worker may have no pptrace to import it from
+        try:
+            import pptrace
+            from pptrace.version import __version__
+        except ImportError:
+            return None
+        import hashlib
+        from pathlib import Path
+
+        folder, digest = Path(pptrace.__file__).parent, hashlib.sha256()
+        for source in sorted(folder.rglob("*.py")):
+            digest.update(source.relative_to(folder).as_posix().encode() + source.read_bytes())
+        return __version__, digest.hexdigest()
+
+    own = code()
+    for address, theirs in sorted(engine.client.run(code).items()):
+        if theirs is None:
+            raise PptraceError(
+                f"{engine.name}: worker {address} has no pptrace; install pptrace {__version__} in the environment of every worker"
+            )
+        if theirs != own:
+            detail = " with other sources" if theirs[0] == __version__ else ""
+            raise _other(engine, address, f"pptrace {theirs[0]}{detail}", f"pptrace {__version__}")
+
+
+def python_version() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+def _other(engine: DaskEngine, address: str, theirs: str, mine: str) -> PptraceError:
+    return PptraceError(
+        f"{engine.name}: worker {address} runs {theirs} and this program {mine}; "
+        "expected one version of both everywhere: install it in the environment of every worker"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence dask's log, in which a worker that dies and is replaced is an error, and its own warnings about versions."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="distributed")
+            yield
+    finally:
+        logger.setLevel(level)
