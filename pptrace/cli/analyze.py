@@ -77,7 +77,9 @@ class AnalyzeOptions:
         if self.scheduler is not None and self.engine == "local":
             raise UsageError("--scheduler: only --engine dask has a scheduler; add --engine dask")
         if self.scheduler is not None and self.jobs is not None:
-            raise UsageError("--jobs: the scheduler's workers read; leave out --jobs, or --scheduler to start so many here")
+            raise UsageError(
+                "--jobs: the scheduler's workers read; leave out --jobs, or --scheduler to start so many here"
+            )
         for option, directory in (("--csv", self.csv_dir), ("--parquet", self.parquet_dir)):
             if str(directory) == "-":
                 raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")

@@ -21,14 +21,11 @@ from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.read_job import FileResult, RankData
 from pptrace.ingest.job.read_progress import ProgressMeter
-from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-NOT_INSTALLED = (
-    "--engine dask: dask.distributed is not installed; pip install 'pptrace[dask]', or use --engine local"
-)
+NOT_INSTALLED = "--engine dask: dask.distributed is not installed; pip install 'pptrace[dask]', or use --engine local"
 _CONNECT_S = 10.0
 _NO_WORKERS_S = 20.0  # a killed worker is started again in a few seconds, where something does that
 _POLL_S = 0.5
@@ -104,7 +101,7 @@ class DaskEngine:
         error = future.exception()
         if isinstance(error, KilledWorker):
             raise PptraceError(
-                f"{name}: {len(error.suspicious or ()) or 'several'} workers died while they read it, the last at "
+                f"{name}: {error.allowed_failures + 1} workers died while they read it, the last at "
                 f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
             ) from None
         if isinstance(error, BaseException):
@@ -207,7 +204,9 @@ def _require_same_code(engine: DaskEngine) -> None:
         if python.rpartition(".")[0] != mine.rpartition(".")[0]:  # a patch release reads the same pickles
             raise _other(engine, address, f"Python {python}", f"Python {mine}")
 
-    def code() -> tuple[str, str] | None:  # nested, so that it is sent as it is: a worker may have no pptrace to import it from
+    def code() -> (
+        tuple[str, str] | None
+    ):  # nested, so that it is sent as it is: a worker may have no pptrace to import it from
         try:
             import pptrace
             from pptrace.version import __version__
@@ -222,14 +221,15 @@ def _require_same_code(engine: DaskEngine) -> None:
         return __version__, digest.hexdigest()
 
     own = code()
+    assert own is not None
     for address, theirs in sorted(engine.client.run(code).items()):
         if theirs is None:
             raise PptraceError(
-                f"{engine.name}: worker {address} has no pptrace; install pptrace {__version__} in the environment of every worker"
+                f"{engine.name}: worker {address} has no pptrace; install pptrace {own[0]} in the environment of every worker"
             )
         if theirs != own:
-            detail = " with other sources" if theirs[0] == __version__ else ""
-            raise _other(engine, address, f"pptrace {theirs[0]}{detail}", f"pptrace {__version__}")
+            detail = " with other sources" if theirs[0] == own[0] else ""
+            raise _other(engine, address, f"pptrace {theirs[0]}{detail}", f"pptrace {own[0]}")
 
 
 def python_version() -> str:
