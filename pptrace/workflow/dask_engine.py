@@ -159,9 +159,12 @@ def open_dask(scheduler: str | None = None, jobs: int | None = None) -> Iterator
 @contextmanager
 def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
     """Worker processes on this machine, on free ports of the loopback interface alone."""
+    import dask
+
     num_workers = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with (
         tempfile.TemporaryDirectory(prefix="pptrace-dask-") as folder,
+        dask.config.set({"temporary-directory": folder}),
         distributed.LocalCluster(
             n_workers=num_workers,
             threads_per_worker=1,
@@ -251,7 +254,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="distributed")
+            warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
