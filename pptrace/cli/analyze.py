@@ -84,6 +84,11 @@ class AnalyzeOptions:
             if str(directory) == "-":
                 raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")
 
+    @property
+    def is_report_only(self) -> bool:
+        """Whether nothing is written that shows the tables."""
+        return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
+
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
@@ -92,7 +97,9 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         reading_bar() as on_progress,
     ):
         cache = not options.no_cache
-        analysis = load(paths, options.schedule, options.step, options.jobs, on_progress, cache, engine)
+        analysis = load(
+            *(paths, options.schedule, options.step, options.jobs, on_progress, cache, engine), options.is_report_only
+        )
     run = Run(analysis)
     try:
         _write_tables("--csv", run.to_csv, options.csv_dir)

@@ -14,13 +14,15 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError, UsageError
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.read_job import FileResult, RankData
 from pptrace.ingest.job.read_progress import ProgressMeter
+from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.workflow.remote_rank import RemoteRank, lean_ranks, whole_rank
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -58,6 +60,42 @@ class DaskEngine:
             if isinstance(result, UnseenFileError):
                 raise result
         return results
+
+    def read_lean(
+        self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[RecognisedRank]], meter: ProgressMeter
+    ) -> list[FileResult[RemoteRank]]:
+        """The same, but what a file holds stays on the worker: what is returned says where."""
+        order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)
+        wholes = {index: self.submit(_read_seen, read, files[index]) for index in order}
+        leans = {index: self.submit(lean_ranks, wholes[index]) for index in order}
+        for index in self.done(leans, {index: str(files[index].path) for index in order}):
+            meter.set_done(index)
+        results: list[FileResult[RemoteRank]] = self.client.gather([leans[index] for index in range(len(files))])
+        return [_with_parts(result, wholes[index]) for index, result in enumerate(results)]
+
+    def whole_ranks(self, ranks: Sequence[RemoteRank]) -> tuple[RecognisedRank, ...]:
+        """Fetch the whole of each rank."""
+        futures = list({id(future): future for rank in ranks for future, _ in rank.parts}.values())
+        files = dict(zip(map(id, futures), self.results(futures, ["the ranks"] * len(futures)), strict=True))
+        return tuple(
+            whole_rank([(files[id(future)], index) for future, index in rank.parts]).with_info(rank.info)
+            for rank in ranks
+        )
+
+    @property
+    def num_workers(self) -> int:
+        return max(len(self.client.scheduler_info(n_workers=-1)["workers"]), 1)
+
+    def holders(self, futures: Sequence[Future[Any]]) -> list[str]:
+        """The address of a worker that has the result of each future; "" where none has it any more."""
+        holders = self.client.who_has(futures)
+        return [min(holders.get(future.key, ()), default="") for future in futures]
+
+    def results(self, futures: Sequence[Future[Any]], names: Sequence[str]) -> list[Any]:
+        """The results of all futures, each of which ``names`` calls something for a line about workers that die of it."""
+        for _ in self.done(dict(enumerate(futures)), dict(enumerate(names))):
+            pass
+        return list(self.client.gather(list(futures)))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a function on a worker; of arguments that are futures it gets the results."""
@@ -101,11 +139,19 @@ class DaskEngine:
         error = future.exception()
         if isinstance(error, KilledWorker):
             raise PptraceError(
-                f"{name}: {error.allowed_failures + 1} workers died while they read it, the last at "
+                f"{name}: {error.allowed_failures + 1} workers died while they worked on it, the last at "
                 f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
             ) from None
         if isinstance(error, BaseException):
             raise error
+
+
+def _with_parts(result: FileResult[RemoteRank], whole: Future[Any]) -> FileResult[RemoteRank]:
+    if isinstance(result, UnseenFileError):
+        raise result
+    if isinstance(result, PptraceError):
+        return result
+    return tuple(replace(rank, parts=((whole, index),)) for index, rank in enumerate(result))
 
 
 class UnseenFileError(PptraceError):

@@ -254,8 +254,13 @@ def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
     A send on a rank without devices lies in a buffer when its posting is over.
     """
     on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
+    return rows_of_posting_only(comms, comms["rank"].isin(on_device))
+
+
+def rows_of_posting_only(comms: pd.DataFrame, on_device: pd.Series[bool]) -> pd.Series[bool]:
+    """The same, where it is known which rows are of a rank with devices."""
     call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
-    return call & ((comms["kind"] != "send") | comms["rank"].isin(on_device))
+    return call & ((comms["kind"] != "send") | on_device)
 
 
 def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
