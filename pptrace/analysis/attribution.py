@@ -13,6 +13,7 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -69,34 +70,102 @@ _MOST_CELLS = 2_000_000
 """Steps × ops that are replayed together."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankCosts:
+    """What the actions of a plan cost on one rank, ns: of each op measured the index of its window, the row of the plan, its
+    time and the communication in it; of each message received the index of the window, the number of the message, its time.
+    """
+
+    op_window: Int64
+    op_row: Int64
+    op_ns: Int64
+    communication_ns: Int64
+    message_window: Int64
+    message: Int64
+    message_ns: Int64
+
+    @classmethod
+    def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankCosts:
+        """The costs in those of the windows that are of the rank's pipeline."""
+        indices = np.array([index for index, window in enumerate(windows) if rank in window.ranks])
+        rows = data.rows.of_rank(rank)
+        steps = np.array([windows[index].step for index in indices.tolist()])
+        measured, op_window = _in_steps(rows.ops, steps, indices)
+        planned = _planned_rows(table, measured)
+        op_window, planned, measured = op_window[planned >= 0], planned[planned >= 0], measured.where(planned >= 0)
+        received, message_window = _in_steps(
+            rows.comms.where((rows.comms["kind"] == "recv") & (rows.comms["match"] >= 0)), steps, indices
+        )
+        message = _planned_messages(table, received)
+        return cls(
+            op_window,
+            planned,
+            measured["end_ns"] - measured["start_ns"],
+            _inside_ops(rows.comms, measured, data.lanes[rank]),
+            message_window[message >= 0],
+            message[message >= 0],
+            _transfer_ns(received)[message >= 0],
+        )
+
+    def of_windows(self, first: int, last: int) -> RankCosts:
+        """The costs in the windows from ``first`` to before ``last``, which are counted from 0."""
+        ops = (self.op_window >= first) & (self.op_window < last)
+        messages = (self.message_window >= first) & (self.message_window < last)
+        return RankCosts(
+            self.op_window[ops] - first,
+            self.op_row[ops],
+            self.op_ns[ops],
+            self.communication_ns[ops],
+            self.message_window[messages] - first,
+            self.message[messages],
+            self.message_ns[messages],
+        )
+
+
 def waterfalls_of_windows(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
     """Attribute one step of a pipeline for each window; None where the trace lacks an op of the plan."""
-    size = max(_MOST_CELLS // len(table), 1)
-    parts = (windows[first : first + size] for first in range(0, len(windows), size))
-    return [waterfall for part in parts for waterfall in _waterfalls_of_part(table, part, data)]
+    parts = (windows[first:last] for first, last in _parts_of(table, len(windows)))
+    return [
+        waterfall
+        for part in parts
+        for waterfall in _waterfalls_of_part(
+            table, part, [RankCosts.of(table, part, rank, data) for rank in ranks_of_windows(part)]
+        )
+    ]
 
 
-def _waterfalls_of_part(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
+def waterfalls_of_costs(
+    table: PlanTable, windows: Sequence[StepWindow], costs: Sequence[RankCosts]
+) -> list[Waterfall | None]:
+    """The same from the costs of each rank of :func:`ranks_of_windows`, in that order."""
+    return [
+        waterfall
+        for first, last in _parts_of(table, len(windows))
+        for waterfall in _waterfalls_of_part(table, windows[first:last], [c.of_windows(first, last) for c in costs])
+    ]
+
+
+def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
+    """The ranks of some windows, each once, as they come first."""
+    return tuple(dict.fromkeys(rank for window in windows for rank in window.ranks))
+
+
+def _parts_of(table: PlanTable, num_windows: int) -> list[tuple[int, int]]:
+    """(first, last) of the windows that are replayed together."""
+    size = max(_MOST_CELLS // max(len(table), 1), 1)
+    return [(first, min(first + size, num_windows)) for first in range(0, num_windows, size)]
+
+
+def _waterfalls_of_part(
+    table: PlanTable, windows: Sequence[StepWindow], costs: Sequence[RankCosts]
+) -> list[Waterfall | None]:
     ops = np.full((len(windows), len(table)), -1, dtype=np.int64)
     communication = np.zeros_like(ops)
     transfers = np.zeros((len(windows), table.num_messages), dtype=np.int64)
-    of_rank: dict[int, list[int]] = {}
-    for index, window in enumerate(windows):
-        for rank in window.ranks:
-            of_rank.setdefault(rank, []).append(index)
-    for rank, indices in of_rank.items():
-        rows = data.rows.of_rank(rank)
-        steps = np.array([windows[index].step for index in indices])
-        measured, row_of = _in_steps(rows.ops, steps, np.array(indices))
-        planned = _planned_rows(table, measured)
-        row_of, planned, measured = row_of[planned >= 0], planned[planned >= 0], measured.where(planned >= 0)
-        ops[row_of, planned] = measured["end_ns"] - measured["start_ns"]
-        communication[row_of, planned] = _inside_ops(rows.comms, measured, data.lanes[rank])
-        received, row_of = _in_steps(
-            rows.comms.where((rows.comms["kind"] == "recv") & (rows.comms["match"] >= 0)), steps, np.array(indices)
-        )
-        message = _planned_messages(table, received)
-        transfers[row_of[message >= 0], message[message >= 0]] = _transfer_ns(received)[message >= 0]
+    for of_rank in costs:
+        ops[of_rank.op_window, of_rank.op_row] = of_rank.op_ns
+        communication[of_rank.op_window, of_rank.op_row] = of_rank.communication_ns
+        transfers[of_rank.message_window, of_rank.message] = of_rank.message_ns
     is_whole: npt.NDArray[np.bool_] = np.all(ops >= 0, axis=1)
     spans = [window.span_ns for window, whole in zip(windows, is_whole.tolist(), strict=True) if whole]
     attributed = iter(

@@ -57,49 +57,99 @@ class PlannedStep:
     ideal: Ideal | None = None
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> tuple[StepReport, ...]:
-    """Each step over all its pipelines.
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What of a run's steps is one rank's: its windows, in order of step, and its ideal in each, where there is one."""
 
-    Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
-    """
-    of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
-    comparable = {window: data.is_comparable(window) for step in steps for window in step.windows}
-    for step in steps:
-        for window in step.windows:
-            for rank in window.ranks:
-                of_rank.setdefault(rank, []).append((step, window))
-    ranks: dict[tuple[int, int], RankStep] = {}
-    for rank, entries in of_rank.items():
-        windows = _rank_windows(rank, [window for _, window in entries], comparable, data)
-        ideals = [_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries]
-        reports = report_rank_steps(windows, data, ideals, mesh)
-        ranks |= {(rank, window.step): report for (_, window), report in zip(entries, reports, strict=True)}
-    waterfalls = _waterfalls(steps, comparable, data)
-    return tuple(
-        _report_step(step, ranks, all(comparable[window] for window in step.windows), waterfalls.get(index), mesh)
-        for index, step in enumerate(steps)
-    )
+    windows: RankWindows
+    ideals: tuple[RankIdeal | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Steps of one plan that are attributed together: which they are of the run's, and the longest window of each."""
+
+    plan: Plan
+    indices: tuple[int, ...]
+    windows: tuple[StepWindow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """A run's steps, cut into what can be reported rank by rank and plan by plan; whether each step's times compare."""
+
+    steps: Sequence[PlannedStep]
+    are_comparable: tuple[bool, ...]
+    of_rank: Mapping[int, RankPart]
+    of_plan: tuple[PlanPart, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> StepParts:
+        """The parts; of ``data`` only the device work, the clock and the ranks that lack others are used."""
+        of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
+        comparable = {window: data.is_comparable(window) for step in steps for window in step.windows}
+        for step in steps:
+            for window in step.windows:
+                for rank in window.ranks:
+                    of_rank.setdefault(rank, []).append((step, window))
+        parts = {
+            rank: RankPart(
+                _rank_windows(rank, [window for _, window in entries], comparable, data),
+                tuple(_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries),
+            )
+            for rank, entries in of_rank.items()
+        }
+        are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
+        return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
+
+    def joined(
+        self,
+        ranks: Mapping[int, Sequence[RankStep]],
+        waterfalls: Sequence[Sequence[Waterfall | None]],
+        mesh: MeshInfo,
+    ) -> tuple[StepReport, ...]:
+        """The steps, from the reports of each rank and from the waterfalls of each plan's steps.
+
+        Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
+        """
+        reports = {
+            (rank, step): report
+            for rank, part in self.of_rank.items()
+            for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
+        }
+        of_step: dict[int, Waterfall | None] = {}
+        for part, attributed in zip(self.of_plan, waterfalls, strict=True):
+            of_step |= zip(part.indices, attributed, strict=True)
+        return tuple(
+            _report_step(step, reports, self.are_comparable[index], of_step.get(index), mesh)
+            for index, step in enumerate(self.steps)
+        )
+
+
+def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> tuple[StepReport, ...]:
+    """Each step over all its pipelines."""
+    parts = StepParts.of(steps, data, mesh)
+    ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
+    waterfalls = [waterfalls_of_windows(part.plan.table, part.windows, data) for part in parts.of_plan]
+    return parts.joined(ranks, waterfalls, mesh)
 
 
 def _longest(step: PlannedStep) -> StepWindow:
     return max(step.windows, key=lambda window: window.span_ns)
 
 
-def _waterfalls(
-    steps: Sequence[PlannedStep], comparable: Mapping[StepWindow, bool], data: AlignedRun
-) -> dict[int, Waterfall | None]:
-    """By index of the step, that of its longest window, where there is a plan and the ranks' times compare."""
+def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) -> tuple[PlanPart, ...]:
+    """The steps of each plan whose ranks' times compare."""
     of_plan: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
-        if step.plan is not None and all(comparable[window] for window in step.windows):
+        if step.plan is not None and are_comparable[index]:
             of_plan.setdefault(id(step.plan), []).append(index)
-    found: dict[int, Waterfall | None] = {}
+    parts = []
     for indices in of_plan.values():
         plan = steps[indices[0]].plan
         assert plan is not None
-        windows = [_longest(steps[index]) for index in indices]
-        found |= zip(indices, waterfalls_of_windows(plan.table, windows, data), strict=True)
-    return found
+        parts.append(PlanPart(plan, tuple(indices), tuple(_longest(steps[index]) for index in indices)))
+    return tuple(parts)
 
 
 def _rank_windows(
