@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.files import FilePaths, as_paths
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
@@ -41,7 +42,12 @@ def load(
     Raises:
         PptraceError: nothing can be read, or there is no such step or schedule; the message is one line.
     """
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs is {jobs}; expected at least 1, or None for one per core")
+    if jobs is not None:
+        require_whole("jobs", jobs, 1)
+    if step is not None:
+        require_whole("step", step)
+    require_type("schedule", schedule, (str, type(None)), "a key of pptrace.schedules, or None")
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress is {progress!r}; expected a function of two numbers, or None")
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
     return Run(load_analysis(as_paths(paths), schedule, step, jobs, on_progress, cache))

@@ -383,7 +383,7 @@ def test_identify_is_quick_for_a_long_unknown_plan() -> None:
     ("shape", "words"),
     [
         (("1f1b", 0, 4), "pp is 0; expected at least 1"),
-        (("gpipe", 2, 0), "num_microbatches is 0; expected at least 1"),
+        (("gpipe", 2, 0), "microbatches is 0; expected at least 1"),
         (("1f1b", 2, 4, 2), "2 chunks per rank; this schedule has 1 (try interleaved-1f1b)"),
         (("gpipe", 2, 4, 1, 2), "microbatch groups and the lean warmup belong to interleaved schedules"),
         (("interleaved-1f1b", 2, 4, 1), "expected at least 2 (or use 1f1b)"),
