@@ -110,7 +110,9 @@ def test_a_script_of_a_user_is_typed_and_runs_outside_of_the_project(
     cache = pytestconfig.cache.mkdir("mypy_of_users")
     if not any(cache.iterdir()) and CHECKED.is_dir():  # what `make check` has read need not be read again
         shutil.copytree(CHECKED, cache, dirs_exist_ok=True)
-    errors = _mypy(python, tmp_path, cache, script.name, wrong.name, "page.py")  # one run: it reads pandas anew each time
+    errors = _mypy(
+        python, tmp_path, cache, script.name, wrong.name, "page.py"
+    )  # one run: it reads pandas anew each time
     refused = {int(line.split(":")[1]) for line in errors if line.startswith(f"{wrong.name}:")}
     assert refused == set(range(4, 12)), errors
     assert [line for line in errors if not line.startswith(f"{wrong.name}:")] == []

@@ -107,11 +107,47 @@ def test_the_format_gives_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [(rank.window_ns, rank.compute_ns) for rank in step.ranks] == [(7000, 3500), (7000, 3500)]
 
 
-@pytest.mark.parametrize("text", ['{"acme": 1}\n', '{"acme": 1, "rank": \n', "\0"])
+GOOD = {"acme": 1, "rank": 1, "step": 0, "op": "fwd", "stage": 1, "mb": 0, "begin_us": 1, "end_us": 2}
+DAMAGED = (
+    *({"rank": value} for value in (10**30, -4, None, True, 1.5, "x", [1], {})),
+    *({"mb": value} for value in (10**30, -4, "x")),
+    *({"begin_us": value} for value in (3, "x", None, 1e400, [])),
+    {"op": "evaluate"},
+    {"op": []},
+    {"rank": 0, "stage": 0},
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"acme": 1}\n',
+        '{"acme": 1, "rank": \n',
+        "\0",
+        "[]",
+        "3",
+        "[" * 100_000,
+        *(json.dumps(GOOD | damage) for damage in DAMAGED),
+        json.dumps(GOOD).replace('"mb": 0', f'"mb": {"[" * 500}{"]" * 500}'),
+        json.dumps(GOOD).replace('"mb": 0', f'"mb": {"9" * 10_000}'),
+    ],
+    ids=lambda text: text[:40],
+)
 def test_damage_of_the_format_is_one_line(tmp_path: Path, made: list[str], text: str) -> None:
     path = tmp_path / "run.jsonl"
+    acme = module("pptrace/ingest/op_tables/acme.py", made)
+    path.write_text(lines((0, "fwd", 0, 0, 1)) + json.dumps(GOOD) + "\n")
+    assert len(acme.read_acme(path).ops) == 2
     path.write_text(lines((0, "fwd", 0, 0, 1)) + text)
-    with pytest.raises(TraceError, match="line 2"):
+    with pytest.raises(TraceError, match=r"row 2[: ]") as raised:
+        acme.read_acme(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_the_format_that_is_no_text_is_one_line(tmp_path: Path, made: list[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(lines((0, "fwd", 0, 0, 1)).encode() + b"\xff\xfe")
+    with pytest.raises(TraceError, match=r"run\.jsonl"):
         module("pptrace/ingest/op_tables/acme.py", made).read_acme(path)
 
 
