@@ -51,7 +51,7 @@ def module(path: str, made: list[str]) -> ModuleType:
 def test_every_path_that_a_recipe_names_exists_but_for_those_that_it_adds() -> None:
     named = set(re.findall(r"`((?:pptrace|instrument|dashboards|tests|docs)/[\w/.]*)`", PAGE))
     assert len(named) > 30
-    assert {name for name in named | NEW if not (ROOT / name).exists()} == NEW
+    assert {name for name in named | NEW if not (ROOT / name).exists()} <= NEW
 
 
 def test_every_field_of_a_format_that_tells_its_files_from_others_is_described() -> None:
