@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +21,8 @@ from pptrace.schedule.shape import Shape
 from pptrace.schedule.validate import validate
 from pptrace.simulator import IDEAL, simulate
 from pptrace.workflow.load import load
+from tests.docs.recipes import EXAMPLES, NEW, PAGE
 from tests.support.programs import ROOT, SAMPLES
-
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-_BLOCK = r"^ *```\{code-block\} python\n +:caption: ([^\n]*)\n\n(.*?)^ *```$"
-EXAMPLES = {caption: textwrap.dedent(code) for caption, code in re.findall(_BLOCK, PAGE, re.MULTILINE | re.DOTALL)}
-NEW = {caption for caption in EXAMPLES if caption.endswith(".py")}
 
 
 @pytest.fixture
