@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal
 
+from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.files import FilePaths, as_paths
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
@@ -50,8 +51,13 @@ def load(
     Raises:
         PptraceError: nothing can be read, or there is no such step or schedule; the message is one line.
     """
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs is {jobs}; expected at least 1, or None for one per core")
+    if jobs is not None:
+        require_whole("jobs", jobs, 1)
+    if step is not None:
+        require_whole("step", step)
+    require_type("schedule", schedule, (str, type(None)), "a key of pptrace.schedules, or None")
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress is {progress!r}; expected a function of two numbers, or None")
     if engine not in ("local", "dask"):
         raise UsageError(f"engine is {engine!r}; expected 'local' or 'dask'")
     if scheduler is not None and engine != "dask":
