@@ -98,4 +98,5 @@ def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
     left = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ("rank 0: op 5 is 0B0", "rank 1: op 4 is 1B0"))
     findings = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
     assert [finding.title.split(":")[0] for finding in findings] == ["The run does not follow the plan", "Structural"]
+    assert findings[0].severity is Severity.CRITICAL
     assert findings[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"
