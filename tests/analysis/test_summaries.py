@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pptrace.analysis.communication import summarise_comms
+from pptrace.analysis.communication import summarise_steps
 from pptrace.analysis.findings import find
-from pptrace.analysis.result import Bubble, ScheduleSummary, Severity, StepReport, Waterfall
-from pptrace.intervals import EMPTY, union
+from pptrace.analysis.result import Bubble, CommSummary, ScheduleSummary, Severity, StepReport, Waterfall
+from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.tables import COMMS, make_table
 from pptrace.slices import Slice, slice_of
 
@@ -16,6 +17,11 @@ def comms_of(*rows: dict[str, object]) -> Slice:
     blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
     filled = [blank | {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000} | row for row in rows]
     return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
+
+
+def summarise_comms(comms: Slice, compute: Int64) -> tuple[CommSummary, ...]:
+    """The summaries of a single step."""
+    return summarise_steps(comms, np.zeros(len(comms), dtype=np.int64), 1, compute)[0]
 
 
 def times(start: int, moving: int, moved: int, end: int) -> dict[str, object]:
