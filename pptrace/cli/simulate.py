@@ -76,7 +76,7 @@ def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
     outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=options.with_ops), "--html": step.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
-        console.print(simulation_table(step.simulation))
+        console.print(simulation_table(step.simulation, console.width))
         if step.shape is not None and (note := optimality_line(schedule, step.plan, step.shape)):
             console.print(note)
 
