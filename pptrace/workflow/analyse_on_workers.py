@@ -195,8 +195,9 @@ class _Shuffle:
         first_steps = _first_steps(run.placed.ops, engine.num_workers * _BLOCKS_PER_WORKER)
         holders = run.placed.ops.loc[run.placed.ops["stage"] >= 0, ["rank", "stage"]].drop_duplicates()
         shared = engine.submit(_same, (holders, mesh))
+        parts_of = {rank.number: [list(part) for part in rank.parts] for rank in self._ranks}
         for numbers in self._numbers_by_worker():
-            files = [[list(part) for part in self._of(number).parts] for number in numbers]
+            files = [parts_of[number] for number in numbers]
             tables = engine.submit(_tables, numbers, files, shared)
             self._groups.append(_Group(numbers, files, tables, engine.submit(dealt_by_step, tables, first_steps)))
         self._blocks = [
@@ -211,9 +212,6 @@ class _Shuffle:
         lacking = pd.concat([block.lacking for block in self._facts], ignore_index=True)
         unmatched = warn_unmatched(with_categories(lacking), [rank.number for rank in self._ranks])
         return Matched(empty_table(COMMS), lines, unmatched)
-
-    def _of(self, number: int) -> RemoteRank:
-        return next(rank for rank in self._ranks if rank.number == number)
 
     def _require_unchanged(self, run: Unmatched) -> None:
         leans = [rank.lean for rank in self._ranks]

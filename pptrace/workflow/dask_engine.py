@@ -84,7 +84,7 @@ class DaskEngine:
 
     @property
     def num_workers(self) -> int:
-        return max(len(self.client.scheduler_info(n_workers=-1)["workers"]), 1)
+        return max(len(self.client.nthreads()), 1)
 
     def holders(self, futures: Sequence[Future[Any]]) -> list[str]:
         """The address of a worker that has the result of each future; "" where none has it any more."""
@@ -127,7 +127,10 @@ class DaskEngine:
             yield key_of[future.key]
 
     def _has_workers(self) -> bool:
-        return self.client.status == "running" and bool(self.client.scheduler_info(n_workers=-1)["workers"])
+        try:
+            return self.client.status == "running" and bool(self.client.nthreads())
+        except (OSError, TimeoutError):  # the scheduler is gone
+            return False
 
     def _raise_if_failed(self, future: Future[Any], name: str) -> None:
         from distributed.scheduler import KilledWorker

@@ -31,9 +31,12 @@ ALL_REDUCE_NS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run of ``pptrace analyze``: seconds, and the peak bytes of the program and of each process that it started."""
+    """Of one run of ``pptrace analyze``: seconds, of them processor time of all processes, and the peak bytes of the program and
+    of each process that it started.
+    """
 
     wall_s: float
+    cpu_s: float
     program_bytes: int
     worker_bytes: tuple[int, ...]
 
@@ -80,17 +83,19 @@ def measure(folder: Path, report: Path, *options: str) -> Figures:
     """Run ``pptrace analyze`` in a process of its own, imports included."""
     command = [sys.executable, "-m", "pptrace", "analyze", str(folder), "--json", str(report), "--no-cache", *options]
     peaks: dict[int, int] = {}
+    cpu_s: dict[int, float] = {}
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             for pid in (process.pid, *_descendants(process.pid)):
                 peaks[pid] = max(peaks.get(pid, 0), _peak_bytes(pid))
+                cpu_s[pid] = max(cpu_s.get(pid, 0), _cpu_s(pid))
             time.sleep(POLL_S)
     wall_s = time.perf_counter() - begin
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     program = peaks.pop(process.pid, 0)
-    return Figures(wall_s, program, tuple(sorted((peak for peak in peaks.values()), reverse=True)))
+    return Figures(wall_s, sum(cpu_s.values()), program, tuple(sorted((peak for peak in peaks.values()), reverse=True)))
 
 
 def _descendants(pid: int) -> list[int]:
@@ -116,6 +121,14 @@ def _peak_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, action="append", help="of the run [64, 256, 1024]")
@@ -137,9 +150,13 @@ def main() -> int:
             is_same = is_same and same
         print(f"{num_ranks} ranks, {options.steps} steps, {num_rows / 1e6:.2f} million rows: ", end="")
         print("same JSON" if same else "ANOTHER JSON")
-        print(f"  local {local.wall_s:6.1f} s  peak {_mib(local.program_bytes)}")
+        print(f"  local {local.wall_s:6.1f} s, {local.cpu_s:6.1f} s of processors, peak {_mib(local.program_bytes)}")
         of_workers = ", ".join(map(_mib, dask.worker_bytes[: options.workers]))
-        print(f"  dask  {dask.wall_s:6.1f} s  peak {_mib(dask.program_bytes)}, of the workers {of_workers}", flush=True)
+        print(
+            f"  dask  {dask.wall_s:6.1f} s, {dask.cpu_s:6.1f} s of processors, peak {_mib(dask.program_bytes)}, ",
+            end="",
+        )
+        print(f"of the workers {of_workers}", flush=True)
     return 0 if is_same else 1
 
 
