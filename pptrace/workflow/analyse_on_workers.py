@@ -49,14 +49,15 @@ from pptrace.workflow.analyse import (
 from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.on_workers import (
     BlockFacts,
+    GroupReport,
     RankReport,
     RunFacts,
+    comms_of_ranks,
     dealt_by_step,
     facts_of_block,
     matched_block,
-    reports_of_ranks,
+    report_of_group,
     rows_of_ranks,
-    tables_of_ranks,
     timed_block,
 )
 from pptrace.workflow.remote_rank import RemoteRank
@@ -99,17 +100,18 @@ def analyse_on_workers(
         raise NotSplitError("there is no pipeline")
     windows = windows if step is None else only(step, windows)
     parts = StepParts.of(planned_steps(windows, data, run), data, run.mesh)
-    facts = RunFacts(run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
-    reports = shuffle.reports(facts, parts.of_rank)
+    facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
+    groups = shuffle.reports(facts, parts.of_rank)
+    reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
     steps = parts.joined(_rank_steps(reports, parts, data), _waterfalls(reports, parts), run.mesh)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
-    run = replace(run, comms=with_categories(pd.concat([report.comms for report in reports.values()])))
+    run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
     lines = (
         *warnings,
         *run.warnings,
         *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
-        *explain_nulls(run, clock, steps, sum(report.num_nested for report in reports.values())),
+        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups)),
     )
     inputs = tuple(input_info(rank.info) for rank in ranks)
     device = tuple(report.device for _, report in sorted(reports.items()))
@@ -156,11 +158,11 @@ def _of_plan(report: RankReport, index: int) -> RankCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Ranks that are looked at by one call, since a worker holds them. ``files`` and ``tables`` are what it holds of them."""
+    """Ranks that are looked at by one call, since a worker holds them. the others are what it holds of them."""
 
     numbers: tuple[int, ...]
     files: list[list[Any]]
-    tables: Any
+    comms: Any
     dealt: Any
 
     @property
@@ -198,8 +200,8 @@ class _Shuffle:
         parts_of = {rank.number: [list(part) for part in rank.parts] for rank in self._ranks}
         for numbers in self._numbers_by_worker():
             files = [parts_of[number] for number in numbers]
-            tables = engine.submit(_tables, numbers, files, shared)
-            self._groups.append(_Group(numbers, files, tables, engine.submit(dealt_by_step, tables, first_steps)))
+            comms = engine.submit(_comms, numbers, files, shared)
+            self._groups.append(_Group(numbers, files, comms, engine.submit(dealt_by_step, comms, first_steps)))
         self._blocks = [
             engine.submit(_matched, shared, *(engine.submit(_item, group.dealt, index) for group in self._groups))
             for index in range(len(first_steps) + 1)
@@ -250,8 +252,8 @@ class _Shuffle:
         rows = with_categories(pd.concat(tables, ignore_index=True))
         return rows.sort_values(["rank", "row"], kind="stable", ignore_index=True)
 
-    def reports(self, run: RunFacts, of_rank: Mapping[int, RankPart]) -> dict[int, RankReport]:
-        """The report of each rank, by its number."""
+    def reports(self, run: RunFacts, of_rank: Mapping[int, RankPart]) -> list[GroupReport]:
+        """The reports of all ranks."""
         engine = self._engine
         shared = engine.submit(_same, run)
         clock = engine.submit(_same, run.clock)
@@ -261,15 +263,9 @@ class _Shuffle:
             of_group = [engine.submit(rows_of_ranks, block, group.numbers) for block in timed]
             parts = {number: of_rank[number] for number in group.numbers if number in of_rank}
             futures.append(
-                engine.submit(reports_of_ranks, group.numbers, group.files, group.tables, of_group, parts, shared)
+                engine.submit(report_of_group, group.numbers, group.files, group.comms, of_group, parts, shared)
             )
-        results: list[list[RankReport]] = engine.results(futures, [group.name for group in self._groups])
-        reports = {
-            number: report
-            for group, of_group in zip(self._groups, results, strict=True)
-            for number, report in zip(group.numbers, of_group, strict=True)
-        }
-        return dict(sorted(reports.items()))
+        return engine.results(futures, [group.name for group in self._groups])
 
 
 def _are_same(ranks: Sequence[RecognisedRank], others: Sequence[RecognisedRank]) -> bool:
@@ -295,8 +291,8 @@ def _item(values: Sequence[Any], index: int) -> Any:
     return values[index]
 
 
-def _tables(numbers: Sequence[int], files: Any, shared: Any) -> list[pd.DataFrame]:
-    return tables_of_ranks(numbers, files, *shared)
+def _comms(numbers: Sequence[int], files: Any, shared: Any) -> pd.DataFrame:
+    return comms_of_ranks(numbers, files, *shared)
 
 
 def _matched(shared: Any, *parts: pd.DataFrame) -> pd.DataFrame:

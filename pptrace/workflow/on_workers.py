@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import RankCosts
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.rank_steps import report_rank_steps
@@ -23,16 +23,17 @@ from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
-from pptrace.model.tables import COMMS, MEMORY, OPS, Int64, with_categories
+from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Int64, with_categories
 from pptrace.recognise.messages.match import (
     count_without_group_or_peer,
     match_comms,
     rows_of_posting_only,
     with_transfers,
+    without_group_or_peer,
 )
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
 from pptrace.recognise.run import RecognisedRun, join_ranks, with_ends
-from pptrace.slices import group_codes, rows_where, slice_of
+from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
 from pptrace.timeline.phases import tag_ops
 from pptrace.workflow.analyse import device_of_rank, with_lanes
 from pptrace.workflow.remote_rank import Part, whole_rank
@@ -44,35 +45,27 @@ _SHUFFLED = (
 """Columns that matches and transfers need."""
 
 
-def tables_of_ranks(
+def comms_of_ranks(
     numbers: Sequence[int], parts: Sequence[Sequence[Part]], holders: pd.DataFrame, mesh: MeshInfo
-) -> list[pd.DataFrame]:
-    """The communication of each rank, with peers, directions and sizes.
+) -> pd.DataFrame:
+    """The communication of some ranks, with peers, directions and sizes, in order of their numbers.
 
     Args:
         numbers, parts: of the ranks.
         holders: which rank holds which stage (columns of OPS).
     """
-    tables = []
-    for number, of_rank in zip(numbers, parts, strict=True):
-        comms = join_ranks([(number, whole_rank(of_rank).comms)], COMMS)
-        comms = with_ends(drop_messages_beyond_ends(comms, holders, mesh), holders, mesh)
-        tables.append(comms.reset_index(drop=True))
-    return tables
+    ranks = zip(numbers, map(whole_rank, parts), strict=True)
+    comms = join_ranks([(number, rank.comms) for number, rank in ranks], COMMS)
+    return with_ends(drop_messages_beyond_ends(comms, holders, mesh), holders, mesh).reset_index(drop=True)
 
 
-def dealt_by_step(tables: Sequence[pd.DataFrame], first_steps: Int64) -> list[pd.DataFrame]:
-    """The rows of these ranks by block of steps, each with its number in its table (``row``).
+def dealt_by_step(comms: pd.DataFrame, first_steps: Int64) -> list[pd.DataFrame]:
+    """The rows of :func:`comms_of_ranks` by block of steps, each with its number in the table (``row``).
 
-    Args:
-        tables: of :func:`tables_of_ranks`.
-        first_steps: the first step of each block but the first, which has what is in no step as well.
+    ``first_steps`` are the first step of each block but the first one, which has what is in no step as well.
     """
-    shuffled = [
-        table[list(_SHUFFLED)].assign(row=np.arange(len(table)), on_device=bool((table["clock"] == "device").any()))
-        for table in tables
-    ]
-    rows = with_categories(pd.concat(shuffled, ignore_index=True))
+    with_devices = comms.loc[comms["clock"] == "device", "rank"].unique()
+    rows = comms[list(_SHUFFLED)].assign(row=np.arange(len(comms)), on_device=comms["rank"].isin(with_devices))
     block = np.searchsorted(first_steps, rows["step"].to_numpy(), side="right")
     return [rows[block == index] for index in range(len(first_steps) + 1)]
 
@@ -153,6 +146,7 @@ def rows_of_ranks(timed: pd.DataFrame, numbers: Sequence[int]) -> pd.DataFrame:
 class RunFacts:
     """What reports of ranks need to know of the run. ``plans`` are the steps that are attributed together."""
 
+    framework: str
     mesh: MeshInfo
     schedule: ScheduleInfo
     clock: Clock
@@ -163,92 +157,99 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What goes to the program of a rank.
-
-    ``steps`` have no ops. ``costs`` are those of the actions of each plan, None where the rank is in no window of it. ``unknown``
-    are (messages, collectives) without a group or peer, ``num_nested`` the rows inside ops, ``comms`` one row for each kind there
-    is, matched or not.
+    """What goes to the program of a rank: its steps, without ops; the costs of the actions of each plan, None where it is in no
+    window of that plan; and (messages, collectives) without a group or peer.
     """
 
     steps: list[RankStep]
     device: RankDevice
     costs: tuple[RankCosts | None, ...]
     unknown: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """The reports of some ranks by their numbers, how many rows of communication lie inside ops of a table, and of each rank's
+    ``comms`` one row for each kind there is, matched or not.
+    """
+
+    ranks: Mapping[int, RankReport]
     num_nested: int
     comms: pd.DataFrame
 
 
-def reports_of_ranks(
+def report_of_group(
     numbers: Sequence[int],
     parts: Sequence[Sequence[Part]],
-    tables: Sequence[pd.DataFrame],
+    comms: pd.DataFrame,
     timed: Sequence[pd.DataFrame],
     of_rank: Mapping[int, RankPart],
     run: RunFacts,
-) -> list[RankReport]:
-    """The report of each of these ranks.
+) -> GroupReport:
+    """The reports of these ranks.
 
     Args:
-        tables: of :func:`tables_of_ranks`.
+        comms: of :func:`comms_of_ranks`.
         timed: of :func:`rows_of_ranks`, of every block.
         of_rank: their windows; a rank that is in none has no steps.
     """
-    rows = pd.concat(timed, ignore_index=True).sort_values(["rank", "row"], kind="stable")
-    times = {int(str(rank)): part for rank, part in rows.groupby("rank")}
-    report = partial(_report_of_rank, run)
-    return [
-        report(number, of_rank.get(number), part, _with_times(table, times.get(number)))
-        for number, part, table in zip(numbers, parts, tables, strict=True)
-    ]
-
-
-def _with_times(table: pd.DataFrame, times: pd.DataFrame | None) -> pd.DataFrame:
-    if times is None:
-        return table
-    return table.assign(**{name: times[name].to_numpy() for name in ("match", "transfer_start_ns", "transfer_end_ns")})
-
-
-def _report_of_rank(
-    run: RunFacts, number: int, part: RankPart | None, parts: Sequence[Part], comms: pd.DataFrame
-) -> RankReport:
-    rank = whole_rank(parts)
-    ops = join_ranks([(number, rank.ops)], OPS)
+    ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
+    times = pd.concat(timed, ignore_index=True).sort_values("row", ignore_index=True)
+    comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
     recognised = RecognisedRun(
-        framework=rank.framework,
-        ops=ops,
+        framework=run.framework,
+        ops=join_ranks([(number, rank.ops) for number, rank in ranks.items()], OPS),
         comms=comms,
-        memory=join_ranks([(number, rank.memory)], MEMORY),
-        work={number: rank.work},
+        memory=join_ranks([(number, rank.memory) for number, rank in ranks.items()], MEMORY),
+        work={number: rank.work for number, rank in ranks.items()},
         mesh=run.mesh,
         schedule=run.schedule,
-        facts={number: {}},
+        facts={number: {} for number in numbers},
         warnings=(),
-        host_work={number: rank.host_work},
+        host_work={number: rank.host_work for number, rank in ranks.items()},
     )
-    timed = rows_where(comms, comms["clock"] != "none")
+    data = _aligned(recognised, run)
+    unknown = _unknown_by_rank(data.comms)
+    own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
+    reports = {
+        number: RankReport(
+            _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
+            device_of_rank(number, rank.work, own.get(number, none)),
+            tuple(_costs(plan, number, data) for plan in run.plans),
+            unknown.get(number, (0, 0)),
+        )
+        for number, rank in ranks.items()
+    }
+    num_nested = count_nested(recognised.ops, comms, numbers) if run.framework == OP_TABLE else 0
+    return GroupReport(reports, num_nested, _distinct(comms))
+
+
+def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
+    timed = rows_where(recognised.comms, recognised.comms["clock"] != "none")
     transfers = timed[["transfer_start_ns", "transfer_end_ns"]]  # on the common clock already
-    aligned = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
-    tagged = tag_ops(shift(ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
-    data = with_lanes(recognised, tagged, aligned, run.clock, run.volume, run.incomplete)
-    steps = [] if part is None else report_rank_steps(part.windows, data, part.ideals, run.mesh)
-    return RankReport(
-        [replace(step, ops=()) for step in steps],
-        device_of_rank(number, rank.work, slice_of(comms)),
-        tuple(
-            RankCosts.of(plan.plan.table, plan.windows, number, data)
-            if any(number in window.ranks for window in plan.windows)
-            else None
-            for plan in run.plans
-        ),
-        count_without_group_or_peer(aligned),
-        count_nested(ops, comms, [number]),
-        _distinct(comms),
-    )
+    comms = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
+    ops = tag_ops(shift(recognised.ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
+    return with_lanes(recognised, ops, comms, run.clock, run.volume, run.incomplete)
+
+
+def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
+    return [replace(step, ops=()) for step in report_rank_steps(part.windows, data, part.ideals, mesh)]
+
+
+def _costs(plan: PlanPart, number: int, data: AlignedRun) -> RankCosts | None:
+    is_in_plan = any(number in window.ranks for window in plan.windows)
+    return RankCosts.of(plan.plan.table, plan.windows, number, data) if is_in_plan else None
+
+
+def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """(messages, collectives) in steps without a group or peer, of each rank that has any."""
+    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
+    return {int(str(rank)): count_without_group_or_peer(of_rank) for rank, of_rank in rows.groupby("rank")}
 
 
 def _distinct(comms: pd.DataFrame) -> pd.DataFrame:
-    """A row of each kind of communication of a rank: what notes on null figures look at."""
-    kinds = comms[["kind", "axis", "group_size", "peer", "clock"]].assign(
+    """A row of each kind of communication of each rank: what notes on null figures look at."""
+    kinds = comms[["rank", "kind", "axis", "group_size", "peer", "clock"]].assign(
         matched=comms["match"] >= 0, in_step=comms["step"] >= 0
     )
     return comms[~kinds.duplicated()]
