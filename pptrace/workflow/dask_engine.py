@@ -11,10 +11,12 @@ import platform
 import queue
 import sys
 import tempfile
+import uuid
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError, UsageError
@@ -31,16 +33,21 @@ NOT_INSTALLED = "--engine dask: dask.distributed is not installed; pip install '
 _CONNECT_S = 10.0
 _NO_WORKERS_S = 20.0  # a killed worker is started again in a few seconds, where something does that
 _POLL_S = 0.5
+_READING = "pptrace-reading"
+"""Topic of events (token, path, 1 or −1): a worker has begun to read a file, and has read it to its end."""
 
 Data = TypeVar("Data", bound=RankData)
 
 
 @dataclass(frozen=True, slots=True)
 class DaskEngine:
-    """A cluster that this program is connected to. ``name`` is what messages call it."""
+    """A cluster that this program is connected to. ``name`` is what messages call it, ``token`` tells its events from those of
+    other programs.
+    """
 
     client: Client
     name: str
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def read_files(
         self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
@@ -50,28 +57,34 @@ class DaskEngine:
         Raises:
             PptraceError: a worker does not see a file, or workers die of it.
         """
-        order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)  # the largest first
-        futures = {index: self.submit(_read_seen, read, files[index]) for index in order}
-        names = {index: str(files[index].path) for index in order}
-        for index in self.done(futures, names):
-            meter.set_done(index)
-        results: list[FileResult[Data]] = self.client.gather([futures[index] for index in range(len(files))])
-        for result in results:
-            if isinstance(result, UnseenFileError):
-                raise result
+        results: list[FileResult[Data]] = self._done_with(self._reads(files, read), files, meter)
         return results
 
     def read_lean(
         self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[RecognisedRank]], meter: ProgressMeter
     ) -> list[FileResult[RemoteRank]]:
         """The same, but what a file holds stays on the worker: what is returned says where."""
+        wholes = self._reads(files, read)
+        leans = {index: self.submit(lean_ranks, whole) for index, whole in wholes.items()}
+        return [_with_parts(result, wholes[index]) for index, result in enumerate(self._done_with(leans, files, meter))]
+
+    def _reads(self, files: Sequence[InputFile], read: Callable[[InputFile], Any]) -> dict[int, Future[Any]]:
+        """A call for each file, the largest first."""
         order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)
-        wholes = {index: self.submit(_read_seen, read, files[index]) for index in order}
-        leans = {index: self.submit(lean_ranks, wholes[index]) for index in order}
-        for index in self.done(leans, {index: str(files[index].path) for index in order}):
+        return {index: self.submit(_read_seen, read, files[index], self.token) for index in order}
+
+    def _done_with(
+        self, futures: Mapping[int, Future[Any]], files: Sequence[InputFile], meter: ProgressMeter
+    ) -> list[Any]:
+        """The results for all files, in their order."""
+        names = [str(file.path) for file in files]
+        for index in self.done(futures, dict(enumerate(names))):
             meter.set_done(index)
-        results: list[FileResult[RemoteRank]] = self.client.gather([leans[index] for index in range(len(files))])
-        return [_with_parts(result, wholes[index]) for index, result in enumerate(results)]
+        results = self._gathered([futures[index] for index in range(len(files))], names)
+        for result in results:
+            if isinstance(result, UnseenFileError):
+                raise result
+        return results
 
     def whole_ranks(self, ranks: Sequence[RemoteRank]) -> tuple[RecognisedRank, ...]:
         """Fetch the whole of each rank."""
@@ -95,7 +108,16 @@ class DaskEngine:
         """The results of all futures, each of which ``names`` calls something for a line about workers that die of it."""
         for _ in self.done(dict(enumerate(futures)), dict(enumerate(names))):
             pass
-        return list(self.client.gather(list(futures)))
+        return self._gathered(futures, names)
+
+    def _gathered(self, futures: Sequence[Future[Any]], names: Sequence[str]) -> list[Any]:
+        """The results of futures that are done; made again where a worker has died with them meanwhile."""
+        try:
+            return list(self.client.gather(list(futures)))
+        except Exception:
+            for future, name in zip(futures, names, strict=True):
+                self._raise_if_failed(future, name)
+            raise
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a function on a worker; of arguments that are futures it gets the results."""
@@ -135,23 +157,28 @@ class DaskEngine:
     def _raise_if_failed(self, future: Future[Any], name: str) -> None:
         from distributed.scheduler import KilledWorker
 
-        if future.status == "finished":
+        if future.status in ("finished", "pending"):
             return
         if future.status in ("cancelled", "lost"):
             raise PptraceError(f"{self.name}: the connection is lost; is the scheduler still running?")
         error = future.exception()
         if isinstance(error, KilledWorker):
             raise PptraceError(
-                f"{name}: {error.allowed_failures + 1} workers died while they worked on it, the last at "
+                f"{self._read_by_the_dead() or name}: workers died while they worked on it, the last at "
                 f"{error.last_worker.address}; expected workers with memory for it: see their logs, or use --engine local"
             ) from None
         if isinstance(error, BaseException):
             raise error
 
+    def _read_by_the_dead(self) -> str:
+        """The file that was begun most often without being read to its end: dask counts calls that only waited on that worker."""
+        begun: Counter[str] = Counter()
+        for _, (token, path, change) in self.client.get_events(_READING):
+            begun[path] += change if token == self.token else 0
+        return max(begun, key=begun.__getitem__) if max(begun.values(), default=0) > 1 else ""
+
 
 def _with_parts(result: FileResult[RemoteRank], whole: Future[Any]) -> FileResult[RemoteRank]:
-    if isinstance(result, UnseenFileError):
-        raise result
     if isinstance(result, PptraceError):
         return result
     return tuple(replace(rank, parts=((whole, index),)) for index, rank in enumerate(result))
@@ -161,15 +188,21 @@ class UnseenFileError(PptraceError):
     """A file that this program sees and a worker does not."""
 
 
-def _read_seen(read: Callable[[InputFile], FileResult[Data]], file: InputFile) -> FileResult[Data]:
+def _read_seen(read: Callable[[InputFile], FileResult[Data]], file: InputFile, token: str) -> FileResult[Data]:
     """Read a file on a worker, if it is the one that was seen when the job's files were listed."""
+    from distributed import get_worker
+
     try:
         num_bytes = file.path.stat().st_size
     except OSError as err:
         return _unseen(file, err.strerror or str(err))
     if num_bytes != file.num_bytes:
         return _unseen(file, f"{num_bytes} bytes there, {file.num_bytes} here")
-    return read(file)
+    worker = get_worker()
+    worker.log_event(_READING, (token, str(file.path), 1))
+    result = read(file)
+    worker.log_event(_READING, (token, str(file.path), -1))
+    return result
 
 
 def _unseen(file: InputFile, why: str) -> UnseenFileError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.model.tables import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.workflow import dask_engine
+from pptrace.workflow import analyse_on_workers, dask_engine, on_workers
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
 
@@ -29,14 +31,21 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
-    """The address of a scheduler with two worker processes, which are started again when they die."""
+    """The address of a scheduler with two worker processes, which are started again when they die.
+
+    After two minutes they are ended, so that a test that waits for them fails.
+    """
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=60
         ) as cluster,
     ):
+        deadline = threading.Timer(120, cluster.close)
+        deadline.daemon = True
+        deadline.start()
         yield cluster.scheduler_address
+        deadline.cancel()
 
 
 def json_of(*arguments: str | Path) -> str:
@@ -50,6 +59,7 @@ def dies(marker: Path | None, trace: Trace) -> RecognisedRank:
     if trace.rank == 2 and (marker is None or not marker.exists()):
         if marker is not None:
             marker.touch()
+        time.sleep(0.1)  # as long as what kills workers takes at least, so that others begin as well
         os.kill(os.getpid(), signal.SIGKILL)
     return recognise_trace(trace)
 
@@ -69,10 +79,27 @@ def test_a_report_is_the_same_when_a_worker_is_killed_half_way(
     assert marker.exists()
 
 
+def report_of_group_once(marker: Path, *arguments: Any) -> Any:
+    """Kill the process that makes a report of ranks, the first time."""
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return on_workers.report_of_group(*arguments)
+
+
+def test_a_report_is_the_same_when_a_worker_is_killed_with_what_it_has_read(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, expected = tmp_path / "killed", json_of(P4)
+    monkeypatch.setattr(analyse_on_workers, "report_of_group", partial(report_of_group_once, marker))
+    assert json_of(P4, "--engine", "dask", "--scheduler", scheduler) == expected
+    assert marker.exists()
+
+
 def test_a_file_that_kills_every_worker_is_named(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pptrace.workflow.load.recognise_trace", partial(dies, None))
     line = one_line(pptrace_here("analyze", P4, "--no-cache", "--engine", "dask", "--scheduler", scheduler), code=1)
-    assert "rank2" in line
+    assert "rank2.json.gz: " in line
     assert "workers died" in line
     assert "--engine local" in line
 
