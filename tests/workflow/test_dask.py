@@ -38,7 +38,7 @@ def scheduler() -> Iterator[str]:
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=60
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=60
         ) as cluster,
     ):
         deadline = threading.Timer(120, cluster.close)
