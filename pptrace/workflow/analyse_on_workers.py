@@ -29,7 +29,7 @@ from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps import RankPart, StepParts
 from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
-from pptrace.model.tables import COMMS, MEMORY, OPS, Int64, empty_table, with_categories
+from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table, with_categories
 from pptrace.recognise.messages.comms_from_calls import comms_of_calls
 from pptrace.recognise.messages.match import warn_of_unknown, warn_unmatched
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -71,7 +71,7 @@ class NotSplitError(Exception):
 
 
 def analyse_on_workers(
-    ranks: Sequence[RemoteRank],
+    taken: list[RemoteRank],
     engine: DaskEngine,
     schedule: str | None = None,
     step: int | None = None,
@@ -81,7 +81,7 @@ def analyse_on_workers(
     """The analysis of the ranks; its tables have the ops alone.
 
     Args:
-        ranks: in order of their numbers, which are set.
+        taken: the ranks in order of their numbers, which are set; taken out of this list, so that their ops are let go of.
         engine: where they are.
         schedule, step, num_ranks, warnings: as for :func:`~pptrace.workflow.analyse.analyse_ranks`.
 
@@ -89,10 +89,12 @@ def analyse_on_workers(
         NotSplitError: all rows have to be in one process.
         UsageError: there is no such step or schedule.
     """
-    if not all(rank.is_plain for rank in ranks):
+    if not all(rank.is_plain for rank in taken):
         raise NotSplitError("ops or communication are inferred from what all ranks did")
-    shuffle = _Shuffle(ranks, engine)
-    run = recognise_ranks([rank.lean for rank in ranks], schedule, num_ranks, shuffle.match)
+    inputs = tuple(input_info(rank.info) for rank in taken)
+    shuffle = _Shuffle(tuple(taken), engine)
+    taken.clear()
+    run = recognise_ranks(shuffle.leans, schedule, num_ranks, shuffle.match)
     clock = estimate_clock(shuffle.relating_rows(), list(run.facts), run.facts, execution_ops(run), run.mesh.pipelines)
     data = _align_ops(run, clock)
     windows = step_windows(data.ops, run.mesh)
@@ -113,7 +115,6 @@ def analyse_on_workers(
         *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
         *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups)),
     )
-    inputs = tuple(input_info(rank.info) for rank in ranks)
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines)
     return Analysis(report, data, run.schedule, run.mesh, windows)
@@ -158,12 +159,11 @@ def _of_plan(report: RankReport, index: int) -> RankCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Ranks that are looked at by one call, since a worker holds them. the others are what it holds of them."""
+    """Ranks that are looked at by one call, since a worker holds them; ``files`` and ``comms`` are what it holds of them."""
 
     numbers: tuple[int, ...]
     files: list[list[Any]]
     comms: Any
-    dealt: Any
 
     @property
     def name(self) -> str:
@@ -175,7 +175,8 @@ class _Shuffle:
     """Deals the communication of all ranks out by blocks of steps and back."""
 
     def __init__(self, ranks: Sequence[RemoteRank], engine: DaskEngine) -> None:
-        self._ranks = ranks
+        self._ranks = tuple(rank.without_ops() for rank in ranks)
+        self.leans = [rank.lean for rank in ranks]
         self._engine = engine
         self._groups: list[_Group] = []
         self._blocks: list[Any] = []
@@ -201,13 +202,15 @@ class _Shuffle:
         for numbers in self._numbers_by_worker():
             files = [parts_of[number] for number in numbers]
             comms = engine.submit(_comms, numbers, files, shared)
-            self._groups.append(_Group(numbers, files, comms, engine.submit(dealt_by_step, comms, first_steps)))
+            self._groups.append(_Group(numbers, files, comms))
+        dealt = [engine.submit(dealt_by_step, group.comms, first_steps) for group in self._groups]
         self._blocks = [
-            engine.submit(_matched, shared, *(engine.submit(_item, group.dealt, index) for group in self._groups))
+            engine.submit(_matched, shared, *(engine.submit(_item, rows, index) for rows in dealt))
             for index in range(len(first_steps) + 1)
         ]
         without_devices = [rank.number for rank in self._ranks if rank.lean.work.missing_device_events]
         facts = [engine.submit(facts_of_block, block, without_devices) for block in self._blocks]
+        del dealt  # a worker lets go of what no later call needs
         self._facts = engine.results(facts, [f"block {index} of the steps" for index in range(len(facts))])
         if not all(block.by_name for block in self._facts):
             raise NotSplitError("messages are matched in an order that goes on from block to block")
@@ -216,16 +219,18 @@ class _Shuffle:
         return Matched(empty_table(COMMS), lines, unmatched)
 
     def _require_unchanged(self, run: Unmatched) -> None:
-        leans = [rank.lean for rank in self._ranks]
+        leans = self.leans
         if run.is_partial or run.spanned or not _are_same(run.ranks, leans):
             raise NotSplitError("ranks are cut or renumbered by what the others hold, or others have no trace")
         comms = join_ranks([(lean.number, lean.comms) for lean in leans], COMMS)
         if not comms.equals(run.placed.comms):
             raise NotSplitError("stages and microbatches of messages follow from those of others")
-        ops = join_ranks([(lean.number, lean.ops) for lean in leans], OPS)
-        for name in ("rank", "step", "stage", "chunk", "microbatch", "start_ns"):
-            if not np.array_equal(ops[name].to_numpy(), run.placed.ops[name].to_numpy()):
+        with_ops = [lean for lean in leans if len(lean.ops)]
+        for name in ("step", "stage", "chunk", "microbatch", "start_ns"):
+            columns = [lean.ops[name].to_numpy() for lean in with_ops] or [np.zeros(0, dtype=np.int64)]
+            if not np.array_equal(np.concatenate(columns), run.placed.ops[name].to_numpy()):
                 raise NotSplitError("stages and microbatches of ops follow from those of others")
+        self.leans = []
 
     def _numbers_by_worker(self) -> Iterator[tuple[int, ...]]:
         """The numbers of the ranks, in groups that a worker holds."""
@@ -239,7 +244,9 @@ class _Shuffle:
                 yield tuple(numbers[first : first + size])
 
     def relating_rows(self) -> pd.DataFrame:
-        """What relates the clocks, in the order in which the rows of all ranks stand, with numbers of matches for the run."""
+        """What relates the clocks, in the order in which the rows of all ranks stand, with numbers of matches for the run; let go
+        of afterwards.
+        """
         tables = []
         next_message, next_collective = 0, sum(block.num_messages for block in self._facts)
         for block in self._facts:
@@ -249,8 +256,10 @@ class _Shuffle:
             )
             tables.append(block.matched.assign(match=np.where(match >= 0, of_run, -1)))
             next_message, next_collective = next_message + block.num_messages, next_collective + block.num_collectives
+        self._facts.clear()
         rows = with_categories(pd.concat(tables, ignore_index=True))
-        return rows.sort_values(["rank", "row"], kind="stable", ignore_index=True)
+        del tables
+        return rows.sort_values(["rank", "row"], kind="stable", ignore_index=True).drop(columns="row")
 
     def reports(self, run: RunFacts, of_rank: Mapping[int, RankPart]) -> list[GroupReport]:
         """The reports of all ranks."""
@@ -258,6 +267,7 @@ class _Shuffle:
         shared = engine.submit(_same, run)
         clock = engine.submit(_same, run.clock)
         timed = [engine.submit(timed_block, block, clock) for block in self._blocks]
+        self._blocks.clear()
         futures = []
         for group in self._groups:
             of_group = [engine.submit(rows_of_ranks, block, group.numbers) for block in timed]
@@ -265,6 +275,7 @@ class _Shuffle:
             futures.append(
                 engine.submit(report_of_group, group.numbers, group.files, group.comms, of_group, parts, shared)
             )
+        timed.clear()
         return engine.results(futures, [group.name for group in self._groups])
 
 

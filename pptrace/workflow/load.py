@@ -70,13 +70,14 @@ def _load_on_workers(
     read: Any = recognise_trace  # what it returns stays there; what comes here is lean
     store: Any = RankStore() if cache else None
     result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
-    ranks: Sequence[RemoteRank] = result.traces
-    run = inputs.run or {}
+    ranks: list[RemoteRank] = list(result.traces)
+    headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
+    del result
     if not inputs.dumps and _hang(paths, inputs) is None:
         with suppress(NotSplitError):
-            warnings = (*result.warnings, *_run_warnings(run))
+            warnings = (*read_warnings, *_run_warnings(run))
             return analyse_on_workers(ranks, engine, schedule, step, _num_ranks(run), warnings)
-    return _analyse_read(paths, inputs, [engine.whole_ranks(ranks)], result.warnings, schedule, step)
+    return _analyse_read(paths, inputs, [engine.whole_ranks(headers)], read_warnings, schedule, step)
 
 
 def _analyse_read(

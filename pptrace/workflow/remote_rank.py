@@ -51,6 +51,10 @@ class RemoteRank:
     def with_info(self, info: TraceInfo) -> RemoteRank:
         return replace(self, lean=self.lean.with_info(info))
 
+    def without_ops(self) -> RemoteRank:
+        """The rank with nothing that grows with its trace; where the whole of it is stays known."""
+        return replace(self, lean=replace(self.lean, ops=self.lean.ops.head(0)))
+
     def with_more(self, later: RemoteRank) -> RemoteRank:
         lean = self.lean.with_more(later.lean)
         return RemoteRank(lean, self.is_plain and later.is_plain, (*self.parts, *later.parts))

@@ -175,7 +175,7 @@ def test_tables_of_one_rank_in_several_files_are_joined(tmp_path: Path) -> None:
         "tuple[RemoteRank, ...]", read_each(inputs, cast(Any, recognise_trace), None, None, None, read).traces
     )
     assert [len(rank.parts) for rank in remote] == [2, 2]
-    analysis = split.analyse_on_workers(remote, cast(DaskEngine, engine))
+    analysis = split.analyse_on_workers(list(remote), cast(DaskEngine, engine))
     assert json_of(analysis) == json_of(analyse_ranks(whole.traces))
 
 
