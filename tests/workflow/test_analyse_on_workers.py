@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from pptrace.clock import estimate_clock
 from pptrace.errors import UsageError
 from pptrace.ingest import open_inputs, read_each
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import Trace
 from pptrace.recognise.rank import recognise_rank
 from pptrace.recognise.recognised_rank import RecognisedRank
+from pptrace.recognise.run import recognise_ranks
 from pptrace.report.to_json import dump, report_object
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
@@ -27,7 +30,7 @@ from pptrace.workflow.rank_store import recognise_trace
 from pptrace.workflow.remote_rank import RemoteRank
 from tests.support.here_engine import HereEngine
 from tests.support.programs import SAMPLES
-from tests.support.synthetic import START, record, without
+from tests.support.synthetic import START, record, run_on_paper, without
 
 
 def on_workers(ranks: Sequence[RecognisedRank], **options: Any) -> Analysis:
@@ -64,8 +67,8 @@ def of_pairs() -> list[Trace]:
 
 
 def of_some_ranks() -> list[Trace]:
-    """A run whose plan is known, of which a rank has no trace."""
-    return without(of_replicas(), 3)
+    """A run whose plan is known, with a pipeline of which one rank has a trace."""
+    return without(without(of_replicas(), 3), 5)
 
 
 def of_drifting_clocks() -> list[Trace]:
@@ -121,6 +124,24 @@ def test_a_rank_whose_device_was_not_recorded_has_the_same_nulls() -> None:
     assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
 
 
+def test_a_rank_alone_in_its_pipeline_without_messages_has_the_same_bounds() -> None:
+    ranks = [recognise_trace(trace) for trace in of_some_ranks()]
+    ranks[1] = replace(ranks[1], comms=ranks[1].comms.head(0))
+    expected = analyse_ranks(ranks)
+    assert {rank.bubble_low_ns for step in expected.report.steps for rank in step.ranks if rank.rank == 1} == {0}
+    assert json_of(on_workers(ranks)) == json_of(expected)
+
+
+def test_posting_calls_of_a_rank_with_devices_have_no_transfer_time_there_either() -> None:
+    ranks = [recognise_trace(trace) for trace in of_devices()]
+    sends = ranks[0].comms["kind"] == "send"
+    assert sends.any()
+    posted = ranks[0].comms["posted_ns"].where(~sends, ranks[0].comms["end_ns"])
+    clock = ranks[0].comms["clock"].astype(object).where(~(sends & (ranks[0].comms["microbatch"] > 0)), "host")
+    ranks[0] = replace(ranks[0], comms=ranks[0].comms.assign(posted_ns=posted, clock=clock))
+    assert json_of(on_workers(ranks)) == json_of(analyse_ranks(ranks))
+
+
 def _without_labels(traces: Sequence[Trace]) -> list[Trace]:
     return [
         replace(trace, events=replace(trace.events, names=tuple("aten::mm" for _ in trace.events.names)))
@@ -155,6 +176,62 @@ def test_what_a_rank_sends_to_the_program_does_not_grow_with_its_communication()
 
     assert num_rows(1) == num_rows(4)
     assert max(num_rows(4)) <= 8
+
+
+def test_a_table_without_peers_with_messages_inside_ops_and_calls_of_no_group_is_the_same(tmp_path: Path) -> None:
+    for rank, table in enumerate(_tables()):
+        table.to_csv(tmp_path / f"rank{rank}.csv", index=False)
+    ranks = read_each(open_inputs([tmp_path]), recognise_trace, jobs=1).traces
+    expected = analyse_ranks(ranks)
+    for line in ("communication inside ops of host-clock tables", "communication without a recorded group or peer"):
+        assert any(line in warning for warning in expected.report.warnings), line
+    assert json_of(on_workers(ranks)) == json_of(expected)
+
+
+def _tables() -> list[pd.DataFrame]:
+    """Ops and messages of each rank, the last rank's on its device; messages name no peer, and end in the op that reads them."""
+    run, steps = run_on_paper(build("1f1b", 3, 4), noisy, 700), 3
+    tables = []
+    for rank, done_by_rank in enumerate(run.ranks):
+        clock = "device" if rank == 2 else "host"
+        rows = [
+            {
+                "kind": str(done.action.kind),
+                "stage": done.action.stage,
+                "microbatch": done.action.microbatch,
+                "start_ns": done.start + step * (run.end + 9_000),
+                "end_ns": done.end + step * (run.end + 9_000) + (40 if done.action.kind.is_recv else 0),
+                "step": step,
+                "clock": clock if done.action.kind.is_compute or done.action.microbatch else "host",
+            }
+            for step in range(steps)
+            for done in done_by_rank
+        ]
+        rows += [
+            {"kind": kind, "start_ns": begin, "end_ns": begin + 300, "step": step, "clock": "host"}
+            for step in range(steps)
+            for kind, begin in (("all_reduce", 60_000 + step * (run.end + 9_000)), ("barrier", 90_000 + step * run.end))
+        ]
+        table = pd.DataFrame(rows).astype({"stage": "Int64", "microbatch": "Int64"}).assign(rank=rank)
+        tables.append(table)
+    return tables
+
+
+def test_what_relates_the_clocks_comes_in_the_order_and_with_the_numbers_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks, seen = [recognise_trace(trace) for trace in of_replicas()], []
+    monkeypatch.setattr(
+        split, "estimate_clock", lambda rows, *others: seen.append(rows) or estimate_clock(rows, *others)
+    )
+    on_workers(ranks)
+    (rows,) = seen
+    expected = recognise_ranks(ranks).comms
+    columns = ["rank", "kind", "start_ns", "end_ns", "match", "clock"]
+    matched = rows.loc[rows["match"] >= 0, columns].astype({"kind": str, "clock": str}).reset_index(drop=True)
+    assert matched.equals(expected[columns].astype({"kind": str, "clock": str}))
+    times = {"begin": ("start_ns", "min"), "end": ("end_ns", "max")}
+    assert rows[rows["match"] < 0].groupby("rank").agg(**times).equals(expected.groupby("rank").agg(**times))
 
 
 def test_tables_of_one_rank_in_several_files_are_joined(tmp_path: Path) -> None:
