@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import queue
+import signal
 import sys
 import tempfile
 import uuid
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError, UsageError
@@ -244,22 +246,42 @@ def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
     import dask
 
     num_workers = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with (
-        tempfile.TemporaryDirectory(prefix="pptrace-dask-") as folder,
-        dask.config.set({"temporary-directory": folder}),
-        distributed.LocalCluster(
-            n_workers=num_workers,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # without a dashboard it listens all the same
-            local_directory=folder,
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pptrace-dask-"))
+        stack.enter_context(dask.config.set({"temporary-directory": folder}))
+        with _interrupts_held_back():
+            cluster = stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=num_workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address=None,
+                    scheduler_kwargs={
+                        "dashboard_address": "127.0.0.1:0"
+                    },  # without a dashboard it listens all the same
+                    local_directory=folder,
+                    silence_logs=logging.CRITICAL,
+                )
+            )
+        yield stack.enter_context(distributed.Client(cluster, set_as_default=False))
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C reaches this program at the end of the block, and never the processes that threads begun in it start: it ends them.
+
+    A terminal interrupts all processes of a command, and each would show where it was.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

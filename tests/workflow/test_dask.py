@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from pptrace.model.tables import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow import analyse_on_workers, dask_engine, on_workers
 from pptrace.workflow.rank_store import recognise_trace
+from tests.support.forked import PROGRAM
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
 
 dask = pytest.importorskip("dask")
@@ -114,8 +116,33 @@ def test_workers_started_for_a_command_end_with_it(tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert (tmp_path / "report.json").read_text() == json_of(P4).removesuffix("\n")
     assert list((tmp_path / "tmp").iterdir()) == []  # where workers kept their files
-    alive = [path for path in Path("/proc").glob("[0-9]*/environ") if str(tmp_path).encode() in _bytes_of(path)]
-    assert alive == []
+    assert _started_with(tmp_path, "cmdline") == []
+
+
+def test_an_interrupted_command_says_so_in_one_line_and_its_workers_end(tmp_path: Path) -> None:
+    """Ctrl-C interrupts all processes of a terminal's command, here as soon as there is a worker."""
+    command = [PROGRAM, "analyze", str(P4), "--no-cache", "--engine", "dask", "--jobs", "1"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not any(b"spawn_main" in _bytes_of(path) for path in _started_with(tmp_path, "cmdline")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, err.strip()) == (130, "pptrace: interrupted")
+    assert not any(b"spawn_main" in _bytes_of(path) for path in _started_with(tmp_path, "cmdline"))
+
+
+def _started_with(folder: Path, name: str) -> list[Path]:
+    """A file of each process in whose environment the folder is."""
+    return [
+        path.with_name(name) for path in Path("/proc").glob("[0-9]*/environ") if str(folder).encode() in _bytes_of(path)
+    ]
 
 
 def _bytes_of(path: Path) -> bytes:
