@@ -9,7 +9,7 @@ from typing import Literal
 from pptrace.api.files import FilePaths, as_paths
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
-from pptrace.workflow.dask_engine import open_dask
+from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load as load_analysis
 
 

@@ -16,7 +16,7 @@ from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
-from pptrace.workflow.dask_engine import open_dask
+from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
 
 

@@ -1,27 +1,16 @@
-"""The workers of a dask.distributed cluster: one of this machine, or the one of a running scheduler.
-
-The only module that imports dask, and only when a cluster is asked for: it is an optional extra.
-"""
+"""Calls on the workers of a dask.distributed cluster that :mod:`pptrace.workflow.dask_cluster` has opened."""
 
 from __future__ import annotations
 
-import logging
-import os
 import platform
 import queue
-import signal
-import sys
-import tempfile
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pptrace.errors import PptraceError, UsageError
+from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.ingest.job.read_job import FileResult, RankData
 from pptrace.ingest.job.read_progress import ProgressMeter
@@ -31,8 +20,6 @@ from pptrace.workflow.remote_rank import RemoteRank, lean_ranks, whole_rank
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-NOT_INSTALLED = "--engine dask: dask.distributed is not installed; pip install 'pptrace[dask]', or use --engine local"
-_CONNECT_S = 10.0
 _NO_WORKERS_S = 20.0  # a killed worker is started again in a few seconds, where something does that
 _POLL_S = 0.5
 _READING = "pptrace-reading"
@@ -73,7 +60,7 @@ class DaskEngine:
     def _reads(self, files: Sequence[InputFile], read: Callable[[InputFile], Any]) -> dict[int, Future[Any]]:
         """A call for each file, the largest first."""
         order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)
-        return {index: self.submit(_read_seen, read, files[index], self.token) for index in order}
+        return {index: self.submit(_read_visible, read, files[index], self.token) for index in order}
 
     def _done_with(
         self, futures: Mapping[int, Future[Any]], files: Sequence[InputFile], meter: ProgressMeter
@@ -84,7 +71,7 @@ class DaskEngine:
             meter.set_done(index)
         results = self._gathered([futures[index] for index in range(len(files))], names)
         for result in results:
-            if isinstance(result, UnseenFileError):
+            if isinstance(result, InvisibleFileError):
                 raise result
         return results
 
@@ -186,20 +173,20 @@ def _with_parts(result: FileResult[RemoteRank], whole: Future[Any]) -> FileResul
     return tuple(replace(rank, parts=((whole, index),)) for index, rank in enumerate(result))
 
 
-class UnseenFileError(PptraceError):
+class InvisibleFileError(PptraceError):
     """A file that this program sees and a worker does not."""
 
 
-def _read_seen(read: Callable[[InputFile], FileResult[Data]], file: InputFile, token: str) -> FileResult[Data]:
+def _read_visible(read: Callable[[InputFile], FileResult[Data]], file: InputFile, token: str) -> FileResult[Data]:
     """Read a file on a worker, if it is the one that was seen when the job's files were listed."""
     from distributed import get_worker
 
     try:
         num_bytes = file.path.stat().st_size
     except OSError as err:
-        return _unseen(file, err.strerror or str(err))
+        return _invisible(file, err.strerror or str(err))
     if num_bytes != file.num_bytes:
-        return _unseen(file, f"{num_bytes} bytes there, {file.num_bytes} here")
+        return _invisible(file, f"{num_bytes} bytes there, {file.num_bytes} here")
     worker = get_worker()
     worker.log_event(_READING, (token, str(file.path), 1))
     result = read(file)
@@ -207,159 +194,10 @@ def _read_seen(read: Callable[[InputFile], FileResult[Data]], file: InputFile, t
     return result
 
 
-def _unseen(file: InputFile, why: str) -> UnseenFileError:
+def _invisible(file: InputFile, why: str) -> InvisibleFileError:
     from distributed import get_worker
 
-    return UnseenFileError(
+    return InvisibleFileError(
         f"{file.path}: worker {get_worker().address} on {platform.node()} does not see this file ({why}); expected a file "
         "system that all machines share, with the same paths; or use --engine local"
     )
-
-
-@contextmanager
-def open_dask(scheduler: str | None = None, jobs: int | None = None) -> Iterator[DaskEngine]:
-    """Connect to the workers of a scheduler, or start ``jobs`` on this machine (None: one per core) and end them.
-
-    Raises:
-        UsageError: dask.distributed is not installed.
-        PptraceError: there is no such scheduler, it has no workers, or they run another version of pptrace or Python.
-    """
-    try:
-        import distributed
-    except ImportError:
-        raise UsageError(NOT_INSTALLED) from None
-    with ExitStack() as stack:
-        stack.enter_context(_quiet())
-        if scheduler is None:
-            client, name = stack.enter_context(_local_cluster(distributed, jobs)), "the local dask cluster"
-        else:
-            client, name = stack.enter_context(_connected(distributed, scheduler)), f"--scheduler {scheduler}"
-        engine = DaskEngine(client, name)
-        if scheduler is not None:
-            _require_same_code(engine)
-        yield engine
-
-
-@contextmanager
-def _local_cluster(distributed: Any, jobs: int | None) -> Iterator[Client]:
-    """Worker processes on this machine, on free ports of the loopback interface alone."""
-    import dask
-
-    num_workers = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pptrace-dask-"))
-        stack.enter_context(dask.config.set({"temporary-directory": folder}))
-        with _interrupts_held_back():
-            cluster = stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=num_workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address=None,
-                    scheduler_kwargs={
-                        "dashboard_address": "127.0.0.1:0"
-                    },  # without a dashboard it listens all the same
-                    local_directory=folder,
-                    silence_logs=logging.CRITICAL,
-                )
-            )
-        yield stack.enter_context(distributed.Client(cluster, set_as_default=False))
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C reaches this program at the end of the block, and never the processes that threads begun in it start: it ends them.
-
-    A terminal interrupts all processes of a command, and each would show where it was.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # which would let interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _connected(distributed: Any, scheduler: str) -> Iterator[Client]:
-    try:
-        client = distributed.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError, TypeError) as err:
-        raise PptraceError(
-            f"--scheduler {scheduler}: no dask scheduler answers within {_CONNECT_S:.0f} s "
-            f"({type(err).__name__}); expected the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-        ) from None
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=_CONNECT_S)
-        except TimeoutError:
-            raise PptraceError(
-                f"--scheduler {scheduler}: has no workers; start some with `dask worker {scheduler}`"
-            ) from None
-        yield client
-
-
-def _require_same_code(engine: DaskEngine) -> None:
-    """Refuse workers whose results may differ from those of this program."""
-    mine = python_version()
-    versions = engine.client.get_versions()
-    for address, facts in sorted(versions["workers"].items()):
-        python = ".".join(str(facts["host"]["python"]).split(".")[:3])
-        if python.rpartition(".")[0] != mine.rpartition(".")[0]:  # a patch release reads the same pickles
-            raise _other(engine, address, f"Python {python}", f"Python {mine}")
-
-    def code() -> (
-        tuple[str, str] | None
-    ):  # nested, so that it is sent as it is: a worker may have no pptrace to import it from
-        try:
-            import pptrace
-            from pptrace.version import __version__
-        except ImportError:
-            return None
-        import hashlib
-        from pathlib import Path
-
-        folder, digest = Path(pptrace.__file__).parent, hashlib.sha256()
-        for source in sorted(folder.rglob("*.py")):
-            digest.update(source.relative_to(folder).as_posix().encode() + source.read_bytes())
-        return __version__, digest.hexdigest()
-
-    own = code()
-    assert own is not None
-    for address, theirs in sorted(engine.client.run(code).items()):
-        if theirs is None:
-            raise PptraceError(
-                f"{engine.name}: worker {address} has no pptrace; install pptrace {own[0]} in the environment of every worker"
-            )
-        if theirs != own:
-            detail = " with other sources" if theirs[0] == own[0] else ""
-            raise _other(engine, address, f"pptrace {theirs[0]}{detail}", f"pptrace {own[0]}")
-
-
-def python_version() -> str:
-    return ".".join(map(str, sys.version_info[:3]))
-
-
-def _other(engine: DaskEngine, address: str, theirs: str, mine: str) -> PptraceError:
-    return PptraceError(
-        f"{engine.name}: worker {address} runs {theirs} and this program {mine}; "
-        "expected one version of both everywhere: install it in the environment of every worker"
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence dask's log, in which a worker that dies and is replaced is an error, and its own warnings about versions."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

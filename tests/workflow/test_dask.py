@@ -18,7 +18,7 @@ import pytest
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.model.tables import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
-from pptrace.workflow import analyse_on_workers, dask_engine, on_workers
+from pptrace.workflow import analyse_on_workers, dask_cluster, dask_engine, on_workers
 from pptrace.workflow.rank_store import recognise_trace
 from tests.support.forked import PROGRAM
 from tests.support.programs import SAMPLES, one_line, pptrace, pptrace_here
@@ -175,11 +175,11 @@ def test_the_python_api_reads_on_a_cluster(scheduler: str) -> None:
 def test_a_file_that_a_worker_does_not_see_is_named_with_the_worker(scheduler: str, tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text("[]")
-    with dask_engine.open_dask(scheduler) as engine:
+    with dask_cluster.open_dask(scheduler) as engine:
         for num_bytes, gone in ((3, False), (2, True)):
             if gone:
                 path.unlink()
-            with pytest.raises(dask_engine.UnseenFileError) as error:
+            with pytest.raises(dask_engine.InvisibleFileError) as error:
                 engine.read_files([InputFile(path, None, None, num_bytes)], _never, _NoMeter())
             assert str(path) in str(error.value)
             assert "worker tcp://127.0.0.1:" in str(error.value)
@@ -200,14 +200,14 @@ def test_workers_of_another_version_are_refused(scheduler: str, monkeypatch: pyt
         line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", scheduler), code=1)
         assert "worker tcp://127.0.0.1:" in line
         assert "pptrace 99.0" in line
-    monkeypatch.setattr(dask_engine, "python_version", lambda: "3.99.0")
+    monkeypatch.setattr(dask_cluster, "python_version", lambda: "3.99.0")
     line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", scheduler), code=1)
     assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in line
     assert "Python 3.99.0" in line
 
 
 def test_an_address_without_a_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_engine, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(dask_cluster, "_CONNECT_S", 0.5)
     for address in ("tcp://127.0.0.1:1", "nonsense://", "127.0.0.1:x"):
         line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", address), code=1)
         assert address in line
