@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pptrace.errors import PptraceError
 from pptrace.ingest.inputs.resolve import InputFile
 from pptrace.model.tables import Trace
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -204,6 +205,21 @@ def test_workers_of_another_version_are_refused(scheduler: str, monkeypatch: pyt
     line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", scheduler), code=1)
     assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in line
     assert "Python 3.99.0" in line
+
+
+def test_a_scheduler_without_workers_or_that_loses_them_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(dask_engine, "_NO_WORKERS_S", 1.0)
+    with (
+        distributed.LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        address = cluster.scheduler_address
+        line = one_line(pptrace_here("analyze", P4, "--engine", "dask", "--scheduler", address), code=1)
+        assert f"--scheduler {address}: has no workers; start some with `dask worker {address}`" in line
+        engine = dask_engine.DaskEngine(client, "the cluster")
+        with pytest.raises(PptraceError, match="the cluster: has no workers any more"):
+            engine.results([engine.submit(len, "abc")], ["what no worker can do"])
 
 
 def test_an_address_without_a_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
