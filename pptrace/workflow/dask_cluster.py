@@ -171,12 +171,14 @@ def _other(engine: DaskEngine, address: str, theirs: str, expected: str) -> Pptr
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence dask's log, in which a worker that dies and is replaced is an error, and its own warnings about versions."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("distributed")]
+    levels = [logger.level for logger in loggers]  # dask sets some of each its own
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

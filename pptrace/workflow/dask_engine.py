@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import queue
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.errors import PptraceError
@@ -60,7 +62,8 @@ class DaskEngine:
     def _reads(self, files: Sequence[InputFile], read: Callable[[InputFile], Any]) -> dict[int, Future[Any]]:
         """A call for each file, the largest first."""
         order = sorted(range(len(files)), key=lambda index: -files[index].num_bytes)
-        return {index: self.submit(_read_visible, read, files[index], self.token) for index in order}
+        folder = str(Path.cwd())
+        return {index: self.submit(_read_visible, read, files[index], folder, self.token) for index in order}
 
     def _done_with(
         self, futures: Mapping[int, Future[Any]], files: Sequence[InputFile], meter: ProgressMeter
@@ -177,11 +180,18 @@ class InvisibleFileError(PptraceError):
     """A file that this program sees and a worker does not."""
 
 
-def _read_visible(read: Callable[[InputFile], FileResult[Data]], file: InputFile, token: str) -> FileResult[Data]:
-    """Read a file on a worker, if it is the one that was seen when the job's files were listed."""
+def _read_visible(
+    read: Callable[[InputFile], FileResult[Data]], file: InputFile, folder: str, token: str
+) -> FileResult[Data]:
+    """Read a file on a worker, if it is the one that was seen when the job's files were listed.
+
+    ``folder`` is where a relative path begins: the report names files as the user does, so the worker goes there.
+    """
     from distributed import get_worker
 
     try:
+        if not file.path.is_absolute():
+            os.chdir(folder)
         num_bytes = file.path.stat().st_size
     except OSError as err:
         return _invisible(file, err.strerror or str(err))

@@ -187,6 +187,20 @@ def test_a_file_that_a_worker_does_not_see_is_named_with_the_worker(scheduler: s
             assert ("No such file" if gone else "2 bytes there, 3 here") in str(error.value)
 
 
+def test_a_relative_path_is_that_of_the_program_wherever_its_workers_run(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank0.json").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    with dask_cluster.open_dask(scheduler) as engine:
+        file = InputFile(Path("rank0.json"), None, None, 2)
+        assert engine.read_files([file], _text, _NoMeter()) == ["[]"]  # type: ignore[arg-type]
+
+
+def _text(file: InputFile) -> Any:
+    return file.path.read_text()
+
+
 def _never(_file: InputFile) -> Any:
     raise AssertionError("a file of other bytes is not read")
 
