@@ -12,7 +12,7 @@ Each part is what its replay adds to the makespan, so the parts sum to the measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,7 +129,7 @@ def waterfalls_of_windows(table: PlanTable, windows: Sequence[StepWindow], data:
         waterfall
         for part in parts
         for waterfall in _waterfalls_of_part(
-            table, part, [RankCosts.of(table, part, rank, data) for rank in ranks_of_windows(part)]
+            table, part, (RankCosts.of(table, part, rank, data) for rank in ranks_of_windows(part))
         )
     ]
 
@@ -157,7 +157,7 @@ def _parts_of(table: PlanTable, num_windows: int) -> list[tuple[int, int]]:
 
 
 def _waterfalls_of_part(
-    table: PlanTable, windows: Sequence[StepWindow], costs: Sequence[RankCosts]
+    table: PlanTable, windows: Sequence[StepWindow], costs: Iterable[RankCosts]
 ) -> list[Waterfall | None]:
     ops = np.full((len(windows), len(table)), -1, dtype=np.int64)
     communication = np.zeros_like(ops)
