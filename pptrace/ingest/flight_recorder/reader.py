@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from pptrace.axes import MESH_ORDER, SHARING
 from pptrace.errors import TraceError
 from pptrace.ingest.flight_recorder.dump import DumpCall, read_dump
 from pptrace.ingest.ops.build import Tables, comms_table, ops_table
 
+_WORDS = {"pp": "pipeline|", "tp": "tensor|", "cp": "context|", "ep": "expert|", "dp": "data_parallel|fsdp|"}
 _AXES = {
-    "pp": re.compile(r"pipeline|\bpp\b|mesh_pp", re.IGNORECASE),
-    "tp": re.compile(r"tensor|\btp\b|mesh_tp", re.IGNORECASE),
-    "cp": re.compile(r"context|\bcp\b|mesh_cp", re.IGNORECASE),
-    "ep": re.compile(r"expert|\bep\b|mesh_ep", re.IGNORECASE),
-    "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
+    axis: re.compile(rf"{_WORDS.get(axis, '')}\b{axis}\b|mesh_{axis}", re.IGNORECASE)
+    for axis in dict.fromkeys([*_WORDS, *map(str, MESH_ORDER), *map(str, SHARING)])
 }
 _MAX_SHOWN = 5
 DUMP_PRODUCER = "torch flight recorder"

@@ -36,7 +36,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
-    sizes = {axis: size for axis in WITHIN_STAGE if (size := getattr(mesh, axis)) is not None}
+    sizes = {axis: size for axis in WITHIN_STAGE if (size := mesh.size_of(axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
     if not unsized.any():
         return comms

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.axes import SHARING, WITHIN_STAGE
+from pptrace.axes import SIZED
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
@@ -209,18 +209,14 @@ def _mesh(
             traced.rank: traced.stages[0] for traced in traced_ranks
         }  # the first chunk's stage, on a loop as well as on a V
     pipelines = facts.pipelines or _pipelines(traced_ranks, readings, pp_ranks, pp, facts.world)
-    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in (*WITHIN_STAGE, *SHARING)}
+    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in SIZED}
     if pp is not None and pp == facts.world:
         sizes = {axis: size or 1 for axis, size in sizes.items()}
     is_complete = all(len(pipeline) == pp for pipeline in pipelines)
     return replace(
-        mesh,
+        mesh.with_sizes(sizes),
         pp=pp,
         vpp=chunks.pop() if len(chunks) == 1 else None,
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        dp=sizes["dp"],
-        ep=sizes["ep"],
         pipelines=pipelines,
         known_pp_ranks=()
         if is_complete

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage, open_stage
@@ -141,8 +142,9 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
     """The mesh without a pipeline: sizes of 1 that were only assumed become unknown."""
-    tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
-    return replace(mesh, pp=None, vpp=None, tp=tp, cp=cp, dp=dp, ep=None, pipelines=(), in_order=False)
+    sizes: dict[str, int | None] = dict.fromkeys(SHARING)
+    sizes |= {axis: None if (size := mesh.size_of(axis)) == 1 else size for axis in WITHIN_STAGE}
+    return replace(mesh.with_sizes(sizes), pp=None, vpp=None, pipelines=(), in_order=False)
 
 
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")
