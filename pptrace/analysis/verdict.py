@@ -38,7 +38,7 @@ def _verdict(report: Report) -> str:
     if step.bubble.waterfall_ns is not None:
         parts = {name: value or 0 for name, value in asdict(step.bubble.waterfall_ns).items()}
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
-        return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+        return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -52,7 +52,7 @@ def _verdict(report: Report) -> str:
         )
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
     shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
-    return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+    return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
 
 
 def _length(report: Report, span_ns: int) -> str:
@@ -80,10 +80,10 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
         "idle": sum(part.idle_ns or 0 for part in known) / whole,
     }
     devices = "The device was" if len(known) == 1 else f"The {len(known)} devices were"
-    return f"No training step was recognised in these traces. {devices} {_listed(shares)}."
+    return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
 
 
-def _listed(shares: Mapping[str, float]) -> str:
+def _shares_text(shares: Mapping[str, float]) -> str:
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
     return ", ".join(f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING)
 

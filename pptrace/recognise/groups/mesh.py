@@ -9,6 +9,7 @@ from itertools import pairwise
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, SIZED, WITHIN_STAGE, complete_order
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
@@ -121,7 +122,7 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
     replicas = len(mesh.pipelines)
-    rows = comms[~comms["kind"].isin(("send", "recv")) & ~comms["axis"].isin(_OF_PIPELINES)]
+    rows = comms[~comms["kind"].isin(P2P) & ~comms["axis"].isin(_OF_PIPELINES)]
     named = set(rows["axis"].tolist())
     if replicas < 2 or replicas * (mesh.pp or 0) != mesh.num_ranks or len(named) != 1 or not named <= set(WITHIN_STAGE):
         return mesh

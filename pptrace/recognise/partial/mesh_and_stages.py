@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import SIZED
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
@@ -142,7 +143,7 @@ def _lacks_ranks(
         return True
     if len(ranks) > 1:
         return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
-    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     is_sending = bool(len(messages)) or any(
         calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
     )

@@ -16,6 +16,7 @@ import pandas as pd
 
 from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.errors import ScheduleError
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage, open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
@@ -86,7 +87,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
     instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
     inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
-    is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
+    is_message = (comms["axis"] == "pp") & comms["kind"].isin(P2P)
     with_messages = set(comms.loc[is_message, "rank"].tolist())
     incomplete = [
         p
@@ -99,7 +100,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
 def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
     """A warning where ops lie between messages to unknown ranks; "" otherwise."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
-    is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
+    is_p2p = comms["kind"].isin(P2P) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
     if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""

@@ -18,7 +18,7 @@ from pptrace.recognise.groups.topology import ranks_of
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.match import match_calls, warn_unmatched
 from pptrace.recognise.run import recognise
-from tests.recognise.calls import (
+from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -30,7 +30,7 @@ from tests.recognise.calls import (
     Rank,
 )
 
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "process_group_descriptions.json"
+REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "process_group_descriptions.json"
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 NAMED = {
     "EMBED": "embd",
