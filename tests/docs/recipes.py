@@ -97,7 +97,7 @@ def _axis(root: Path) -> None:
         "    tp: int = 1\n    order: tuple[Axis, ...] = MESH_ORDER\n",
         "    xp: int = 1\n",
     )
-    _insert(root / "docs" / "report.md", "`dp`, `ep` | sizes of the axes", " (and `xp`)")
+    _insert(root / "docs" / "report.md", " | sizes of the axes", ", `xp`", before=True)
 
 
 def _example(caption: str, indent: int = 0) -> str:
