@@ -17,16 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.result import Waterfall
-from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.replay_table import Times
 from pptrace.simulator import makespans
-from pptrace.slices import Slice
-from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner
-from pptrace.timeline.windows import StepWindow
 
 
 def waterfalls(
@@ -63,90 +58,6 @@ def waterfalls(
             strict=True,
         )
     )
-
-
-_MOST_CELLS = 2_000_000
-"""Steps × ops that are replayed together."""
-
-
-def waterfalls_of_windows(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
-    """Attribute one step of a pipeline for each window; None where the trace lacks an op of the plan."""
-    size = max(_MOST_CELLS // max(len(table), 1), 1)
-    parts = (windows[first : first + size] for first in range(0, len(windows), size))
-    return [waterfall for part in parts for waterfall in _waterfalls_of_part(table, part, data)]
-
-
-def _waterfalls_of_part(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> list[Waterfall | None]:
-    ops = np.full((len(windows), len(table)), -1, dtype=np.int64)
-    communication = np.zeros_like(ops)
-    transfers = np.zeros((len(windows), table.num_messages), dtype=np.int64)
-    of_rank: dict[int, list[int]] = {}
-    for index, window in enumerate(windows):
-        for rank in window.ranks:
-            of_rank.setdefault(rank, []).append(index)
-    for rank, indices in of_rank.items():
-        rows = data.rows.of_rank(rank)
-        steps = np.array([windows[index].step for index in indices])
-        measured, row_of = _in_steps(rows.ops, steps, np.array(indices))
-        planned = _planned_rows(table, measured)
-        row_of, planned, measured = row_of[planned >= 0], planned[planned >= 0], measured.where(planned >= 0)
-        ops[row_of, planned] = measured["end_ns"] - measured["start_ns"]
-        communication[row_of, planned] = _inside_ops(rows.comms, measured, data.lanes[rank])
-        received, row_of = _in_steps(
-            rows.comms.where((rows.comms["kind"] == "recv") & (rows.comms["match"] >= 0)), steps, np.array(indices)
-        )
-        message = _planned_messages(table, received)
-        transfers[row_of[message >= 0], message[message >= 0]] = _transfer_ns(received)[message >= 0]
-    is_whole: npt.NDArray[np.bool_] = np.all(ops >= 0, axis=1)
-    spans = [window.span_ns for window, whole in zip(windows, is_whole.tolist(), strict=True) if whole]
-    attributed = iter(
-        waterfalls(table, ops[is_whole], communication[is_whole], transfers[is_whole], spans) if spans else ()
-    )
-    return [next(attributed) if whole else None for whole in is_whole.tolist()]
-
-
-def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
-    """(rows of these steps, for each of them the index that belongs to its step)."""
-    order = np.argsort(steps, kind="stable")
-    position = np.searchsorted(steps[order], rows["step"])
-    inside = position < len(steps)
-    inside[inside] = steps[order][position[inside]] == rows["step"][inside]
-    return rows.where(inside), indices[order][position[inside]]
-
-
-def _planned_rows(table: PlanTable, ops: Slice) -> Int64:
-    """The row of the plan that each op is; −1 where it is none."""
-    kind, kinds = ops.codes("kind")
-    code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]
-    rows = table.rows_of(code, ops["stage"], ops["microbatch"])
-    return np.where((rows >= 0) & (table.kind[rows] == code), rows, -1)
-
-
-def _planned_messages(table: PlanTable, received: Slice) -> Int64:
-    """The message of the plan that each received one is; −1 where it is none."""
-    is_forward = received["direction"] == "F"
-    producer = np.where(is_forward, Kind.F.code, Kind.B.code)
-    stage = received["stage"] + np.where(is_forward, -1, 1)
-    slots = table.slots_of(producer, stage, received["microbatch"])
-    return np.where(slots >= 0, table.slot_to_message[slots], -1)
-
-
-def _transfer_ns(received: Slice) -> Int64:
-    """What each transfer cost its reader; one posted ahead is seen complete when its reader asks for it."""
-    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
-    durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
-    return durations
-
-
-def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> Int64:
-    """Time in which each op communicated without compute, in order of step, from the communication of its own step, ns."""
-    inside = np.zeros(len(ops), dtype=np.int64)
-    if not is_inner(comms).any():
-        return inside
-    for step in np.unique(ops["step"]).tolist():
-        of_step, communication = ops["step"] == step, comms.where(comms["step"] == step)
-        inside[of_step] = communication_inside_ops(ops.where(of_step), communication, lane)
-    return inside
 
 
 def _means(table: PlanTable, costs: Times, group: npt.NDArray[np.integer]) -> Times:

@@ -93,6 +93,44 @@ class Bubble:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""
+
+    cause: str
+    where: Mapping[str, int | str]
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span."""
+
+    span_ns: int
+    parts: Mapping[str, int]
+    by_stage: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedOp:
+    rank: int
+    kind: str
+    stage: int
+    microbatch: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The bubble of all ranks by what caused it; each mapping sums to the total. ``ops`` are those with the largest charges."""
+
+    total_ns: int
+    by_rank: Mapping[int, int]
+    by_stage: Mapping[int, int]
+    by_kind: Mapping[str, int]
+    ops: tuple[BlamedOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseSummary:
     start_ns: int
     end_ns: int
@@ -190,7 +228,11 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared."""
+    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared.
+
+    ``causes`` sum to the span minus ``ideal_ns``, the usual compute spread evenly over the ranks. They and the critical path
+    are None where an op of the plan is not in the trace, ``blame`` where a rank's bubble is not known.
+    """
 
     step: int
     start_ns: int
@@ -198,6 +240,10 @@ class StepReport:
     span_ns: int | None
     bubble: Bubble
     ranks: tuple[RankStep, ...]
+    ideal_ns: int | None = None
+    causes: tuple[Cause, ...] | None = None
+    critical_path: CriticalPath | None = None
+    blame: Blame | None = None
 
     @property
     def has_pipeline(self) -> bool:

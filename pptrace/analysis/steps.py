@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import waterfalls_of_windows
+from pptrace.analysis.explain.explain import Explanation, explain_steps
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
-from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
@@ -74,9 +74,15 @@ def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo)
         ideals = [_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries]
         reports = report_rank_steps(windows, data, ideals, mesh)
         ranks |= {(rank, window.step): report for (_, window), report in zip(entries, reports, strict=True)}
-    waterfalls = _waterfalls(steps, comparable, data)
+    explanations = _explanations(steps, comparable, data)
     return tuple(
-        _report_step(step, ranks, all(comparable[window] for window in step.windows), waterfalls.get(index), mesh)
+        _report_step(
+            step,
+            ranks,
+            all(comparable[window] for window in step.windows),
+            explanations.get(index, Explanation()),
+            mesh,
+        )
         for index, step in enumerate(steps)
     )
 
@@ -85,21 +91,21 @@ def _longest(step: PlannedStep) -> StepWindow:
     return max(step.windows, key=lambda window: window.span_ns)
 
 
-def _waterfalls(
+def _explanations(
     steps: Sequence[PlannedStep], comparable: Mapping[StepWindow, bool], data: AlignedRun
-) -> dict[int, Waterfall | None]:
-    """By index of the step, that of its longest window, where there is a plan and the ranks' times compare."""
+) -> dict[int, Explanation]:
+    """By index of the step, where there is a plan and the ranks' times compare."""
     of_plan: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
         if step.plan is not None and all(comparable[window] for window in step.windows):
             of_plan.setdefault(id(step.plan), []).append(index)
-    found: dict[int, Waterfall | None] = {}
+    explanations: dict[int, Explanation] = {}
     for indices in of_plan.values():
         plan = steps[indices[0]].plan
         assert plan is not None
-        windows = [_longest(steps[index]) for index in indices]
-        found |= zip(indices, waterfalls_of_windows(plan.table, windows, data), strict=True)
-    return found
+        of_steps = explain_steps(plan.table, [steps[index].windows for index in indices], data)
+        explanations |= zip(indices, of_steps, strict=True)
+    return explanations
 
 
 def _rank_windows(
@@ -126,7 +132,7 @@ def _report_step(
     step: PlannedStep,
     rank_steps: Mapping[tuple[int, int], RankStep],
     are_comparable: bool,
-    waterfall: Waterfall | None,
+    explanation: Explanation,
     mesh: MeshInfo,
 ) -> StepReport:
     windows, ideal = step.windows, step.ideal
@@ -146,9 +152,13 @@ def _report_step(
             share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=waterfall,
+            waterfall_ns=explanation.waterfall,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+        ideal_ns=explanation.ideal_ns,
+        causes=explanation.causes,
+        critical_path=explanation.critical_path,
+        blame=explanation.blame if complete else None,
     )
 
 
