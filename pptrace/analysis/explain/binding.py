@@ -49,11 +49,9 @@ def bindings_of(times: StepTimes) -> Bindings:
 
 
 def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
-    """When messages could be used: where the reader waited, when it had them; else what the transfer takes after its op's end."""
-    earliest = times.end[:, sender] + times.transfer[:, message]
-    arrival, asked = times.arrival[:, message], times.asked[:, message]
-    has_waited = (arrival != UNKNOWN) & (asked < earliest)
-    return np.where(has_waited, arrival, earliest)
+    """When messages came that their readers waited for; for those that a reader found waiting, the end of the sending op."""
+    sent, arrival = times.end[:, sender], times.arrival[:, message]
+    return np.where((arrival != UNKNOWN) & times.sender_is_last[:, message], np.maximum(arrival, sent), sent)
 
 
 def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: Bool) -> None:

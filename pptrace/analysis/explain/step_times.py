@@ -47,9 +47,9 @@ class StepTimes:
     ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
     communicated and did not compute, ``before`` the row that ran before each on its rank (−1: none). ``gap_bubble`` and
     ``gap_exposed`` are the bubble and the exposed communication in the gap before each op, ``inner_bubble`` the bubble inside
-    it, ``tail_bubble`` (steps, pp) that after the last op of each rank. ``asked`` is when the reader of a message began to wait
-    for it, ``arrival`` when it had it, ``transfer`` what the transfer cost it. ``is_whole``: the trace has every op of the plan.
-    ``waits``: the messages that held up a rank, whatever it ran after them.
+    it, ``tail_bubble`` (steps, pp) that after the last op of each rank. ``arrival`` is when the reader of a message had it,
+    ``transfer`` what the transfer cost it; ``sender_is_last``: it began when the sender was ready, not when the reader was.
+    ``is_whole``: the trace has every op of the plan. ``waits``: the messages that held up a rank, whatever it ran after them.
     """
 
     table: PlanTable
@@ -62,9 +62,9 @@ class StepTimes:
     gap_exposed: Int64
     inner_bubble: Int64
     tail_bubble: Int64
-    asked: Int64
     arrival: Int64
     transfer: Int64
+    sender_is_last: Bool
     is_whole: Bool
     waits: PeerWaits
 
@@ -107,7 +107,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun
         windows=tuple(windows),
         before=np.full(shape, NONE, dtype=np.int64),
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
-        asked=np.zeros(messages, dtype=np.int64),
+        sender_is_last=np.zeros(messages, dtype=np.bool_),
         arrival=np.full(messages, UNKNOWN, dtype=np.int64),
         transfer=np.zeros(messages, dtype=np.int64),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
@@ -162,7 +162,7 @@ def _fill_rank(times: StepTimes, is_measured: Bool, rank: int, indices: Int64, d
     at = index[message >= 0], message[message >= 0]
     times.transfer[at] = _transfer_ns(received)[message >= 0]
     times.arrival[at] = received["transfer_end_ns"][message >= 0]
-    times.asked[at] = np.maximum(received["start_ns"], received["asked_ns"])[message >= 0]
+    times.sender_is_last[at] = (received["transfer_start_ns"] > received["start_ns"])[message >= 0]
 
 
 def _fill_bubbles(times: StepTimes, lane: Lane, index: Int64, planned: Int64, ops: Slice) -> None:

@@ -1,8 +1,9 @@
 """Walks back in time along what ops waited for, many at once.
 
-A walk begins at the start of an op and goes back through pieces that follow one another without gap or overlap: the time in which
-the op could have run and did not (*idle*), the time that what it waited for took to reach it (*transfer*), and the op that it
-waited for. Clocks that are a little off shorten a piece, to 0 at least; the pieces always add up to the time walked.
+A walk begins at the start of an op and goes back through pieces that follow one another without gap or overlap: the time in
+which the op could have run and did not (*idle*), the time that what it waited for took to reach it, or that fetching it took
+(*transfer*), and the op that it waited for. Clocks that are a little off shorten a piece, to 0 at least; the pieces always add
+up to the time walked.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def walk_back(
         ended = np.where(has_source, times.end[step, source], begun)
         sent = np.where(is_message, np.minimum(begun, ended), begun)
         start = np.where(has_source, np.minimum(sent, times.start[step, source]), sent)
-        goes_on = yield Hop(walk, step, row, source, cursor - begun, begun - sent, sent - start)
+        moving = np.where(is_message, 0, np.minimum(times.gap_exposed[step, row], cursor - begun))
+        idle, transfer = cursor - begun - moving, begun - sent + moving
+        goes_on = yield Hop(walk, step, row, source, idle, transfer, sent - start)
         on = has_source if goes_on is None else has_source & goes_on
         walk, step, row, cursor = walk[on], step[on], source[on], start[on]
