@@ -23,8 +23,8 @@ from pptrace.slices import group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
-_MOST_CELLS = 500_000
-"""Steps × ops that are explained together."""
+_CELLS, _MOST_PARTS = 80_000, 16
+"""Steps × ops that are explained together, more where there would be too many parts: all at once would take much memory."""
 _MOST_OPS = 10
 """Ops that a step's blame names."""
 
@@ -63,7 +63,8 @@ def _axes_inside_ops(data: AlignedRun) -> dict[str, int]:
 
 def _parts(table: PlanTable, steps: Sequence[Sequence[StepWindow]]) -> Iterator[Sequence[Sequence[StepWindow]]]:
     """Whole steps, of about as many cells as are explained together."""
-    most = max(_MOST_CELLS // max(len(table), 1), 1)
+    cells = max(_CELLS, sum(map(len, steps)) * len(table) // _MOST_PARTS)
+    most = max(cells // max(len(table), 1), 1)
     first = size = 0
     for index, windows in enumerate(steps):
         if size and size + len(windows) > most:

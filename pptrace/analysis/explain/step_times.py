@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.intervals import Int64, lengths_within
+from pptrace.intervals import Int64, clip, lengths_within
 from pptrace.model.tables import MESSAGES
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -119,50 +119,61 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun
     for index, window in enumerate(windows):
         for rank in window.ranks:
             of_rank.setdefault(rank, []).append(index)
-    waits = []
-    for rank, indices in of_rank.items():
+    waits = [
         _fill_rank(times, is_measured, rank, np.array(indices, dtype=np.int64), data)
-        waits.append(_peer_waits(times, rank, np.array(indices, dtype=np.int64), data))
+        for rank, indices in of_rank.items()
+    ]
     times.is_whole[:] = is_measured.all(axis=1)
     columns = (np.concatenate([getattr(part, name) for part in waits]) for name in PeerWaits.__slots__)
     return replace(times, waits=PeerWaits(*columns)) if waits else times
 
 
-def _peer_waits(times: StepTimes, rank: int, indices: Int64, data: AlignedRun) -> PeerWaits:
-    comms = data.rows.of_rank(rank).comms
-    is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
-    is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
-    steps = np.array([times.windows[index].step for index in indices.tolist()], dtype=np.int64)
-    held, index = _in_steps(comms.where(is_held), steps, indices)
-    ranks = np.array(times.windows[int(indices[0])].ranks, dtype=np.int64)
-    order = np.argsort(ranks)
-    position = np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)
-    peer = order[position]
-    known = ranks[peer] == held["peer"]
-    own = np.full(int(known.sum()), int(np.flatnonzero(ranks == rank)[0]), dtype=np.int64)
-    return PeerWaits(index[known], own, held["end_ns"][known], peer[known], held["transfer_start_ns"][known])
-
-
-def _fill_rank(times: StepTimes, is_measured: Bool, rank: int, indices: Int64, data: AlignedRun) -> None:
-    """Fill in what one rank measured in the windows ``indices``."""
-    rows, lane = data.rows.of_rank(rank), data.lanes[rank]
-    steps = np.array([times.windows[index].step for index in indices.tolist()], dtype=np.int64)
+def _fill_rank(times: StepTimes, is_measured: Bool, rank: int, indices: Int64, data: AlignedRun) -> PeerWaits:
+    """Fill in what one rank measured in the windows ``indices``; return for which messages it waited."""
+    rows = data.rows.of_rank(rank)
+    windows = [times.windows[index] for index in indices.tolist()]
+    steps = np.array([window.step for window in windows], dtype=np.int64)
+    compute, exposed = (
+        clip(part, min(window.start_ns for window in windows), max(window.end_ns for window in windows))
+        for part in (data.lanes[rank].compute, data.lanes[rank].exposed)
+    )
+    lane = replace(data.lanes[rank], compute=compute, exposed=exposed)
     ops, index = _in_steps(rows.ops, steps, indices)
+    comms, index_of_comms = _in_steps(rows.comms, steps, indices)
     planned = _planned_rows(times.table, ops)
     known = planned >= 0
     ops, index, planned = (ops, index, planned) if known.all() else (ops.where(known), index[known], planned[known])
     is_measured[index, planned] = True
     times.start[index, planned], times.end[index, planned] = ops["start_ns"], ops["end_ns"]
-    times.communication[index, planned] = _inside_ops(rows.comms, ops, lane)
+    times.communication[index, planned] = _inside_ops(comms, ops, lane)
     _fill_bubbles(times, lane, index, planned, ops)
-    received, index = _in_steps(
-        rows.comms.where((rows.comms["kind"] == "recv") & (rows.comms["match"] >= 0)), steps, indices
-    )
+    _fill_messages(times, comms, index_of_comms)
+    return _peer_waits(rank, windows[0].ranks, comms, index_of_comms)
+
+
+def _fill_messages(times: StepTimes, comms: Slice, index: Int64) -> None:
+    """Fill in the messages that a rank received."""
+    is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
+    received, index = comms.where(is_received), index[is_received]
     message = _planned_messages(times.table, received)
-    at = index[message >= 0], message[message >= 0]
-    times.transfer[at] = _transfer_ns(received)[message >= 0]
-    times.arrival[at] = received["transfer_end_ns"][message >= 0]
-    times.sender_is_last[at] = (received["transfer_start_ns"] > received["start_ns"])[message >= 0]
+    known = message >= 0
+    at = index[known], message[known]
+    times.transfer[at] = _transfer_ns(received)[known]
+    times.arrival[at] = received["transfer_end_ns"][known]
+    times.sender_is_last[at] = (received["transfer_start_ns"] > received["start_ns"])[known]
+
+
+def _peer_waits(rank: int, pipeline: Sequence[int], comms: Slice, index: Int64) -> PeerWaits:
+    """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
+    is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
+    held, index = comms.where(is_held), index[is_held]
+    ranks = np.array(pipeline, dtype=np.int64)
+    order = np.argsort(ranks)
+    peer = order[np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)]
+    known = ranks[peer] == held["peer"]
+    position = np.full(int(known.sum()), pipeline.index(rank), dtype=np.int64)
+    return PeerWaits(index[known], position, held["end_ns"][known], peer[known], held["transfer_start_ns"][known])
 
 
 def _fill_bubbles(times: StepTimes, lane: Lane, index: Int64, planned: Int64, ops: Slice) -> None:
@@ -199,8 +210,10 @@ def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> In
 
 
 def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
-    """(rows of these steps, for each of them the index that belongs to its step)."""
+    """(rows of these steps, for each of them the index that belongs to its step); ``rows`` are in the order of steps."""
     order = np.argsort(steps, kind="stable")
+    first, last = np.searchsorted(rows["step"], (steps[order[0]], steps[order[-1]] + 1))
+    rows = rows.where(slice(first, last))
     position = np.searchsorted(steps[order], rows["step"])
     inside = position < len(steps)
     inside[inside] = steps[order][position[inside]] == rows["step"][inside]
