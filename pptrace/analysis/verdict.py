@@ -77,12 +77,10 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 def _largest(findings: Sequence[Finding]) -> str:
     """What the largest finding that is not the schedule itself would give back."""
-    gains = [
-        (finding.gain_ns, finding) for finding in findings if finding.severity is not Severity.INFO and finding.gain_ns
-    ]
+    gains = [(gain, of) for of in findings if of.severity is not Severity.INFO and (gain := of.gain_ns)]
     if not gains:
         return ""
-    gain, finding = max(gains, key=lambda pair: pair[0] or 0)
+    gain, finding = max(gains, key=lambda pair: pair[0])
     name = _NAMES.get(str(finding.evidence.get("waterfall")), finding.title)
     return f"; the most to win back is {_ms(gain)} ms a step of {name}" if name != "unexplained" else ""
 
@@ -92,5 +90,5 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _ms(ns: int | None) -> str:
-    return f"{(ns or 0) / 1e6:,.1f}" if abs(ns or 0) < 1e9 else f"{(ns or 0) / 1e6:,.0f}"
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.1f}" if ns < 1e9 else f"{ns / 1e6:,.0f}"

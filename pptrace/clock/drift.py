@@ -154,7 +154,8 @@ def _offset_of(index: int, rank: int, first: int, offset_ns: int, fit: _Fit) -> 
             "to cover it, and "
             "waiting and transfers are no more exact than that"
         )
-        return _Offset(chosen, max(lower - chosen, chosen - upper), 0.0, warning if index else "")
+        error_ns = max(lower - chosen, chosen - upper, _largest_error(chosen, index, fit.parts))
+        return _Offset(chosen, error_ns, 0.0, warning if index else "")
     chosen, error_ns = clamp_offset(fit.likely.get(rank), low, high)
     if 2 * drift <= abs(high - low):
         return _Offset(chosen, error_ns + (drift + 1) // 2)
@@ -189,8 +190,6 @@ def _error_at_all_times(
     Its bounds were met at any time of it, so that the truth of another time lies up to half of that outside them: of a chain, for
     each of its links.
     """
-    if chained == (0, 0):  # on the first one's clock
-        return abs(offset_ns)
     error_ns = clamp_offset(offset_ns, *chained)[1] + (num_ranks - 1) * ((apart_ns + 1) // 2)
     return min(error_ns, clamp_offset(offset_ns, *direct)[1] + (apart_ns + 1) // 2) if is_bounded(*direct) else error_ns
 
@@ -202,7 +201,8 @@ def _likely_drift(span_ns: int) -> int:
 
 def _largest_error(offset_ns: int, index: int, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
     """Largest error of the offset, ns, in any stretch of time."""
-    return max((clamp_offset(offset_ns, *part[index])[1] for part in parts if is_bounded(*part[index])), default=0)
+    ranges = (part[index] for part in parts if is_bounded(*part[index]))
+    return max((abs(offset_ns - bound) for bounds in ranges for bound in bounds), default=0)
 
 
 def _rates(

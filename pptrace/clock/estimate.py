@@ -55,17 +55,17 @@ def estimate_clock(
     matched = rows_where(comms, (comms["match"] >= 0) & comms["rank"].isin(ordered))
     matched = _without_mixed_clocks(matched)
     shared = [facts.get(rank, {}).get("one_clock") for rank in ordered]
-    low = lower_bounds(matched, ordered)
+    low = lower_bounds(matched, ordered)  # with a diagonal of 0
     if len(set(shared)) == 1 and shared[0] is not None:
-        return _of_one_recording(ordered, str(shared[0]), max(int(low.max()), 0))
+        return _of_one_recording(ordered, str(shared[0]), int(low.max()))
     spread = same_host_spread(ordered, facts)
     if spread is not None:
-        violated = int(low.max())  # the diagonal is 0
+        violated = int(low.max())
         if violated <= spread + READING_NS:
             return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(spread, violated))
     hosts = _named_hosts(ordered, facts, low, comms, ops, pipelines)
     if hosts.all():
-        return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), max(READING_NS, int(low.max())))
+        return Clock(ClockMethod.SAME_HOST, dict.fromkeys(ordered, 0), READING_NS)
     same = hosts | np.array(
         [[recording is not None and recording == other for other in shared] for recording in shared], dtype=np.bool_
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.clock import Clock
-from pptrace.intervals import Int64, NestedIntervals, clip, length, lengths_within, merge, subtract, union
+from pptrace.intervals import Int64, NestedIntervals, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
@@ -38,15 +38,6 @@ class Lane:
     exposed: Int64
     unknown: Int64
     not_overlapped: Int64
-
-    def clipped(self, start_ns: int, end_ns: int) -> Lane:
-        parts = (self.compute, self.transfer, self.exposed, self.unknown, self.not_overlapped)
-        return Lane(*(clip(part, start_ns, end_ns) for part in parts))
-
-    def bubble_ns(self, start_ns: int, end_ns: int) -> int | None:
-        """Part of [start, end) that is neither compute nor exposed communication, ns; None if unknown."""
-        part = self.clipped(start_ns, end_ns)
-        return None if len(part.unknown) else end_ns - start_ns - length(part.compute) - length(part.exposed)
 
 
 def lane_of(

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from pptrace.analysis.communication import summarise_comms
+from pptrace.analysis.communication import summarise_comms, summarise_steps, total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.result import Bubble, ScheduleSummary, Severity, StepReport, Waterfall
+from pptrace.analysis.result import (
+    Bubble,
+    CommSummary,
+    CommTotal,
+    RankStep,
+    ScheduleSummary,
+    Severity,
+    StepReport,
+    Waterfall,
+)
+from pptrace.analysis.steps import marked_steps
+from pptrace.analysis.volume.transformer import Calls
 from pptrace.intervals import EMPTY, union
-from pptrace.model.tables import COMMS, make_table
+from pptrace.model.device import DeviceBreakdown
+from pptrace.model.tables import COMMS, OPS, make_table
 from pptrace.slices import Slice, slice_of
 
 
@@ -70,6 +84,112 @@ def test_there_is_a_summary_per_axis_and_kind() -> None:
     assert summarise_comms(comms_of(), EMPTY) == ()
 
 
+def test_each_step_has_its_own_summaries_and_what_was_predicted_but_not_made_counts_zero() -> None:
+    """Of three steps the second is empty; the rows are not in order of kind within a step."""
+    rows = [
+        times(0, 5, 10, 10) | {"kind": "send", "axis": "pp", "bytes": 7},
+        times(20, 20, 30, 32) | {"kind": "all_reduce"},
+        times(40, 40, 70, 70) | {"kind": "send", "axis": "pp", "bytes": 9},
+        times(200, 200, 230, 230) | {"kind": "all_gather", "bytes": -1},
+    ]
+    planned = [
+        {("pp", "send"): Calls(3, 21), ("tp", "all_reduce"): Calls(5, 50)},
+        {("pp", "send"): Calls(3, 22)},
+        {("dp", "all_gather"): Calls(1, 23)},
+    ]
+    first, second, third = summarise_steps(
+        comms_of(*rows), np.array([0, 0, 0, 2]), 3, union([25, 50, 190], [28, 60, 210]), planned
+    )
+    assert [(c.axis, c.kind, c.count, c.bytes, c.predicted_bytes) for c in first] == [
+        ("dp", "all_reduce", 1, 1000, 0),
+        ("pp", "send", 2, 16, 21),
+        ("tp", "all_reduce", 0, 0, 50),
+    ]
+    reduce, send, absent = first
+    assert (reduce.total_ns, reduce.wait_ns, reduce.hidden_ns, reduce.exposed_ns) == (12, 2, 3, 7)
+    assert (send.total_ns, send.wait_ns, send.hidden_ns, send.exposed_ns) == (40, 5, 10, 25)
+    assert (absent.total_ns, absent.wait_ns, absent.hidden_ns, absent.exposed_ns) == (0, 0, 0, 0)
+    assert (absent.overlap_ratio, absent.algbw_gbps, absent.busbw_gbps) == (None, None, None)
+    assert second == (CommSummary("pp", "send", 0, 0, 0, 0, 0, 0, None, None, None, 22),)
+    (gather,) = third
+    assert (gather.count, gather.bytes, gather.predicted_bytes, gather.algbw_gbps) == (1, None, 23, None)
+    assert (gather.hidden_ns, gather.exposed_ns, gather.overlap_ratio) == (10, 20, 1 / 3)
+    assert [len(of_step) for of_step in summarise_steps(comms_of(*rows), np.array([0, 0, 0, 2]), 3, EMPTY)] == [2, 0, 1]
+
+
+def test_what_moved_in_no_time_has_no_bandwidth_and_one_rank_waits_for_nobody() -> None:
+    (instant,) = summarise_comms(comms_of(times(3, 8, 8, 8)), EMPTY)
+    assert (instant.wait_ns, instant.exposed_ns, instant.overlap_ratio, instant.algbw_gbps) == (5, 0, None, None)
+    (alone,) = summarise_comms(comms_of(times(3, 3, 8, 8) | {"match": -1, "group_size": 1}), EMPTY)
+    assert (alone.wait_ns, alone.exposed_ns, alone.algbw_gbps, alone.busbw_gbps) == (0, 5, 200, 0)
+    (empty,) = summarise_comms(comms_of(times(0, 0, 4, 4) | {"bytes": 0}), EMPTY)
+    assert (empty.bytes, empty.algbw_gbps) == (0, 0)
+
+
+def total_of(*rows: dict[str, object], compute: list[list[int]] | None = None) -> CommTotal:
+    device = {"clock": "device"}
+    intervals = None if compute is None else np.array(compute)
+    (total,) = total_comms(comms_of(*(device | row for row in rows)), intervals)
+    return total
+
+
+def test_a_total_over_the_trace_counts_time_twice_where_two_calls_run_and_busy_time_once() -> None:
+    """From 0 to 20 and from 10 to 30: 40 ns in all, busy for 30, of which 25 to 40 hide 5."""
+    total = total_of(times(0, 0, 0, 20), times(10, 10, 10, 30) | {"bytes": 200}, compute=[[25, 40]])
+    assert (total.axis, total.kind, total.group_size, total.count) == ("dp", "all_reduce", 4, 2)
+    assert (total.bytes, total.total_ns, total.busy_ns, total.overlap_ratio) == (1200, 40, 30, 5 / 30)
+    assert (total.algbw_gbps, total.busbw_gbps) == (30, 45)
+    assert total_comms(comms_of(), None) == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    [
+        ({}, {}),
+        ({"clock": "none"}, {"busy_ns": None, "overlap_ratio": None}),
+        ({"clock": "host"}, {"overlap_ratio": None, "algbw_gbps": None, "busbw_gbps": None}),
+        ({"bytes": -1}, {"bytes": None, "algbw_gbps": None, "busbw_gbps": None}),
+        ({"bytes": 0}, {"bytes": 1000, "algbw_gbps": 25, "busbw_gbps": 37.5}),
+        ({"group_size": 2}, {"group_size": None, "busbw_gbps": None}),
+    ],
+    ids=lambda part: str(part),
+)
+def test_a_total_lacks_what_one_of_its_calls_does_not_say(row: dict[str, object], changes: dict[str, object]) -> None:
+    plain = {"busy_ns": 30, "overlap_ratio": 1 / 6, "bytes": 2000, "algbw_gbps": 50, "busbw_gbps": 75, "group_size": 4}
+    total = total_of(times(0, 0, 0, 20), times(10, 10, 10, 30) | row, compute=[[25, 40]])
+    assert {name: getattr(total, name) for name in plain} == plain | changes
+
+
+def test_a_total_of_messages_or_of_unknown_groups_or_of_no_time() -> None:
+    message = total_of(times(0, 0, 0, 20) | {"kind": "send", "group_size": -1})
+    assert (message.group_size, message.algbw_gbps, message.busbw_gbps, message.overlap_ratio) == (None, 50, 50, None)
+    unknown = total_of(times(0, 0, 0, 20) | {"group_size": -1})
+    assert (unknown.group_size, unknown.algbw_gbps, unknown.busbw_gbps) == (None, 50, None)
+    alone = total_of(times(0, 0, 0, 20) | {"group_size": 1})
+    assert (alone.group_size, alone.algbw_gbps, alone.busbw_gbps) == (1, 50, 0)
+    instant = total_of(times(9, 9, 9, 9), compute=[[0, 20]])
+    assert (instant.total_ns, instant.busy_ns, instant.overlap_ratio, instant.algbw_gbps) == (0, 0, None, None)
+
+
+def test_a_marked_step_is_the_hull_of_its_ranges_with_the_time_of_the_others() -> None:
+    """Rank 1 has step 4 in two ranges; rank 0 has ranges of step 4 without the step's own, and step 9."""
+    columns = ("rank", "step", "kind", "start_ns", "end_ns")
+    rows = [
+        (1, 4, "STEP", 100, 160),
+        (1, 4, "STEP", 90, 150),
+        (1, 4, "OPTIMIZER", 95, 105),
+        (1, 4, "OPTIMIZER", 120, 123),
+        (1, 4, "F", 0, 500),
+        (0, 4, "GRAD_SYNC", 5, 9),
+        (0, 9, "STEP", 7, 8),
+    ]
+    blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in OPS.items()}
+    table = pd.DataFrame([blank | dict(zip(columns, row, strict=True)) for row in rows])
+    early, late = marked_steps(make_table(OPS, {name: table[name].tolist() for name in OPS}))
+    assert (early.rank, early.step, early.start_ns, early.end_ns, early.spans) == (0, 9, 7, 8, {})
+    assert (late.rank, late.step, late.start_ns, late.end_ns, late.spans) == (1, 4, 90, 160, {"OPTIMIZER": 13})
+
+
 SCHEDULE = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ())
 
 
@@ -99,3 +219,40 @@ def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
     findings = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
     assert [finding.title.split(":")[0] for finding in findings] == ["The run does not follow the plan", "Structural"]
     assert findings[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"
+
+
+def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share() -> None:
+    """Of 2 × 1,000 ns: exactly 2 % of imbalance, 1.9 % of jitter."""
+    falls = [Waterfall(600, 300, 25, 38, 0, None, 0), Waterfall(600, 300, 15, 0, 0, None, 0)]
+    structural, imbalance = find([step_with(fall) for fall in falls], SCHEDULE)
+    assert imbalance.evidence == {"waterfall": "imbalance", "share": 0.02}
+    assert imbalance.gain_ns == 20
+    assert imbalance.title == "Imbalance: 2.0% of the step goes to stages of unequal cost"
+    assert structural.evidence == {"waterfall": "structural", "share": 0.3}
+    assert structural.title == "Structural: 30.0% of the step is the fill and drain of 1f1b itself"
+
+
+def test_steps_without_a_waterfall_count_neither_in_shares_nor_in_gains() -> None:
+    falls = [Waterfall(600, 300, 0, 0, 100, None, 0), None]
+    structural, communication = find([step_with(fall) for fall in falls], SCHEDULE)
+    assert (structural.gain_ns, structural.evidence["share"]) == (300, 0.3)
+    assert (communication.gain_ns, communication.evidence["share"]) == (100, 0.1)
+
+
+def test_exposed_communication_is_divided_among_its_axes() -> None:
+    """Two ranks: 30 + 30 of tp, 20 of pp, none of dp, unknown of ep."""
+
+    def rank_with(*exposed: tuple[str, int | None]) -> RankStep:
+        comms = tuple(CommSummary(axis, "send", 1, 0, 9, 0, 0, ns, None, None, None) for axis, ns in exposed)
+        nothing = DeviceBreakdown(None, None, None, None, None, None, None, None)
+        return RankStep(0, 0, 1000, 0, 0, 0, {}, comms, {}, nothing, None, ())
+
+    ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
+    fall = Waterfall(600, 300, 0, 30, 100, None, 0)
+    step = StepReport(0, 0, 1000, 1000, Bubble(0.1, 0.1, 0.1, 0.1, fall), ranks)
+    _, communication, jitter = find([step], SCHEDULE)
+    assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
+    assert communication.detail.startswith("of what is exposed: tp 75%, pp 25%; overlap it")
+    assert "exposed_by_axis" not in jitter.evidence
+    none_exposed = StepReport(0, 0, 1000, 1000, Bubble(0.1, 0.1, 0.1, 0.1, fall), (rank_with(("pp", 0)),))
+    assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[1].evidence

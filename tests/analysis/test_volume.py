@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import pytest
 
-from pptrace.analysis.volume.gpt_facts import GptFacts, Parameter, read_gpt_facts, stage_parameters
+from pptrace.analysis.volume.gpt_facts import Parameter, read_gpt_facts, stage_parameters
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.analysis.volume.transformer import (
     AttentionSizes,
@@ -26,9 +25,9 @@ from pptrace.analysis.volume.transformer import (
     ulysses_elements,
     ulysses_volume,
 )
-from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.schedule.registry import build
+from tests.analysis.gpt_runs import facts, facts_of_run, mesh, step_of
 
 WIRE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Bytes on the wire of a ring algorithm, in (n − 1)/n of the whole tensor (nccl-tests)."""
@@ -93,42 +92,6 @@ def test_selective_recompute_does_not_bring_the_output_back() -> None:
     output = 3 * (1024 // 8) * 8 * 8 * 2  # microbatch, positions of a rank, heads, head dim, bytes
     key = ("cp", "all_to_all")
     assert (again[key].count, again[key].bytes) == (whole[key].count - 1, whole[key].bytes - output)
-
-
-def facts(**changes: object) -> GptFacts:
-    plain = GptFacts(
-        hidden=32,
-        heads=4,
-        kv_heads=4,
-        sequence=16,
-        microbatch_size=2,
-        vocabulary=256,
-        dtype="float32",
-        tied=False,
-        layers_per_stage=(4,),
-        sequence_parallel=False,
-        overlap=False,
-        ulysses=1,
-        recompute="none",
-        recompute_microbatches_beyond=None,
-        zero=0,
-        bucket_bytes=25 * 2**20,
-        clip_grad=0.0,
-        optimizer_sync="synchronous",
-        steps=10,
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def mesh(pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> MeshInfo:
-    inner = dp * cp * tp
-    pipelines = tuple(tuple(first + inner * stage for stage in range(pp)) for first in range(inner))
-    return MeshInfo(pp * inner, pp, 1, tp, cp, dp, 1, pipelines)
-
-
-def step_of(facts: GptFacts, mesh: MeshInfo, schedule: str = "1f1b", microbatches: int = 4) -> list[Volume]:
-    predicted = StepVolume(facts, mesh, build(schedule, mesh.pp or 1, microbatches))
-    return [predicted.of_rank(rank, step=3) for rank in range(mesh.num_ranks)]
 
 
 def test_transfers_are_activations_of_every_microbatch_in_both_directions() -> None:
@@ -249,10 +212,6 @@ def test_partly_recomputed_microbatches_repeat_their_forward() -> None:
     ]
     # The first stage has two in flight and keeps every other one; the last has one.
     assert [more - less for more, less in zip(counts, plain, strict=True)] == [2 * 2 * 2] * 2 + [0] * 2
-
-
-def facts_of_run(**changes: object) -> Mapping[str, object]:
-    return {"name": "gpt"} | asdict(facts()) | {"layers_per_stage": [4]} | changes
 
 
 def test_facts_are_read_as_they_were_told() -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.clock import Clock, ClockMethod
+from pptrace.clock import Clock, ClockMethod, estimate_clock, shift
 from pptrace.clock.bounds import UNBOUNDED, is_bounded, lower_bounds, offset_ranges
 from pptrace.clock.ends import clamp_offset, offsets_by_common_ends
 from pptrace.clock.offsets import from_bounds
 from pptrace.clock.same_host import same_host_spread
-from pptrace.model.tables import COMMS, make_table
+from pptrace.model.tables import COMMS, HOST, HOST_NAME, SESSION, make_table
 
 Row = tuple[int, str, int, int, int]
 """(rank, kind, match, start, end)."""
@@ -53,6 +53,12 @@ def test_the_bounds_between_two_ranks_are_those_of_their_tightest_message_or_col
     low = lower_bounds(comms_of(rows), ranks)
     for (i, one), (j, other) in product(enumerate(ranks), repeat=2):
         assert low[i, j] == (0 if i == j else tightest.get((one, other), -UNBOUNDED))
+
+
+def test_a_message_of_which_one_end_has_no_trace_bounds_nothing() -> None:
+    rows: list[Row] = [(0, "send", 0, 900, 901), (1, "recv", 1, 5, 100), (0, "send", 1, 60, 61), (1, "recv", 2, 0, 9)]
+    assert lower_bounds(comms_of(rows), [0, 1]).tolist() == [[0, 60 - 100], [-UNBOUNDED, 0]]
+    assert lower_bounds(comms_of(rows[:1]), [0, 1]).tolist() == [[0, -UNBOUNDED], [-UNBOUNDED, 0]]
 
 
 @given(st.lists(times, min_size=1, max_size=5), st.data())
@@ -137,6 +143,53 @@ def test_there_and_back_between_two_clocks_is_the_same_time(offset: int, rate: f
     assert abs(common - (time + offset + rate * (time + offset - middle))) <= 1
     assert abs(clock.to_rank_clock(1, common) - time) <= 1
     assert clock.to_common_clock(0, np.array([time])).tolist() == [time] == [clock.to_rank_clock(0, time)]
+
+
+def test_a_clock_that_drifts_is_corrected_from_its_middle_on() -> None:
+    """By half of a nanosecond for each: 40 after the middle 20 more, 40 before it 20 less."""
+    clock = Clock(ClockMethod.BOUNDS, {1: 10}, 0, rates={1: 0.5}, middle_ns=100)
+    assert clock.to_common_clock(1, np.array([50, 90, 130])).tolist() == [40, 100, 160]
+    assert [clock.to_rank_clock(1, time) for time in (40, 100, 160)] == [50, 90, 130]
+    from_zero = Clock(ClockMethod.BOUNDS, {}, 0, rates={1: 0.5})
+    assert from_zero.to_common_clock(1, np.array([0, 100])).tolist() == [0, 150]
+    table = comms_of([(0, "send", 0, 100, 200), (1, "recv", 0, 100, 200)])
+    assert shift(table, from_zero)[["start_ns", "end_ns"]].to_numpy().tolist() == [[100, 200], [150, 300]]
+    still = Clock(ClockMethod.BOUNDS, {0: 0, 1: 0}, 5, rates={1: 0.0})
+    assert shift(table, still) is table
+
+
+@pytest.mark.parametrize(("late", "violated"), [(1, 0), (0, 0), (-30, 30), (-50_000, 50_000), (-50_001, 50_001)])
+def test_one_recording_is_as_exact_as_its_messages_show(late: int, violated: int) -> None:
+    """Of a session what is more than a reading error is of messages matched wrongly, and warned about."""
+    rows: list[Row] = [(0, "send", 0, 1_000_000, 1_000_001), (1, "recv", 0, 0, 1_000_000 + late)]
+    for shared, method in (("ops.csv", ClockMethod.ONE_FILE), (f"{HOST} 7", ClockMethod.SAME_HOST)):
+        facts: dict[int, dict[str, object]] = {rank: {"one_clock": shared} for rank in (0, 1)}
+        assert estimate_clock(comms_of(rows), [0, 1], facts) == Clock(method, {0: 0, 1: 0}, violated)
+    facts = {rank: {"one_clock": f"{SESSION} 7"} for rank in (0, 1)}
+    clock = estimate_clock(comms_of(rows), [1, 0], facts)
+    assert (clock.method, clock.offsets_ns) == (ClockMethod.SAME_SESSION, {0: 0, 1: 0})
+    assert clock.uncertainty_ns == min(violated, 50_000)
+    assert len(clock.warnings) == (violated > 50_000)
+    assert all("contradict its clock by 50.0 µs" in line for line in clock.warnings)
+
+
+def test_one_host_by_readings_is_as_exact_as_these_and_its_messages_show() -> None:
+    facts = {
+        rank: {"host": "a", "clock": {"start": {"time_ns": 5_000 + 40 * rank, "monotonic_ns": 3_000}}}
+        for rank in (0, 1)
+    }
+    for late, expected in ((5, 40), (-39, 40), (-41, 41), (-50_040, 50_040), (-50_041, None)):
+        rows: list[Row] = [(0, "send", 0, 1_000_000, 1_000_001), (1, "recv", 0, 0, 1_000_000 + late)]
+        clock = estimate_clock(comms_of(rows), [0, 1], facts)
+        assert clock.method is (ClockMethod.BOUNDS if expected is None else ClockMethod.SAME_HOST)
+        assert clock.uncertainty_ns == expected
+    by_name = {rank: {HOST_NAME: "a"} for rank in (0, 1)}
+    for late, method in ((-50_000, ClockMethod.SAME_HOST), (-50_001, ClockMethod.BOUNDS)):
+        back: list[Row] = [(1, "send", 1, 1_000_000, 1_000_001), (0, "recv", 1, 0, 1_200_000)]
+        rows = [(0, "send", 0, 1_000_000, 1_000_001), (1, "recv", 0, 0, 1_000_000 + late), *back]
+        clock = estimate_clock(comms_of(rows), [0, 1], by_name)
+        assert clock.method is method
+        assert (clock.uncertainty_ns == 50_000) == (method is ClockMethod.SAME_HOST)
 
 
 @pytest.mark.parametrize(

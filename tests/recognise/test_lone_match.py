@@ -17,6 +17,7 @@ from pptrace.schedule.registry import build
 from pptrace.schedule.text import from_rows
 from pptrace.workflow.analyse import analyse
 from tests.recognise.test_chain_match import NODE, Program
+from tests.support.lanes import bubble_ns
 from tests.support.synthetic import MAIN_THREAD, START, Event, make_trace
 
 
@@ -91,7 +92,7 @@ def test_some_ranks_show_what_all_of_them_do_and_bound_their_bubble(ranks: tuple
                 own = part.data.part(rank.rank, step.step).ops
                 start, end = int(own["start_ns"].min()), int(own["end_ns"].max())
             away = int(shift[rank.rank][0])
-            bubble = whole.data.lanes[rank.rank].bubble_ns(start + away, end + away)
+            bubble = bubble_ns(whole.data.lanes[rank.rank], start + away, end + away)
             assert bubble is not None
             assert rank.bubble_low_ns is not None
             assert rank.bubble_high_ns is not None

@@ -20,6 +20,7 @@ from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator import simulate
 from pptrace.simulator.costs import Costs
 from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.lanes import bubble_ns
 from tests.support.synthetic import make_trace, record
 
 COSTS = Costs({Kind.F: 100, Kind.I: 90, Kind.W: 110, Kind.B: 200}, p2p_latency_ns=7)
@@ -189,7 +190,7 @@ def test_an_order_of_no_schedule_keeps_the_pipeline_that_its_stages_tell() -> No
 def own_bubble(whole: Analysis, rank: int) -> int | None:
     """A rank's bubble within its own first and last op, ns, of a run of one step of which every rank has a trace."""
     ops = whole.data.part(rank, 0).ops
-    return whole.data.lanes[rank].bubble_ns(int(ops["start_ns"].min()), int(ops["end_ns"].max()))
+    return bubble_ns(whole.data.lanes[rank], int(ops["start_ns"].min()), int(ops["end_ns"].max()))
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])

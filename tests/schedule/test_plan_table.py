@@ -129,6 +129,28 @@ def test_of_an_action_that_a_measured_order_has_twice_readers_need_the_first() -
     assert rows_needed(table, 4) == [0, 6]  # 0B0
 
 
+def test_of_an_op_that_is_also_a_half_of_a_pair_the_first_row_counts() -> None:
+    pair = "(0F1;0B0)OVERLAP_F_B"
+    for row, filling in ((["0F0", pair, "0F1", "0B1", "0B0"], (1, 1)), (["0F0", "0F1", "0B0", pair, "0B1"], (1, 2))):
+        table = from_rows([row], "custom").table
+        slots = table.slots_of([Kind.F.code, Kind.B.code], [0, 0], [1, 0])
+        assert tuple(table.slot_to_row[slots].tolist()) == filling
+        assert table.slot_kind[slots].tolist() == [Kind.F.code, Kind.B.code]
+
+
+def test_slots_are_those_of_the_stages_microbatches_and_outputs_of_the_plan_alone() -> None:
+    """Two stages of three microbatches with three outputs each: 18 slots."""
+    table = build("zb-h1", 2, 3).table
+    kinds = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2, Kind.OVERLAP_F_B: 0}
+    for kind in Kind:
+        for stage, microbatch in ((0, 0), (1, 2), (-1, 0), (2, 0), (0, -1), (0, 3)):
+            is_known = kind in kinds and 0 <= stage < 2 and 0 <= microbatch < 3
+            expected = (stage * 3 + microbatch) * 3 + kinds[kind] if is_known else -1
+            assert table.slots_of(kind.code, stage, microbatch) == expected
+    assert [int(table.slots_of(code, 0, 0)) for code in (-1, len(Kind), 99)] == [-1] * 3
+    assert len(table.slot_to_row) == 18
+
+
 def test_rows_that_wait_for_ever_have_no_level() -> None:
     deadlock = from_rows([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "custom").table
     assert deadlock.level.tolist() == [0, -1, -1, -1, -1, -1, -1, -1]

@@ -197,3 +197,14 @@ def test_an_action_on_a_rank_that_is_not_that_of_its_stage_waits_all_the_same() 
     forwards = [Action(Kind.F, stage, 0) for stage in range(3)]
     plan = Plan("misplaced", 1, (0, 0, 0), ((forwards[0], forwards[2]), (forwards[1],)))
     assert replay_table(plan.table, [5, 5, 5]).start.tolist() == [0, 10, 5]
+
+
+def test_a_replay_takes_a_tick_an_action_and_no_time_for_messages_unless_it_is_told_otherwise() -> None:
+    """One microbatch over two ranks: four actions in a row, and two messages."""
+    plan = build("1f1b", 2, 1)
+    assert replay(plan).makespan == 4
+    assert replay(plan, latency=lambda _action, _source, _target: 5).makespan == 14
+    assert replay(plan, lambda rank, action: 10 * rank + 1).makespan == 2 * 1 + 2 * 11
+    named = replay(plan, latency=lambda action, source, target: 100 if action.kind is Kind.B else 10 * source + target)
+    assert named.makespan == 4 + 100 + 1
+    assert [(timed.start, timed.end) for timed in named.ranks[1]] == [(2, 3), (3, 4)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+import random
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from pptrace.schedule.shape import OpCosts, Shape
 from pptrace.schedule.validate import validate
 from pptrace.schedule.zb_auto import NAME, Choices, list_schedule, lower_bound, optimality, run_heuristic
 from pptrace.simulator import Costs, peak_inflight, simulate
+from tests.schedule.zb_heuristic import Heuristic, list_orders
 
 COSTS = [
     OpCosts(),
@@ -39,9 +43,12 @@ def searched(shape: Shape) -> Plan:
     return build(NAME, shape.pp, shape.num_microbatches, memory_limit=shape.memory_limit, costs=shape.costs)
 
 
+def kinds_of(costs: OpCosts) -> dict[Kind, int]:
+    return {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
+
+
 def makespan(plan: Plan, costs: OpCosts) -> int:
-    kinds = {Kind.F: costs.forward, Kind.I: costs.input_grad, Kind.W: costs.weight_grad}
-    return simulate(plan, Costs(kinds, p2p_latency_ns=costs.p2p)).makespan_ns
+    return simulate(plan, Costs(kinds_of(costs), p2p_latency_ns=costs.p2p)).makespan_ns
 
 
 @given(shapes)
@@ -65,7 +72,7 @@ def test_the_reported_makespan_is_the_simulated_one_and_not_below_the_bound(shap
 def test_a_draft_has_the_clocks_the_waiting_and_the_memory_that_the_simulator_gives_its_orders(
     shape: Shape, choices: Choices
 ) -> None:
-    kinds = {Kind.F: shape.costs.forward, Kind.I: shape.costs.input_grad, Kind.W: shape.costs.weight_grad}
+    kinds = kinds_of(shape.costs)
     for draft in (run_heuristic(shape, choices), list_schedule(shape, weight_waits=choices.overfill)):
         plan = make_plan(NAME, ([Action(kind, rank, mb) for kind, mb in row] for rank, row in enumerate(draft.rows)))
         ranks = simulate(plan, Costs(kinds, p2p_latency_ns=shape.costs.p2p)).ranks
@@ -73,6 +80,64 @@ def test_a_draft_has_the_clocks_the_waiting_and_the_memory_that_the_simulator_gi
         assert draft.wait_time == [rank.inner_bubble_ns for rank in ranks]
         assert draft.longest_rank == max(rank.inner_bubble_ns + rank.compute_ns for rank in ranks)
         assert draft.peak_in_flight == max(rank.peak_inflight_microbatches for rank in ranks)
+
+
+def random_shape(seed: int) -> Shape:
+    chance = random.Random(seed)
+    p, m = chance.randint(1, 6), chance.randint(1, 12)
+    costs = OpCosts(*(chance.randint(1, 9) for _ in range(3)), chance.choice([0, 0, 1, 3, 12]))
+    return Shape(p, m, memory_limit=chance.choice([None, *range(1, 13)]), costs=costs)
+
+
+def on_its_own(shape: Shape, choices: Choices) -> Heuristic:
+    p, m, c = shape.pp, shape.num_microbatches, shape.costs
+    sizes = p, m, c.forward, c.input_grad, c.weight_grad, c.p2p, shape.memory_limit or m
+    return Heuristic(*sizes, choices.overfill, choices.backward_first, choices.fill_short_gaps)
+
+
+def letters(plan_rows: Sequence[Sequence[tuple[Kind, int]]]) -> list[str]:
+    return ["".join(str(kind) for kind, _ in row) for row in plan_rows]
+
+
+ALL_CHOICES = [Choices(*switches) for switches in product((False, True), repeat=3)]
+
+
+@pytest.mark.parametrize("choices", ALL_CHOICES, ids=str)
+def test_every_draft_is_that_of_the_heuristic_of_the_paper(choices: Choices) -> None:
+    for seed in range(80):
+        shape = random_shape(seed)
+        draft = run_heuristic(shape, choices)
+        assert letters(draft.rows) == on_its_own(shape, choices).run(), shape
+        listed = list_schedule(shape, weight_waits=choices.overfill)
+        assert letters(listed.rows) == list_orders(on_its_own(shape, choices), choices.overfill), shape
+        for row in (*draft.rows, *listed.rows):
+            numbers = {kind: [mb for of_row, mb in row if of_row is kind] for kind in (Kind.F, Kind.I, Kind.W)}
+            assert set(map(tuple, numbers.values())) == {tuple(range(shape.num_microbatches))}
+
+
+def test_the_plan_is_the_shortest_candidate_and_of_those_the_one_of_least_time_on_a_rank_and_then_least_memory() -> (
+    None
+):
+    """Those of the heuristic before those of the list scheduler; ZB-H1 and then ZB-H2 where they are shorter and fit."""
+    for seed in range(40):
+        shape = random_shape(seed)
+        p, m, limit = shape.pp, shape.num_microbatches, shape.memory_limit or shape.num_microbatches
+        drafts = [run_heuristic(shape, choices) for choices in reversed(ALL_CHOICES)]
+        drafts += [list_schedule(shape, weight_waits) for weight_waits in (True, False)]
+        rows = [[[Action(k, rank, mb) for k, mb in row] for rank, row in enumerate(d.rows)] for d in drafts]
+        candidates = [make_plan(NAME, of_draft) for of_draft in rows]
+        keys = []
+        for plan in candidates:
+            ranks = simulate(plan, Costs(kinds_of(shape.costs), p2p_latency_ns=shape.costs.p2p)).ranks
+            longest = max(rank.timeline[-1].end - rank.timeline[0].start for rank in ranks)
+            keys.append((makespan(plan, shape.costs), longest, max(peak_inflight(plan))))
+        best = candidates[keys.index(min(keys))]
+        for name, held in (("zb-h1", p), ("zb-h2", 2 * p - 1)):
+            handmade = build(name, p, m)
+            if min(held, m) <= limit and makespan(handmade, shape.costs) < makespan(best, shape.costs):
+                best = handmade
+        values = [[str(action) for action in row] for row in searched(shape).ranks]
+        assert values == [[str(action) for action in row] for row in best.ranks], shape
 
 
 @given(shapes)
@@ -135,6 +200,24 @@ def test_the_lower_bound_by_hand() -> None:
     assert lower_bound(Shape(2, 2, costs=OpCosts(3, 2, 1, 1))) == 18
     one_held = Shape(2, 2, costs=OpCosts(3, 2, 1, 1), memory_limit=1)
     assert lower_bound(one_held) == 26, "F 3, there 1, F 3, I 2, back 1, I 2, W 1: 13 for each, one after the other"
+
+
+def test_the_lower_bound_is_that_of_every_rank_and_of_memory() -> None:
+    """Each rank's own work behind the warmup; its last I, the way up and a W; or the time that a microbatch fills memory."""
+    for seed in range(60):
+        shape = random_shape(seed)
+        p, m, c = shape.pp, shape.num_microbatches, shape.costs
+        held = shape.memory_limit or m
+        bounds = []
+        for r in range(p):
+            reached = r * (c.forward + c.p2p)
+            first_gradient = p * c.forward + (p - 1) * c.p2p + (p - 1 - r) * (c.input_grad + c.p2p)
+            early = min(m, held)
+            forwards = max(reached + early * c.forward, first_gradient) + (m - early) * c.forward
+            bounds += [forwards + m * c.input_grad + max(m * c.weight_grad, r * (c.input_grad + c.p2p) + c.weight_grad)]
+            one = (p - r) * (c.forward + c.input_grad) + 2 * (p - 1 - r) * c.p2p + c.weight_grad
+            bounds += [reached + math.ceil(m * one / held)]
+        assert lower_bound(shape) == max(bounds)
 
 
 def test_negative_costs_are_refused() -> None:

@@ -8,9 +8,9 @@ than 85 % are killed.
 
 Tests run once without a change to learn which lines each executes (``mutation_tests.py``). Each mutant is tried in a fork of a
 process that has collected the tests: it changes the code of the function in place, or imports the project again where the change
-is outside of functions, and runs the tests that execute the changed lines, the fastest first, then others of the same files, up
-to ``BUDGET_S`` of processor time: a mutant that only a slower test would kill counts as surviving. One that takes many times as
-long as it should is killed. Examples of hypothesis are the same each time.
+is outside of functions, and runs the tests that execute the changed lines, those in the folder of its package and the fastest
+first, then others of the same files, up to ``BUDGET_S`` of processor time: a mutant that only a slower test would kill counts
+as surviving. One that takes many times as long as it should is killed. Examples of hypothesis are the same each time.
 
 Why no library: cosmic-ray starts all tests anew for every mutant, three minutes each here. mutmut 3 leaves out properties, other
 decorated functions and whatever a module says outside of functions, chooses tests by function and not by line or time, and on a
@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tools")]
 
-from mutation_tests import PACKAGES, TESTS, Children, Plugin, choose_tests, measure, run_pytest  # noqa: E402
+from mutation_tests import PACKAGES, Children, Plugin, choose_tests, measure, run_pytest, test_files  # noqa: E402
 from mutations import Mutant, mutants_of, mutated  # noqa: E402
 
 PROJECT = ("pptrace", "instrument", "dashboards")
@@ -217,7 +217,7 @@ def main() -> int:
     chosen = [mutant for mutant in chosen if mutant.name not in equivalent]  # the same sample with and without
     if arguments.only:
         chosen = [mutant for mutant in chosen if any(text in _line(mutant) for text in arguments.only)]
-    measured = measure(Children(1))
+    measured = measure(Children(arguments.jobs))
     survived: dict[str, bool] = {}
 
     def try_all(items: list[Any]) -> None:
@@ -234,7 +234,7 @@ def main() -> int:
             children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests, by_name), done, limit)
         children.wait()
 
-    run_pytest([f"tests/{name}" for name in TESTS], Plugin(instead=try_all))
+    run_pytest([str(path.relative_to(ROOT)) for path in test_files()], Plugin(instead=try_all))
     print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
     score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
     return int(score < TARGET)

@@ -24,8 +24,14 @@ from mutations import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("schedule", "clock", "timeline", "analysis")
-TESTS = ("schedule", "clock", "timeline", "analysis", "simulator")
-BUDGET_S = 20.0
+TESTS = (
+    *("schedule", "clock", "timeline", "analysis", "simulator", "hang_diagnosis", "report", "roundtrip"),
+    *(f"api/test_{name}.py" for name in ("docs", "hang", "notebook", "run", "simulate")),
+    *(f"cli/test_{name}.py" for name in ("analyze", "schedule_and_simulate", "schedule_table", "volume")),
+    *("test_marks.py", "test_samples.py", "test_slices.py", "test_together.py"),
+)
+"""Folders and files of tests that run in one process and reach the packages."""
+BUDGET_S = 30.0
 WALL_S = 600.0
 """Time after which a child that uses no processor time is killed, s: other processes may keep it from running."""
 MEMORY_BYTES = 16 << 30
@@ -130,24 +136,35 @@ def measure(children: Children) -> Measured:
     """Run each file of tests whose measurement is not kept, without a change."""
     kept = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     code = sorted(ROOT.glob("pptrace/**/*.py")) + sorted(ROOT.glob("tests/support/*.py")) + [ROOT / "tests/conftest.py"]
-    files, measured = [path for name in TESTS for path in sorted((ROOT / "tests" / name).glob("test_*.py"))], {}
-    for path in files:
-        name = str(path.relative_to(ROOT))
-        neighbours = sorted(other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
-        key = hashlib.sha256(b"".join(part.read_bytes() for part in [*code, *neighbours, path])).hexdigest()
-        if kept.get(name, {}).get("key") == key:
-            measured[name] = kept[name]
-            continue
-        print(f"measuring {name}", flush=True)
-        with tempfile.NamedTemporaryFile(suffix=".json") as out:
-            codes: list[int] = []
-            children.start(lambda name=name, out=out: _measure_file(name, Path(out.name)), codes.append)
-            children.wait()
-            if codes[0] not in (0, 5):
-                sys.exit(f"{name}: its tests fail without any change (pytest {name}); no mutant can be judged by them")
-            measured[name] = {"key": key, "tests": json.loads(Path(out.name).read_text())}
-        CACHE.write_text(json.dumps(kept | measured))
+    measured: Measured = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for path in test_files():
+            name = str(path.relative_to(ROOT))
+            neighbours = sorted(other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
+            key = hashlib.sha256(b"".join(part.read_bytes() for part in [*code, *neighbours, path])).hexdigest()
+            if kept.get(name, {}).get("key") == key:
+                measured[name] = kept[name]
+                continue
+            print(f"measuring {name}", flush=True)
+            out = Path(folder, name.replace("/", "-")).with_suffix(".json")
+
+            def done(code: int, name: str = name, key: str = key, out: Path = out) -> None:
+                if code not in (0, 5):
+                    sys.exit(
+                        f"{name}: its tests fail without any change (pytest {name}); no mutant can be judged by them"
+                    )
+                measured[name] = {"key": key, "tests": json.loads(out.read_text())}
+                CACHE.write_text(json.dumps(kept | measured))
+
+            children.start(lambda name=name, out=out: _measure_file(name, out), done)
+        children.wait()
     return {test: row for name in measured for test, row in measured[name]["tests"].items()}
+
+
+def test_files() -> list[Path]:
+    """The files of ``TESTS``."""
+    paths = [ROOT / "tests" / name for name in TESTS]
+    return [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
 
 
 def _measure_file(name: str, out: Path) -> int:
@@ -173,15 +190,14 @@ def _measure_file(name: str, out: Path) -> int:
 def choose_tests(mutant: Mutant, measured: Measured) -> list[str]:
     """The tests to run against a mutant, in order."""
     by_time = sorted(measured, key=lambda test: measured[test]["seconds"])
-    near = {
-        test for test, row in measured.items() if not set(row["lines"].get(mutant.path, ())).isdisjoint(mutant.lines)
-    }
-    if not near:  # it is executed on import
-        near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    near = {test for test, row in measured.items() if mutant.path in row["lines"]}
+    if mutant.is_in_function:
+        near = {test for test in near if not set(measured[test]["lines"][mutant.path]).isdisjoint(mutant.lines)}
     files = {test.split("::")[0] for test in near} or {f"tests/{mutant.path.split('/')[1]}"}
     rest = [test for test in by_time if test not in near and test.startswith(tuple(files))]
+    own = f"tests/{mutant.path.split('/')[1]}/"
     chosen, total = [], 0.0
-    for test in [*(test for test in by_time if test in near), *rest]:
+    for test in [*sorted((test for test in by_time if test in near), key=lambda test: not test.startswith(own)), *rest]:
         total += measured[test]["seconds"]
         if chosen and total > BUDGET_S:
             break

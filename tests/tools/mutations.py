@@ -55,13 +55,17 @@ _CONTEXT = 24
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of a file; ``name`` is the same wherever the changed line moves to within its function."""
+    """One change of a file; ``name`` is the same wherever the changed line moves to within its function.
+
+    ``is_in_function``: the change is in the body of a function, whose lines run when it is called, and not on import.
+    """
 
     path: str
     index: int
     line: int
     lines: range
     name: str
+    is_in_function: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class _Change:
     replacement: ast.AST
     statement: ast.stmt
     scope: str
+    is_in_function: bool
 
     def put(self, node: ast.AST) -> None:
         if self.position is None:
@@ -96,7 +101,8 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
         body = getattr(statement, "body", None)
         end = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
         suffix = f" #{seen[name]}" if seen[name] > 1 else ""
-        mutants.append(Mutant(path, index, line, range(statement.lineno, end + 1), name + suffix))
+        lines = range(statement.lineno, end + 1)
+        mutants.append(Mutant(path, index, line, lines, name + suffix, change.is_in_function))
     return mutants
 
 
@@ -130,10 +136,10 @@ def _num_common(one: str, other: str) -> int:
 
 def _changes(tree: ast.Module) -> Iterator[_Change]:
     for statement in tree.body:
-        yield from _walk(tree, statement, "")
+        yield from _walk(tree, statement, "", False)
 
 
-def _walk(parent: ast.AST, statement: ast.stmt, scope: str) -> Iterator[_Change]:
+def _walk(parent: ast.AST, statement: ast.stmt, scope: str, is_in_function: bool) -> Iterator[_Change]:
     """The changes in a part of a statement; a statement of a module is reached through the module."""
     for field, value in ast.iter_fields(parent):
         if field in _SKIPPED_FIELDS or (isinstance(parent, ast.Module) and field != "body"):
@@ -144,11 +150,12 @@ def _walk(parent: ast.AST, statement: ast.stmt, scope: str) -> Iterator[_Change]
             if isinstance(parent, ast.Module) and node is not statement:
                 continue
             own = node if isinstance(node, ast.stmt) else statement
+            runs_later = is_in_function or (isinstance(parent, ast.FunctionDef) and field == "body")
             for replacement in _replacements(node):
-                yield _Change(parent, field, position, node, replacement, own, scope)
+                yield _Change(parent, field, position, node, replacement, own, scope, runs_later)
             if not isinstance(node, ast.Raise):
                 is_scope = isinstance(node, ast.FunctionDef | ast.ClassDef)
-                yield from _walk(node, own, f"{scope}.{node.name}".lstrip(".") if is_scope else scope)
+                yield from _walk(node, own, f"{scope}.{node.name}".lstrip(".") if is_scope else scope, runs_later)
 
 
 def _is_left_alone(node: ast.AST) -> bool:

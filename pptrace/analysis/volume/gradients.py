@@ -87,7 +87,6 @@ class GradientVolume:
         numbers = sum(
             self._held(parameter) if parameter.summed == parameter.numel else parameter.summed
             for parameter in self._parameters()
-            if parameter.summed
         )
         count = 1 if numbers else 0
         yield collective(Axis.TP, Collective.ALL_REDUCE, self.tp, numbers * self.facts.sum_bytes, count)
@@ -122,7 +121,7 @@ class GradientVolume:
 
     def _is_late(self, parameter: Parameter) -> bool:
         """Parts of it have to be summed before the mean."""
-        return self.mirrored or (parameter.summed > 0 and self.tp > 1) or (self.tied_apart and parameter.is_embedding)
+        return self.mirrored or parameter.summed > 0 or (self.tied_apart and parameter.is_embedding)
 
 
 def _fill(parameters: list[Parameter], limit: int) -> Iterator[int]:
