@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import waterfalls
@@ -14,7 +15,7 @@ from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
 from pptrace.analysis.explain.causes import INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
-from pptrace.analysis.explain.step_times import StepTimes, step_times
+from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -44,15 +45,36 @@ class Explanation:
     blame: Blame | None = None
 
 
-def explain_steps(table: PlanTable, steps: Sequence[Sequence[StepWindow]], data: AlignedRun) -> list[Explanation]:
-    """Explain steps of one plan, each with a window for every pipeline."""
-    axes = _axes_inside_ops(data)
-    return [explanation for part in _parts(table, steps) for explanation in _explain_part(table, part, data, axes)]
+Steps = Sequence[Sequence[StepWindow]]
+"""For each step a window for every pipeline."""
 
 
-def _axes_inside_ops(data: AlignedRun) -> dict[str, int]:
+def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
+    """Explain steps of one plan."""
+    axes = axes_inside_ops(data.comms)
+    explanations = []
+    for first, last in _parts(table, steps):
+        windows = [window for of_step in steps[first:last] for window in of_step]
+        ranks = [RankTimes.of(table, windows, rank, data) for rank in ranks_of_windows(windows)]
+        explanations += _explain_part(table, steps[first:last], ranks, axes)
+    return explanations
+
+
+def explain_ranks(
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
+) -> list[Explanation]:
+    """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
+    before = np.cumsum([0, *map(len, steps)]).tolist()
+    explanations = []
+    for first, last in _parts(table, steps):
+        of_part = [rank.of_windows(before[first], before[last]) for rank in ranks]
+        explanations += _explain_part(table, steps[first:last], of_part, axes)
+    return explanations
+
+
+def axes_inside_ops(comms: pd.DataFrame) -> dict[str, int]:
     """How long the communication of each axis inside ops took in the whole run, ns."""
-    inner = slice_of(data.comms)
+    inner = slice_of(comms)
     inner = inner.where(is_inner(inner) & (inner["axis"] != "pp"))
     return (
         {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}
@@ -61,24 +83,24 @@ def _axes_inside_ops(data: AlignedRun) -> dict[str, int]:
     )
 
 
-def _parts(table: PlanTable, steps: Sequence[Sequence[StepWindow]]) -> Iterator[Sequence[Sequence[StepWindow]]]:
-    """Whole steps, of about as many cells as are explained together."""
+def _parts(table: PlanTable, steps: Steps) -> Iterator[tuple[int, int]]:
+    """(first, last) of the steps that are explained together: of about as many cells."""
     cells = max(_CELLS, sum(map(len, steps)) * len(table) // _MOST_PARTS)
     most = max(cells // max(len(table), 1), 1)
     first = size = 0
     for index, windows in enumerate(steps):
         if size and size + len(windows) > most:
-            yield steps[first:index]
+            yield first, index
             first, size = index, 0
         size += len(windows)
     if size:
-        yield steps[first:]
+        yield first, len(steps)
 
 
 def _explain_part(
-    table: PlanTable, steps: Sequence[Sequence[StepWindow]], data: AlignedRun, axes: Mapping[str, int]
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
 ) -> list[Explanation]:
-    times = step_times(table, [window for windows in steps for window in windows], data)
+    times = step_times(table, [window for windows in steps for window in windows], ranks)
     step = np.repeat(np.arange(len(steps)), [len(windows) for windows in steps])
     spans = times.finish - times.begin
     longest = np.array([np.flatnonzero(step == index)[spans[step == index].argmax()] for index in range(len(steps))])

@@ -98,101 +98,147 @@ class StepTimes:
 _NO_MATRIX = ("table", "windows", "waits")
 
 
-def step_times(table: PlanTable, windows: Sequence[StepWindow], data: AlignedRun) -> StepTimes:
-    """The measured times of windows whose steps have the plan of ``table``."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimes:
+    """What one rank measured in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
+
+    Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
+    """
+
+    ops: Slice
+    tails: Slice
+    messages: Slice
+    waits: Slice
+
+    @classmethod
+    def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankTimes:
+        """The times in those of the windows that are of the rank's pipeline."""
+        indices = np.array([index for index, window in enumerate(windows) if rank in window.ranks], dtype=np.int64)
+        chosen = [windows[index] for index in indices.tolist()]
+        steps = np.array([window.step for window in chosen], dtype=np.int64)
+        begin, finish = (np.array([getattr(window, name) for window in windows]) for name in ("start_ns", "end_ns"))
+        lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
+        rows = data.rows.of_rank(rank)
+        measured, window = _in_steps(rows.ops, steps, indices)
+        comms, window_of_comms = _in_steps(rows.comms, steps, indices)
+        planned = _planned_rows(table, measured)
+        known = planned >= 0
+        measured, window, planned = measured.where(known), window[known], planned[known]
+        ops, tails = _cut(lane, begin, finish, window, planned, measured)
+        ops = Slice({**ops.columns, "communication": _inside_ops(comms, measured, lane)})
+        return cls(
+            ops, tails, _received(table, comms, window_of_comms), _waits(rank, chosen[0].ranks, comms, window_of_comms)
+        )
+
+    def of_windows(self, first: int, last: int) -> RankTimes:
+        """The times in the windows from ``first`` to before ``last``, which are counted from 0."""
+        parts = []
+        for part in (self.ops, self.tails, self.messages, self.waits):
+            inside = part.where((part["window"] >= first) & (part["window"] < last))
+            parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
+        return RankTimes(*parts)
+
+
+def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
+    """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
     shape, messages = (len(windows), len(table)), (len(windows), table.num_messages)
-    names = ("start", "end", "communication", "gap_bubble", "gap_exposed", "inner_bubble")
+    waits = [np.concatenate([rank.waits[name] for rank in ranks]) for name in _WAITS]
     times = StepTimes(
         table=table,
         windows=tuple(windows),
         before=np.full(shape, NONE, dtype=np.int64),
         tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
-        sender_is_last=np.zeros(messages, dtype=np.bool_),
         arrival=np.full(messages, UNKNOWN, dtype=np.int64),
         transfer=np.zeros(messages, dtype=np.int64),
+        sender_is_last=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
-        waits=PeerWaits(*(np.empty(0, dtype=np.int64) for _ in range(5))),
-        **{name: np.zeros(shape, dtype=np.int64) for name in names},
+        waits=PeerWaits(*waits),
+        **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
     )
     is_measured = np.zeros(shape, dtype=np.bool_)
-    of_rank: dict[int, list[int]] = {}
-    for index, window in enumerate(windows):
-        for rank in window.ranks:
-            of_rank.setdefault(rank, []).append(index)
-    waits = [
-        _fill_rank(times, is_measured, rank, np.array(indices, dtype=np.int64), data)
-        for rank, indices in of_rank.items()
-    ]
+    for rank in ranks:
+        ops, received = rank.ops, rank.messages
+        is_measured[ops["window"], ops["row"]] = True
+        for name in (*_OF_OPS, "before"):
+            getattr(times, name)[ops["window"], ops["row"]] = ops[name]
+        times.tail_bubble[rank.tails["window"], table.rank[rank.tails["row"]]] = rank.tails["bubble"]
+        for name in ("arrival", "transfer", "sender_is_last"):
+            getattr(times, name)[received["window"], received["message"]] = received[name]
     times.is_whole[:] = is_measured.all(axis=1)
-    columns = (np.concatenate([getattr(part, name) for part in waits]) for name in PeerWaits.__slots__)
-    return replace(times, waits=PeerWaits(*columns)) if waits else times
+    return times
 
 
-def _fill_rank(times: StepTimes, is_measured: Bool, rank: int, indices: Int64, data: AlignedRun) -> PeerWaits:
-    """Fill in what one rank measured in the windows ``indices``; return for which messages it waited."""
-    rows = data.rows.of_rank(rank)
-    windows = [times.windows[index] for index in indices.tolist()]
-    steps = np.array([window.step for window in windows], dtype=np.int64)
-    compute, exposed = (
-        clip(part, min(window.start_ns for window in windows), max(window.end_ns for window in windows))
-        for part in (data.lanes[rank].compute, data.lanes[rank].exposed)
-    )
-    lane = replace(data.lanes[rank], compute=compute, exposed=exposed)
-    ops, index = _in_steps(rows.ops, steps, indices)
-    comms, index_of_comms = _in_steps(rows.comms, steps, indices)
-    planned = _planned_rows(times.table, ops)
-    known = planned >= 0
-    ops, index, planned = (ops, index, planned) if known.all() else (ops.where(known), index[known], planned[known])
-    is_measured[index, planned] = True
-    times.start[index, planned], times.end[index, planned] = ops["start_ns"], ops["end_ns"]
-    times.communication[index, planned] = _inside_ops(comms, ops, lane)
-    _fill_bubbles(times, lane, index, planned, ops)
-    _fill_messages(times, comms, index_of_comms)
-    return _peer_waits(rank, windows[0].ranks, comms, index_of_comms)
+def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
+    """The ranks of some windows, each once, as they come first."""
+    return tuple(dict.fromkeys(rank for window in windows for rank in window.ranks))
 
 
-def _fill_messages(times: StepTimes, comms: Slice, index: Int64) -> None:
-    """Fill in the messages that a rank received."""
+_OF_OPS = ("start", "end", "communication", "gap_bubble", "gap_exposed", "inner_bubble")
+_WAITS = ("window", "rank", "freed", "peer", "ready")
+
+
+def _clipped(lane: Lane, begin: int, end: int) -> Lane:
+    """The lane with its compute and exposed communication between two times alone."""
+    return replace(lane, compute=clip(lane.compute, begin, end), exposed=clip(lane.exposed, begin, end))
+
+
+def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
+    """The messages of the plan that a rank received."""
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
-    received, index = comms.where(is_received), index[is_received]
-    message = _planned_messages(times.table, received)
+    received, window = comms.where(is_received), window[is_received]
+    message = _planned_messages(table, received)
     known = message >= 0
-    at = index[known], message[known]
-    times.transfer[at] = _transfer_ns(received)[known]
-    times.arrival[at] = received["transfer_end_ns"][known]
-    times.sender_is_last[at] = (received["transfer_start_ns"] > received["start_ns"])[known]
+    columns = {
+        "window": window,
+        "message": message,
+        "arrival": received["transfer_end_ns"],
+        "transfer": _transfer_ns(received),
+        "sender_is_last": received["transfer_start_ns"] > received["start_ns"],
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
 
 
-def _peer_waits(rank: int, pipeline: Sequence[int], comms: Slice, index: Int64) -> PeerWaits:
+def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
-    held, index = comms.where(is_held), index[is_held]
+    held, window = comms.where(is_held), window[is_held]
     ranks = np.array(pipeline, dtype=np.int64)
     order = np.argsort(ranks)
     peer = order[np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)]
     known = ranks[peer] == held["peer"]
-    position = np.full(int(known.sum()), pipeline.index(rank), dtype=np.int64)
-    return PeerWaits(index[known], position, held["end_ns"][known], peer[known], held["transfer_start_ns"][known])
+    columns = {
+        "window": window,
+        "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
+        "freed": held["end_ns"],
+        "peer": peer,
+        "ready": held["transfer_start_ns"],
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
 
 
-def _fill_bubbles(times: StepTimes, lane: Lane, index: Int64, planned: Int64, ops: Slice) -> None:
-    """Cut the rank's windows at its ops, which are in order of step and start, and fill in the bubble of every part."""
-    if not len(index):
-        return
+def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops: Slice) -> tuple[Slice, Slice]:
+    """Cut a rank's windows at its ops, which are in order of step and start: the ops with their bubbles, and the tails."""
     start, end = ops["start_ns"], ops["end_ns"]
-    is_first = np.concatenate(([True], index[1:] != index[:-1]))
-    busy_until = _latest_before(np.cumsum(is_first), end, times.begin[index], is_first)
-    times.before[index, planned] = np.where(is_first, NONE, np.roll(planned, 1))
+    is_first = np.ones(len(window), dtype=np.bool_)
+    is_first[1:] = window[1:] != window[:-1]
+    busy_until = _latest_before(np.cumsum(is_first), end, begin[window], is_first)
     gap_begin = np.minimum(busy_until, start)
     compute, exposed = (lengths_within(part, gap_begin, start) for part in (lane.compute, lane.exposed))
-    times.gap_exposed[index, planned] = exposed
-    times.gap_bubble[index, planned] = start - gap_begin - compute - exposed
-    inner = np.maximum(start, busy_until), np.maximum(end, busy_until)
-    times.inner_bubble[index, planned] = _bubble(lane, *inner)
-    last = np.flatnonzero(np.concatenate((is_first[1:], [True])))
-    tail = inner[1][last], times.finish[index[last]]
-    times.tail_bubble[index[last], times.table.rank[planned[last]]] = _bubble(lane, *tail)
+    inner_begin, inner_end = np.maximum(start, busy_until), np.maximum(end, busy_until)
+    cut = {
+        "window": window,
+        "row": row,
+        "start": start,
+        "end": end,
+        "before": np.where(is_first, NONE, np.roll(row, 1)),
+        "gap_exposed": exposed,
+        "gap_bubble": start - gap_begin - compute - exposed,
+        "inner_bubble": _bubble(lane, inner_begin, inner_end),
+    }
+    last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
+    bubble = _bubble(lane, inner_end[last], finish[window[last]])
+    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble})
 
 
 def _bubble(lane: Lane, begin: Int64, end: Int64) -> Int64:
@@ -201,6 +247,8 @@ def _bubble(lane: Lane, begin: Int64, end: Int64) -> Int64:
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
     """For each op the latest end of those before it in its group, or the begin of its window."""
+    if not len(end):
+        return end
     low = int(min(end.min(), begin.min()))
     extent = int(max(end.max(), begin.max())) - low + 1
     offset = group * extent - low
