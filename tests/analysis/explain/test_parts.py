@@ -38,6 +38,14 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     assert explain.explain_ranks(table, steps, ranks, axes) == together
 
 
-def test_nothing_is_explained_where_a_rank_has_no_trace() -> None:
+def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_explained() -> None:
     for step in analysed(lacking=1).report.steps:
+        assert step.blame is None
+        assert step.critical_path is not None
+        assert sum(step.critical_path.parts.values()) == step.critical_path.span_ns == step.span_ns
+
+
+def test_nothing_is_explained_where_no_pipeline_is_whole() -> None:
+    traces = record(build("1f1b", 3, 6), latency=9, steps=2).traces()
+    for step in analyse(without(traces, 1), num_ranks=3).report.steps:
         assert (step.ideal_ns, step.causes, step.critical_path, step.blame) == (None, None, None, None)
