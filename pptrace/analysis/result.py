@@ -299,13 +299,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known."""
+    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known.
+
+    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary.
+    """
 
     severity: Severity
     title: str
     detail: str
     gain_ns: int | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    gain_low_ns: int | None = None
+    gain_high_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
