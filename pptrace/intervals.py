@@ -119,6 +119,13 @@ def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     return np.where(last > first, before(last) - before(first), 0)
 
 
+def reduce_ranges(function: np.ufunc, values: Int64, low: Int64, high: Int64) -> Int64:
+    """A function such as ``np.minimum`` of ``values[low:high]`` for each of several stretches of values, none of them empty."""
+    bounds = np.stack((low, high), axis=1).reshape(-1)
+    reduced: Int64 = function.reduceat(np.append(values, values[-1:]), bounds)[::2]
+    return reduced
+
+
 class NestedIntervals:
     """Half-open intervals in the order of their starts, which may nest and overlap, looked up by time."""
 
@@ -138,10 +145,10 @@ class NestedIntervals:
         covered: npt.NDArray[np.bool_] = np.asarray(ends) <= self._latest_ends_at(starts)
         return covered
 
-    def outermost(self, start: int, end: int) -> int | None:
-        """The index of the first interval that covers [start, end); None where none does."""
-        first = int(np.searchsorted(self.latest_ends, end))
-        return first if first < np.searchsorted(self.starts, start, side="right") else None
+    def outermost(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The index of the first interval that covers each of these stretches; −1 where none does."""
+        first = np.searchsorted(self.latest_ends, ends)
+        return np.where(first < np.searchsorted(self.starts, starts, side="right"), first, -1)
 
     def are_inside_another(self) -> npt.NDArray[np.bool_]:
         """Which of the intervals begin inside one that began before them."""

@@ -150,6 +150,27 @@ def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
     return codes
 
 
+def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
+    """For each row of some columns of integers the last row of others that is equal to it; −1 where none is."""
+    num_wanted, num_known = len(wanted[0]), len(known[0])
+    if not num_wanted or not num_known:
+        return np.full(num_wanted, -1)
+    codes = group_codes([pd.Series(np.concatenate(pair)) for pair in zip(wanted, known, strict=True)])
+    index, distinct = pd.factorize(codes)
+    last = np.full(len(distinct), -1)
+    last[index[num_wanted:]] = np.arange(num_known)  # of equal ones the last assignment stays
+    return last[index[:num_wanted]]
+
+
+def distinct_rows(matrix: npt.NDArray[np.int64]) -> tuple[list[list[int]], npt.NDArray[np.intp]]:
+    """(the distinct rows of a matrix of integers, by row the index of its like)."""
+    if not matrix.shape[1]:
+        return [[]], np.zeros(len(matrix), dtype=np.intp)
+    codes = group_codes([pd.Series(column) for column in matrix.T])
+    _, first, row_of = np.unique(codes, return_index=True, return_inverse=True)
+    return matrix[first].tolist(), row_of
+
+
 def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
     """(the least value, how many values there are from it to the largest)."""
     least = int(values.min()) if len(values) else 0

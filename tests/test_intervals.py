@@ -15,6 +15,7 @@ from pptrace.intervals import (
     length,
     lengths_within,
     merge,
+    reduce_ranges,
     subtract,
     union,
     union_by_group,
@@ -96,6 +97,17 @@ def test_nothing_gives_nothing() -> None:
     assert len(subtract(EMPTY, some)) == len(clip(EMPTY, 0, 9)) == len(union([], [])) == len(union([5, 3], [5, 1])) == 0
 
 
+@given(st.lists(st.integers(-9, 9), min_size=1), st.data())
+def test_stretches_of_values_are_reduced_one_by_one_wherever_they_lie(values: list[int], data: st.DataObject) -> None:
+    bounds = st.tuples(st.integers(0, len(values) - 1), st.integers(1, len(values))).filter(
+        lambda pair: pair[0] < pair[1]
+    )
+    stretches = data.draw(st.lists(bounds, min_size=1))
+    low, high = np.array(stretches, dtype=np.int64).T
+    reduced = reduce_ranges(np.maximum, np.array(values, dtype=np.int64), low, high)
+    assert reduced.tolist() == [max(values[first:last]) for first, last in stretches]
+
+
 def nested(rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], NestedIntervals]:
     """The rows in the order of their starts, and as intervals."""
     ordered = sorted(rows, key=lambda row: row[0])
@@ -123,8 +135,8 @@ def test_a_stretch_is_covered_by_one_interval_not_by_several(
     ]
     begins, finishes = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     assert intervals.cover(begins, finishes).tolist() == [bool(indices) for indices in covering]
-    outermost = [intervals.outermost(begin, finish) for begin, finish in stretches]
-    assert outermost == [indices[0] if indices else None for indices in covering]
+    outermost = intervals.outermost(begins, finishes).tolist()
+    assert outermost == [indices[0] if indices else -1 for indices in covering]
 
 
 @given(pairs)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.slices import group_codes, rows_where, slice_of, slices, slices_by_int
+from pptrace.slices import distinct_rows, group_codes, last_like, rows_where, slice_of, slices, slices_by_int
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["F", "B", "W"]), st.integers(-5, 5)), max_size=20)
 
@@ -74,3 +74,22 @@ def test_a_mask_that_chooses_all_rows_gives_the_table_itself() -> None:
     table = pd.DataFrame({"x": [1, 2]})
     assert rows_where(table, table["x"] > 0) is table
     assert rows_where(table, table["x"] > 1)["x"].tolist() == [2]
+
+
+pairs = st.lists(st.tuples(numbers, numbers), max_size=12)
+
+
+@given(pairs, pairs)
+def test_the_last_row_like_another_is_found_by_all_its_columns(
+    wanted: list[tuple[int, int]], known: list[tuple[int, int]]
+) -> None:
+    columns = [list(np.array(rows, dtype=np.int64).reshape(-1, 2).T) for rows in (wanted, known)]
+    last = {row: index for index, row in enumerate(known)}
+    assert last_like(*columns).tolist() == [last.get(row, -1) for row in wanted]
+
+
+@given(pairs)
+def test_every_row_is_like_the_distinct_row_of_its_number(rows: list[tuple[int, int]]) -> None:
+    distinct, index = distinct_rows(np.array(rows, dtype=np.int64).reshape(-1, 2))
+    assert sorted(map(tuple, distinct)) == sorted(set(rows))
+    assert [tuple(distinct[number]) for number in index.tolist()] == rows

@@ -16,7 +16,7 @@ from instrument.mesh import Mesh, MeshShape
 from instrument.recorder import Recorder
 from instrument.route import Route
 from instrument.sequence.dropout import DropoutSeeds
-from instrument.sequence.mappings import local_part
+from instrument.sequence.shards import local_part
 from instrument.tensor.heads import share_heads
 from instrument.tensor.region import Region
 from pptrace.errors import UsageError

@@ -50,11 +50,6 @@ class AdamW:
         self._second_moments = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._last_lr: float | None = None
 
-    @property
-    def moments(self) -> list[tuple[Tensor, Tensor]]:
-        """(first, second) of each parameter."""
-        return list(zip(self._first_moments, self._second_moments, strict=True))
-
     @torch.no_grad()
     def step(self) -> None:
         """Update the parameters from the gradients.

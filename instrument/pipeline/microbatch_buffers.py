@@ -82,18 +82,6 @@ class MicrobatchBuffers:
     def take_deferred_weight_grads(self, cell: Cell) -> Sequence[WeightWork]:
         return _take(self._deferred_weight_grads, cell, "input gradient")
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything has been taken, as at the end of a complete step."""
-        return not (
-            self._inputs
-            or self._outputs
-            or self._forwards
-            or self._output_gradients
-            or self._input_gradients
-            or self._deferred_weight_grads
-        )
-
 
 def _take(store: dict[Cell, T], cell: Cell, what: str) -> T:
     try:

@@ -15,8 +15,8 @@ from torch.autograd import Function
 
 from instrument.backward_split import split
 from instrument.backward_split.split import EmbeddingWork, WeightQueue, embedding_gradient
-from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM
+from instrument.sequence.shards import require_divisible
 from instrument.tensor.region import Region, divide, shard
 from instrument.tensor.shards import HasShares, Share
 

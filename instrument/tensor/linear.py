@@ -27,9 +27,9 @@ from torch.autograd import Function
 from instrument.backward_split import split
 from instrument.backward_split.split import BiasWork, LinearWork, WeightQueue
 from instrument.collectives import Pending, completed
-from instrument.sequence.mappings import require_divisible
 from instrument.sequence.overlap import SEQUENCE_DIM, gather_matmul, matmul_scatter
 from instrument.sequence.partial import HasPartial, Partial
+from instrument.sequence.shards import require_divisible
 from instrument.tensor.heads import HeadShare
 from instrument.tensor.region import Region, divide, shard, take_rows
 from instrument.tensor.shards import HasShares, Share

@@ -20,12 +20,6 @@ BUS_FACTORS = {
 """Bus bandwidth over algorithm bandwidth, by group size n (nccl-tests, PERFORMANCE.md); 1 for every other kind."""
 
 
-def summarise_comms(comms: Slice, compute: Int64, predicted: Volume | None = None) -> tuple[CommSummary, ...]:
-    """One summary per (axis, kind) of one rank's communication in one step; see :func:`summarise_steps`."""
-    step = np.zeros(len(comms), dtype=np.int64)
-    return summarise_steps(comms, step, 1, compute, None if predicted is None else [predicted])[0]
-
-
 def summarise_steps(
     comms: Slice, step: Int64, num_steps: int, compute: Int64, predicted: Sequence[Volume] | None = None
 ) -> list[tuple[CommSummary, ...]]:

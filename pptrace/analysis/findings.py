@@ -52,7 +52,7 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
     """Findings over all steps, the largest gain first."""
     findings = [
         Finding(
-            Severity.WARNING,
+            Severity.CRITICAL,  # every figure that rests on the plan is in doubt
             "The run does not follow the plan",
             f"{len(schedule.mismatches)} of its orders differ from {schedule.name}; the first: {schedule.mismatches[0]}",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -22,8 +22,13 @@ _CERTAIN = 0.1
 """An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
 
-def explain_nulls(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> tuple[str, ...]:
-    """Warnings about clocks and missing data, then about null fields."""
+def explain_nulls(
+    run: RecognisedRun, clock: Clock, steps: Sequence[StepReport], num_nested: int | None = None
+) -> tuple[str, ...]:
+    """Warnings about clocks and missing data, then about null fields.
+
+    ``num_nested`` is how many rows of communication lie inside ops (:func:`count_nested`), where it is counted already.
+    """
     return (
         *_clocks(run, clock, steps),
         *_absent_ranks(run, steps),
@@ -32,7 +37,7 @@ def explain_nulls(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport])
         *_ranks_outside_steps(run, steps),
         *_unknown_bubbles(run, steps),
         *_no_messages(run, steps),
-        *_nested_messages(run),
+        *_nested_messages(run, num_nested),
         *dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ())),
         *_nulls(run, steps),
     )
@@ -228,13 +233,18 @@ def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
         yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
 
 
-def _nested_messages(run: RecognisedRun) -> Iterator[str]:
+def count_nested(ops: pd.DataFrame, comms: pd.DataFrame, ranks: Iterable[int]) -> int:
+    """How many rows of a table's communication lie inside ops of their rank."""
+    rows = RowsByRank(ops, rows_where(comms, comms["end_ns"] > comms["start_ns"]))
+    of_ranks = map(rows.of_rank, ranks)
+    return sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
+
+
+def _nested_messages(run: RecognisedRun, count: int | None) -> Iterator[str]:
     """A warning about a table's communication that is taken out of compute because it lies inside ops."""
     if run.framework != OP_TABLE:
         return
-    rows = RowsByRank(run.ops, rows_where(run.comms, run.comms["end_ns"] > run.comms["start_ns"]))
-    of_ranks = map(rows.of_rank, run.facts)
-    count = sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)
+    count = count_nested(run.ops, run.comms, run.facts) if count is None else count
     if count:
         yield (
             f"communication inside ops of host-clock tables is taken out of compute ({count} rows): set clock=device in both "

@@ -57,55 +57,104 @@ class PlannedStep:
     ideal: Ideal | None = None
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> tuple[StepReport, ...]:
-    """Each step over all its pipelines.
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What of a run's steps is one rank's: its windows, in order of step, and its ideal in each, where there is one."""
 
-    Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
-    """
-    of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
-    comparable = {window: data.is_comparable(window) for step in steps for window in step.windows}
-    for step in steps:
-        for window in step.windows:
-            for rank in window.ranks:
-                of_rank.setdefault(rank, []).append((step, window))
-    ranks: dict[tuple[int, int], RankStep] = {}
-    for rank, entries in of_rank.items():
-        windows = _rank_windows(rank, [window for _, window in entries], comparable, data)
-        ideals = [_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries]
-        reports = report_rank_steps(windows, data, ideals, mesh)
-        ranks |= {(rank, window.step): report for (_, window), report in zip(entries, reports, strict=True)}
-    explanations = _explanations(steps, comparable, data)
-    return tuple(
-        _report_step(
-            step,
-            ranks,
-            all(comparable[window] for window in step.windows),
-            explanations.get(index, Explanation()),
-            mesh,
+    windows: RankWindows
+    ideals: tuple[RankIdeal | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Steps of one plan that are explained together: which they are of the run's, and the windows of each."""
+
+    plan: Plan
+    indices: tuple[int, ...]
+    steps: tuple[tuple[StepWindow, ...], ...]
+
+    @property
+    def windows(self) -> list[StepWindow]:
+        """The windows of all steps, one step after the other."""
+        return [window for of_step in self.steps for window in of_step]
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """A run's steps, cut into what can be reported rank by rank and plan by plan; whether each step's times compare."""
+
+    steps: Sequence[PlannedStep]
+    are_comparable: tuple[bool, ...]
+    of_rank: Mapping[int, RankPart]
+    of_plan: tuple[PlanPart, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> StepParts:
+        """The parts; of ``data`` only the device work, the clock and the ranks that lack others are used."""
+        of_rank: dict[int, list[tuple[PlannedStep, StepWindow]]] = {}
+        comparable = {window: data.is_comparable(window) for step in steps for window in step.windows}
+        for step in steps:
+            for window in step.windows:
+                for rank in window.ranks:
+                    of_rank.setdefault(rank, []).append((step, window))
+        parts = {
+            rank: RankPart(
+                _rank_windows(rank, [window for _, window in entries], comparable, data),
+                tuple(_ideal_of(step.ideal, mesh.pp_rank(rank)) for step, _ in entries),
+            )
+            for rank, entries in of_rank.items()
+        }
+        are_comparable = tuple(all(comparable[window] for window in step.windows) for step in steps)
+        return cls(steps, are_comparable, parts, _plan_parts(steps, are_comparable))
+
+    def joined(
+        self,
+        ranks: Mapping[int, Sequence[RankStep]],
+        explanations: Sequence[Sequence[Explanation]],
+        mesh: MeshInfo,
+    ) -> tuple[StepReport, ...]:
+        """The steps, from the reports of each rank and the explanations of each plan's steps.
+
+        Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
+        """
+        reports = {
+            (rank, step): report
+            for rank, part in self.of_rank.items()
+            for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
+        }
+        of_step: dict[int, Explanation] = {}
+        for part, explained in zip(self.of_plan, explanations, strict=True):
+            of_step |= zip(part.indices, explained, strict=True)
+        return tuple(
+            _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
+            for index, step in enumerate(self.steps)
         )
-        for index, step in enumerate(steps)
-    )
+
+
+def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> tuple[StepReport, ...]:
+    """Each step over all its pipelines."""
+    parts = StepParts.of(steps, data, mesh)
+    ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
+    explanations = [explain_steps(part.plan.table, part.steps, data) for part in parts.of_plan]
+    return parts.joined(ranks, explanations, mesh)
 
 
 def _longest(step: PlannedStep) -> StepWindow:
     return max(step.windows, key=lambda window: window.span_ns)
 
 
-def _explanations(
-    steps: Sequence[PlannedStep], comparable: Mapping[StepWindow, bool], data: AlignedRun
-) -> dict[int, Explanation]:
-    """By index of the step, where there is a plan and the ranks' times compare."""
+def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) -> tuple[PlanPart, ...]:
+    """The steps of each plan whose ranks' times compare."""
     of_plan: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
-        if step.plan is not None and all(comparable[window] for window in step.windows):
+        if step.plan is not None and are_comparable[index]:
             of_plan.setdefault(id(step.plan), []).append(index)
-    explanations: dict[int, Explanation] = {}
+    parts = []
     for indices in of_plan.values():
         plan = steps[indices[0]].plan
         assert plan is not None
-        of_steps = explain_steps(plan.table, [steps[index].windows for index in indices], data)
-        explanations |= zip(indices, of_steps, strict=True)
-    return explanations
+        parts.append(PlanPart(plan, tuple(indices), tuple(steps[index].windows for index in indices)))
+    return tuple(parts)
 
 
 def _rank_windows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from pptrace.analysis.result import Finding, RankDevice, Report, Severity
+from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 
 _WORTH_NAMING = 0.02
 """A part below this share of the step is left out of the sentence."""
@@ -26,7 +26,7 @@ def with_verdict(report: Report) -> Report:
 
 
 def _verdict(report: Report) -> str:
-    step, steps, schedule, findings = report.typical_step, report.steps, report.schedule, report.findings
+    step, steps, schedule = report.typical_step, report.steps, report.schedule
     if report.hang is not None:
         return f"The run hung: {report.hang['detail']}"
     if step is None:
@@ -34,11 +34,11 @@ def _verdict(report: Report) -> str:
     if step.span_ns is None:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
-    length = f"The {'typical ' if len(steps) > 1 else ''}step takes {_ms(step.span_ns)} ms"
+    length = _length(report, step.span_ns)
     if step.bubble.waterfall_ns is not None:
         parts = {name: value or 0 for name, value in asdict(step.bubble.waterfall_ns).items()}
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
-        return f"{length}: {_listed(shares)}{_largest(findings)}."
+        return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -52,7 +52,20 @@ def _verdict(report: Report) -> str:
         )
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
     shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
-    return f"{length}: {_listed(shares)}{_largest(findings)}."
+    return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+
+
+def _length(report: Report, span_ns: int) -> str:
+    """How long the step takes; of some of the ranks, what their window tells: the whole run's is at least as long."""
+    noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
+    traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
+    if not 0 < len(traced) < num_ranks:
+        return f"The {noun} takes {_ms(span_ns)} ms"
+    if len(traced) == 1:
+        whose = f"rank {traced[0]}, the only one of {num_ranks} with a trace"
+    else:
+        whose = f"the {len(traced)} of {num_ranks} ranks with a trace"
+    return f"In the window of {whose}, the {noun} takes {_ms(span_ns)} ms (in that of all ranks, as much or more)"
 
 
 def _without_steps(device: Sequence[RankDevice]) -> str:
@@ -75,14 +88,24 @@ def _listed(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING)
 
 
-def _largest(findings: Sequence[Finding]) -> str:
-    """What the largest finding that is not the schedule itself would give back."""
-    gains = [(gain, of) for of in findings if of.severity is not Severity.INFO and (gain := of.gain_ns)]
-    if not gains:
-        return ""
-    gain, finding = max(gains, key=lambda pair: pair[0])
-    name = _NAMES.get(str(finding.evidence.get("waterfall")), finding.title)
-    return f"; the most to win back is {_ms(gain)} ms a step of {name}" if name != "unexplained" else ""
+def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
+    """What the largest finding to act on would give back: not the schedule itself, nor what nothing explains.
+
+    A part of the waterfall is that of this step, as the shares before it are; anything else a mean over the steps.
+    """
+    of_step = {} if step.bubble.waterfall_ns is None else asdict(step.bubble.waterfall_ns)
+    gains: list[tuple[int, str]] = []
+    for finding in findings:
+        part = str(finding.evidence.get("waterfall"))
+        if finding.severity is Severity.INFO or part == "unexplained":
+            continue
+        if part in of_step:
+            gains.append((of_step[part] or 0, f"of {_NAMES[part]}"))
+        else:
+            average = " on average" if num_steps > 1 else ""
+            gains.append((finding.gain_ns or 0, f"{average} of {finding.title}".strip()))
+    gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
+    return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

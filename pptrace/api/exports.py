@@ -16,9 +16,9 @@ class Exports(ABC):
     @overload
     def to_json(self, path: FilePath, *, ops: bool = False) -> None: ...
     def to_json(self, path: FilePath | None = None, *, ops: bool = False) -> str | None:
-        """The JSON of ``pptrace analyze --json`` or ``pptrace simulate --json`` as text, or written to a file.
+        """The JSON that the command line writes with ``--json``, as text, or written to a file.
 
-        With ``ops``, it has every op of each rank and step.
+        With ``ops``, it has every op of each rank, as with ``--ops``.
 
         Raises:
             PptraceError: the file cannot be written.

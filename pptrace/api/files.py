@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pptrace.api.arguments import require_type
 from pptrace.errors import PptraceError
 
 FilePath = str | os.PathLike[str]
@@ -14,8 +15,25 @@ FilePaths = FilePath | Sequence[FilePath]
 
 
 def as_paths(paths: FilePaths) -> list[Path]:
-    """One path or several as a list."""
-    return [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    """One path or several as a list.
+
+    Raises:
+        UsageError: something is no path.
+    """
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    require_type("paths", paths, Iterable, "a path or several")
+    return [as_path(path) for path in paths]
+
+
+def as_path(path: FilePath) -> Path:
+    """One path.
+
+    Raises:
+        UsageError: it is none.
+    """
+    require_type("path", path, (str, os.PathLike), "a path")
+    return Path(path)
 
 
 def write_text(path: FilePath, text: str) -> None:
@@ -24,10 +42,16 @@ def write_text(path: FilePath, text: str) -> None:
     Raises:
         PptraceError: it cannot be written.
     """
+    file = as_path(path)
     try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise PptraceError(f"{path}: cannot be written ({err.strerror}); give another file") from None
+        file.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as err:  # ValueError: a null character in its name
+        raise PptraceError(f"{path}: cannot be written ({reason(err)}); give another file") from None
+
+
+def reason(err: OSError | ValueError) -> str:
+    """Why something cannot be written, in the words of the operating system."""
+    return str((err.strerror or err) if isinstance(err, OSError) else err)
 
 
 def text_or_file(text: str, path: FilePath | None) -> str | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Literal
 
+from pptrace.api.arguments import require_type, require_whole
 from pptrace.api.files import FilePaths, as_paths
 from pptrace.api.run import Run
 from pptrace.errors import UsageError
+from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load as load_analysis
 
 
@@ -18,6 +22,8 @@ def load(
     jobs: int | None = 1,
     progress: Callable[[float, int], None] | None = None,
     cache: bool = True,
+    engine: Literal["local", "dask"] = "local",
+    scheduler: str | None = None,
 ) -> Run:
     """Read and analyse the traces of a run: what ``pptrace analyze`` shows.
 
@@ -37,11 +43,25 @@ def load(
             ``if __name__ == "__main__"``.
         progress: called with how many traces have been read (a float: parts count) and how many there are.
         cache: whether to keep what was recognised in large files on disk, for the next time.
+        engine: "local" reads in ``jobs`` processes of this machine; "dask" on the workers of a dask.distributed cluster, which
+            needs ``pip install 'pptrace[dask]'``, files under the same paths on all machines, and a script that is guarded by
+            ``if __name__ == "__main__"``. The report is the same.
+        scheduler: the address of a running dask scheduler; None starts ``jobs`` workers on this machine and ends them.
 
     Raises:
         PptraceError: nothing can be read, or there is no such step or schedule; the message is one line.
     """
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs is {jobs}; expected at least 1, or None for one per core")
+    if jobs is not None:
+        require_whole("jobs", jobs, 1)
+    if step is not None:
+        require_whole("step", step)
+    require_type("schedule", schedule, (str, type(None)), "a key of pptrace.schedules, or None")
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress is {progress!r}; expected a function of two numbers, or None")
+    if engine not in ("local", "dask"):
+        raise UsageError(f"engine is {engine!r}; expected 'local' or 'dask'")
+    if scheduler is not None and engine != "dask":
+        raise UsageError("scheduler is given, which only engine='dask' has; add engine='dask'")
     on_progress = None if progress is None else lambda status: progress(status.files_read, status.num_files)
-    return Run(load_analysis(as_paths(paths), schedule, step, jobs, on_progress, cache))
+    with open_dask(scheduler, jobs) if engine == "dask" else nullcontext() as dask_engine:
+        return Run(load_analysis(as_paths(paths), schedule, step, jobs, on_progress, cache, dask_engine))

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pandas as pd
 
 from pptrace.analysis.result import RankStep, Report, StepReport, Waterfall
+from pptrace.api.arguments import require_whole
+from pptrace.api.copies import a_copy
 from pptrace.api.exports import Exports
-from pptrace.api.files import FilePath, text_or_file
+from pptrace.api.files import FilePath, as_path, reason, text_or_file
 from pptrace.errors import PptraceError, UsageError
 from pptrace.model.tables import COMMS, MEMORY, OPS, Schema, empty_table, without_categories
 from pptrace.workflow.analyse import Analysis
@@ -39,7 +41,7 @@ class Run(Exports):
         """The report; each field is that of the JSON report, None where that has null."""
         return self.analysis.report
 
-    @cached_property
+    @property
     def ops(self) -> pd.DataFrame:
         """One row per op: forwards, backwards, and the ranges around them.
 
@@ -53,9 +55,13 @@ class Run(Exports):
             >>> ops.query("step == 4 and rank == 0 and kind == 'F'").phase.value_counts().to_dict()
             {'steady': 5, 'warmup': 3}
         """
-        return _table(self.analysis.data.ops, OPS)
+        return a_copy(self._ops)
 
     @cached_property
+    def _ops(self) -> pd.DataFrame:
+        return _table(self.analysis.data.ops, OPS)
+
+    @property
     def comms(self) -> pd.DataFrame:
         """One row per send, receive or collective, on each rank that takes part.
 
@@ -66,23 +72,35 @@ class Run(Exports):
         before it is waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all
         members of a collective), ``clock`` (device or host; none where only the length is known).
         """
+        return a_copy(self._comms)
+
+    @cached_property
+    def _comms(self) -> pd.DataFrame:
         return _table(self.analysis.data.comms, COMMS)
 
-    @cached_property
+    @property
     def memory(self) -> pd.DataFrame:
         """One row per memory event: ``rank``, ``t_ns``, ``allocated_bytes``, ``reserved_bytes``; no rows in traces without."""
-        return _table(self.analysis.data.memory, MEMORY)
+        return a_copy(self._memory)
 
     @cached_property
+    def _memory(self) -> pd.DataFrame:
+        return _table(self.analysis.data.memory, MEMORY)
+
+    @property
     def steps(self) -> pd.DataFrame:
         """One row per step of the report: ``step``, ``start_ns``, ``end_ns``, ``span_ns``, the bubble and the waterfall.
 
         ``bubble_ratio`` is bubble over compute, ``bubble_share`` bubble over window, ``ideal_…`` those of the plan with F = I = W
         and free messages; ``compute_ns`` … ``unexplained_ns`` are the waterfall, which sums to ``span_ns``. Unknown is <NA>.
         """
-        return _nullable([_step_row(step) for step in self.report.steps], _STEP_COLUMNS)
+        return a_copy(self._steps)
 
     @cached_property
+    def _steps(self) -> pd.DataFrame:
+        return _nullable([_step_row(step) for step in self.report.steps], _STEP_COLUMNS)
+
+    @property
     def ranks(self) -> pd.DataFrame:
         """One row per step and rank: its window, which is compute + exposed communication + bubble to the nanosecond.
 
@@ -90,6 +108,10 @@ class Run(Exports):
         ``not_compute_ns`` (bubble and exposed communication together), ``bubble_low_ns`` and ``bubble_high_ns`` (bounds where the
         other sides of messages have no trace), ``peak_memory_bytes``. Unknown is <NA>.
         """
+        return a_copy(self._ranks)
+
+    @cached_property
+    def _ranks(self) -> pd.DataFrame:
         rows = [_rank_row(step, rank) for step in self.report.steps for rank in step.ranks]
         return _nullable(rows, _RANK_COLUMNS)
 
@@ -106,7 +128,7 @@ class Run(Exports):
         """
         from pptrace.report.figures import STEP_FIGURES
 
-        if kind not in STEP_FIGURES:
+        if kind not in list(STEP_FIGURES):  # a list: what is given may have no hash
             raise UsageError(f"figure kind {kind!r} is not known; expected one of {', '.join(STEP_FIGURES)}")
         return STEP_FIGURES[kind](self.analysis, self._step(step))
 
@@ -169,14 +191,15 @@ class Run(Exports):
         self._write_tables(write_parquet, directory)
 
     def _write_tables(self, write: Callable[[Analysis, Path], None], directory: FilePath) -> None:
+        folder = as_path(directory)
         try:
-            write(self.analysis, Path(directory))
+            write(self.analysis, folder)
         except (FileExistsError, NotADirectoryError):
             raise PptraceError(
                 f"{directory}: there is a file of that name; expected a directory, for one file per table; give another name"
             ) from None
-        except OSError as err:
-            raise PptraceError(f"{directory}: cannot be written ({err.strerror}); give another directory") from None
+        except (OSError, ValueError) as err:  # ValueError: a null character in its name
+            raise PptraceError(f"{directory}: cannot be written ({reason(err)}); give another directory") from None
 
     def to_text(self, width: int = 140, *, everything: bool = False) -> str:
         """The report that ``pptrace analyze`` prints, in lines of at most ``width`` characters; with ``everything`` that of
@@ -189,6 +212,7 @@ class Run(Exports):
         from pptrace.report.tables import Amount
         from pptrace.report.text import print_report
 
+        require_whole("width", width, 1, 10_000)
         text = StringIO()
         console = Console(file=text, width=width, highlight=False, color_system=None)
         print_report(self.report, console, Amount.WHOLE if everything else Amount.BRIEF)
@@ -206,8 +230,8 @@ class Run(Exports):
 
 
 def _table(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """A copy, which a user may change without changing the report's pictures."""
-    return without_categories(table.reset_index(drop=True).copy()) if len(table) else empty_table(schema)
+    """A table of the analysis as users see it: texts in place of categories, rows counted from 0."""
+    return without_categories(table.reset_index(drop=True)) if len(table) else empty_table(schema)
 
 
 _STEP_COLUMNS: Schema = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from pptrace.api.arguments import require_number, require_type, require_whole
 from pptrace.api.exports import Exports
 from pptrace.api.files import FilePath, text_or_file
 from pptrace.errors import UsageError
@@ -57,17 +58,25 @@ class SimulatedStep(Exports):
         """Bubble over the whole step, all ranks together."""
         return self.simulation.bubble_share
 
-    @cached_property
+    @property
     def ops(self) -> pd.DataFrame:
         """One row per action, with the columns of :attr:`pptrace.Run.ops`; ``source`` is simulated."""
-        return self.simulation.ops()
+        return _a_copy(self._ops)
 
     @cached_property
+    def _ops(self) -> pd.DataFrame:
+        return self.simulation.ops()
+
+    @property
     def ranks(self) -> pd.DataFrame:
         """One row per rank: ``rank``, ``compute_ns``, ``bubble_ns``, ``peak_inflight_microbatches``.
 
         The last counts activations of one chunk and one microbatch that the rank holds at once.
         """
+        return _a_copy(self._ranks)
+
+    @cached_property
+    def _ranks(self) -> pd.DataFrame:
         import pandas as pd
 
         columns = ("rank", "compute_ns", "bubble_ns", "peak_inflight_microbatches")
@@ -80,7 +89,9 @@ class SimulatedStep(Exports):
         """The timeline as a plotly figure, in ms; ``extent_ns`` is how much of time to show, to compare two at one scale."""
         from pptrace.report.figures import timeline
 
-        return timeline(self.ops, extent_ns=extent_ns)
+        if extent_ns is not None:
+            require_whole("extent_ns", extent_ns, 1)
+        return timeline(self._ops, extent_ns=extent_ns)
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
         from pptrace.report.to_json import simulation_object
@@ -173,6 +184,16 @@ class Sizes:
     lean: bool = False
     memory_limit: int | None = None
 
+    def require_whole(self, spell: Spelling) -> None:
+        """Refuse sizes that no plan has.
+
+        Raises:
+            UsageError: one is no whole number of at least 1.
+        """
+        for name in ("pp", "microbatches", "chunks", "group_size", "memory_limit"):
+            if (size := getattr(self, name)) is not None:
+                require_whole(spell(name), size, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class MillisecondCosts:
@@ -192,7 +213,11 @@ def simulate_as(
     schedule: FilePath | Plan, sizes: Sizes, costs: MillisecondCosts, spell: Spelling = str
 ) -> SimulatedStep:
     """:func:`simulate`, with the names of arguments in messages as ``spell`` has them."""
+    require_type(
+        "schedule", schedule, (str, os.PathLike, Plan), "a name of pptrace.schedules, a CSV file of actions or a plan"
+    )
     known = _costs(costs, spell)
+    sizes.require_whole(spell)
     if not isinstance(schedule, Plan) and not _is_file(schedule):
         name = str(schedule)
         shape = _shape(name, sizes, known, spell)
@@ -204,6 +229,12 @@ def simulate_as(
     return SimulatedStep(run_on_paper(plan.compute_only(), known))
 
 
+def _a_copy(table: pd.DataFrame) -> pd.DataFrame:
+    from pptrace.api.copies import a_copy  # with pandas
+
+    return a_copy(table)
+
+
 def _is_file(schedule: FilePath) -> bool:
     if not isinstance(schedule, str):
         return True
@@ -213,10 +244,13 @@ def _is_file(schedule: FilePath) -> bool:
 def _costs(costs: MillisecondCosts, spell: Spelling) -> Costs:
     def nanoseconds(name: str) -> int:
         milliseconds: float = getattr(costs, name)
-        if not math.isfinite(milliseconds) or abs(milliseconds) > _MOST_MS:
-            raise UsageError(f"{spell(name)} {milliseconds}: expected milliseconds, at most {_MOST_MS:.0e}")
+        require_number(spell(name), milliseconds, "milliseconds", _MOST_MS)
         return round(milliseconds * _NS_PER_MS)
 
+    if costs.wgrad is not None and nanoseconds("wgrad") > nanoseconds("backward"):
+        raise UsageError(
+            f"{spell('wgrad')} is {costs.wgrad:g}; it is a part of {spell('backward')}, so expected at most {costs.backward:g}"
+        )
     return uniform(
         forward_ns=nanoseconds("forward"),
         backward_ns=nanoseconds("backward"),

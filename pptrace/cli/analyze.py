@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pptrace.api.run import Run
 from pptrace.cli.output import Outputs
 from pptrace.cli.reading_bar import reading_bar
 from pptrace.errors import PptraceError, UsageError
+from pptrace.workflow.dask_cluster import open_dask
 from pptrace.workflow.load import load
 
 
@@ -38,7 +40,12 @@ from pptrace.workflow.load import load
     type=click.Choice(["local", "dask"]),
     default="local",
     show_default=True,
-    help="Engine that reads the traces; this version has local only.",
+    help="Where the traces are read: in processes of this machine, or on the workers of a dask cluster.",
+)
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Running dask scheduler (tcp://HOST:PORT) [default: --jobs workers on this machine].",
 )
 def command(paths: tuple[Path, ...], **options: Any) -> None:
     """Say where the step time of a run went.
@@ -64,19 +71,35 @@ class AnalyzeOptions:
     jobs: int | None
     no_cache: bool
     engine: str
+    scheduler: str | None
 
     def __post_init__(self) -> None:
-        if self.engine != "local":
-            raise UsageError(f"--engine {self.engine}: this version has no such engine; use --engine local")
+        if self.scheduler is not None and self.engine == "local":
+            raise UsageError("--scheduler: only --engine dask has a scheduler; add --engine dask")
+        if self.scheduler is not None and self.jobs is not None:
+            raise UsageError(
+                "--jobs: the scheduler's workers read; leave out --jobs, or --scheduler to start so many here"
+            )
         for option, directory in (("--csv", self.csv_dir), ("--parquet", self.parquet_dir)):
             if str(directory) == "-":
                 raise UsageError(f"{option} -: there are several tables, which stdout cannot take; give a directory")
 
+    @property
+    def is_report_only(self) -> bool:
+        """Whether nothing is written that shows the tables."""
+        return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
+
 
 def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
     outputs = Outputs({"--json": options.json_file, "--html": options.html_file, "--perfetto": options.perfetto_file})
-    with reading_bar() as on_progress:
-        analysis = load(paths, options.schedule, options.step, options.jobs, on_progress, cache=not options.no_cache)
+    with (
+        open_dask(options.scheduler, options.jobs) if options.engine == "dask" else nullcontext() as engine,
+        reading_bar() as on_progress,
+    ):
+        cache = not options.no_cache
+        analysis = load(
+            *(paths, options.schedule, options.step, options.jobs, on_progress, cache, engine), options.is_report_only
+        )
     run = Run(analysis)
     try:
         _write_tables("--csv", run.to_csv, options.csv_dir)

@@ -21,7 +21,10 @@ def command(paths: tuple[Path, ...], host: str, port: int, no_open: bool) -> Non
     """
     from dashboards.app import create_app
     from dashboards.serve import bind, open_browser, serve, url_of
+    from pptrace.ingest import require_path
 
+    for path in paths:
+        require_path(path)
     listener = bind(host, port)
     app = create_app(paths)
     url = url_of(listener)

@@ -14,6 +14,11 @@ from pptrace.api.files import write_text
 from pptrace.errors import PptraceError, UsageError
 
 
+def option(name: str) -> str:
+    """The option that gives an argument of the API: ``--group-size`` for ``group_size``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _write_text(target: str | Path, text: str) -> None:
     """Write to a file, or to stdout for "-".
 

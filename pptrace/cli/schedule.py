@@ -10,7 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pptrace.cli.output import Outputs
+from pptrace.api.simulate import Sizes
+from pptrace.cli.output import Outputs, option
 from pptrace.report.text import plan_size
 from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
@@ -70,6 +71,9 @@ class ShowOptions:
     html_file: Path | None
 
     def shape(self, name: str) -> Shape:
+        Sizes(self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit).require_whole(
+            option
+        )
         return registry.shape_for(
             name, self.pp, self.microbatches, self.chunks, self.group_size, self.lean, self.memory_limit
         )

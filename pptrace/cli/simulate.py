@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from pptrace.api.simulate import MillisecondCosts, SimulatedStep, Sizes, simulate_as
-from pptrace.cli.output import Outputs
+from pptrace.cli.output import Outputs, option
 from pptrace.cli.schedule import optimality_line
 from pptrace.errors import ScheduleError
 from pptrace.report.text import simulation_table
@@ -76,7 +76,7 @@ def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
     outputs.write({"--csv": step.to_csv, "--json": lambda: step.to_json(ops=options.with_ops), "--html": step.to_html})
     if not outputs.take_stdout:
         console = Console(width=None if Console().is_terminal else 140, highlight=False)
-        console.print(simulation_table(step.simulation))
+        console.print(simulation_table(step.simulation, console.width))
         if step.shape is not None and (note := optimality_line(schedule, step.plan, step.shape)):
             console.print(note)
 
@@ -84,7 +84,7 @@ def _simulate_and_write(schedule: str, options: SimulateOptions) -> None:
 def _simulate(schedule: str, sizes: Sizes, costs: MillisecondCosts) -> SimulatedStep:
     """Simulate one step; of a plan that deadlocks, the grid is printed before the error ends the command."""
     try:
-        return simulate_as(schedule, sizes, costs, spell=lambda name: f"--{name.replace('_', '-')}")
+        return simulate_as(schedule, sizes, costs, spell=option)
     except ScheduleError as err:
         if err.grid:
             click.echo(err.grid)

@@ -141,8 +141,3 @@ def _hang(
 ) -> Hang:
     hops = hops_to(waits.targets(), guilty)
     return Hang(verdict, tuple(sorted(guilty)), waits.edges, hops, conflict, ring)
-
-
-def first_call(edges: Sequence[Edge], rank: int) -> Call | None:
-    """The call in which a rank waits, the first of several."""
-    return next((edge.call for edge in edges if edge.rank == rank), None)

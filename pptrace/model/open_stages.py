@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-Stage = TypeVar("Stage", int, "pd.Series[int]")
+Stage = TypeVar("Stage", int, "pd.Series[int]", npt.NDArray[np.int64])
 
 
 def open_stage(chunk: Stage) -> Stage:

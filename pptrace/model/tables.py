@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.types import union_categoricals
 
 from pptrace.intervals import NestedIntervals
 
@@ -269,9 +270,23 @@ MEMORY: Schema = {"rank": "int64", "t_ns": "int64", "allocated_bytes": "int64", 
 def concat_tables(tables: Sequence[pd.DataFrame | None]) -> pd.DataFrame:
     """Concatenate tables of one schema; None and empty ones are skipped, since empty columns would become floats."""
     present = [table for table in tables if table is not None]
-    if sum(map(bool, map(len, present))) == 1:
-        return next(table for table in present if len(table)).reset_index(drop=True)
-    return pd.concat([table for table in present if len(table)] or present[:1], ignore_index=True)
+    filled = [table for table in present if len(table)] or present[:1]
+    return filled[0].reset_index(drop=True) if len(filled) == 1 else _joined(filled)
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of tables one behind the other; what are categories in all of them stay so."""
+    joined: dict[Any, Any] = {}
+    for name in tables[0]:
+        parts = [table[name] for table in tables]
+        is_category = [isinstance(part.dtype, pd.CategoricalDtype) for part in parts]
+        if not any(is_category) or all(part.dtype == parts[0].dtype for part in parts):
+            joined[name] = pd.concat(parts, ignore_index=True)
+        elif all(is_category):
+            joined[name] = union_categoricals([part.array for part in parts], sort_categories=True)
+        else:
+            joined[name] = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    return pd.DataFrame(joined, copy=False)
 
 
 def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -290,7 +305,7 @@ def join_adjacent(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             columns[name] = _joined_view([part.to_numpy() for part in parts])
         if columns[name] is None:
-            return pd.concat(tables, ignore_index=True)
+            return _joined(tables)
     return pd.DataFrame(columns, copy=False)
 
 
@@ -379,6 +394,18 @@ def as_category(texts: pd.Series[Any] | npt.NDArray[Any], others: Sequence[str] 
     code_of = np.array([categories.index(text) for text in present.tolist()], dtype=np.int64)
     dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
     return pd.Categorical.from_codes(code_of[codes] if len(present) else codes, dtype=dtype)
+
+
+def category_of_codes(
+    codes: npt.NDArray[np.integer[Any]], texts: Sequence[str], others: Sequence[str] = ()
+) -> pd.Categorical[Any]:
+    """A column of indices into ``texts``, as :func:`as_category` makes it of the texts themselves."""
+    present = np.flatnonzero(np.bincount(codes, minlength=len(texts)))
+    categories = sorted({*(texts[code] for code in present.tolist()), *others})
+    index = np.full(len(texts), -1, dtype=np.int64)
+    index[present] = [categories.index(texts[code]) for code in present.tolist()]
+    dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(index[codes] if len(texts) else codes, dtype=dtype, validate=False)
 
 
 def same_category(text: str, num_rows: int) -> pd.Categorical[Any]:

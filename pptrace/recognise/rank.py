@@ -18,7 +18,7 @@ from pptrace.recognise.ops.from_labels import tables_from_labels
 from pptrace.recognise.ops.from_marks import tables_from_marks
 from pptrace.recognise.ops.from_tables import tables_from_trace
 from pptrace.recognise.ops.host_compute import HostWork, host_work
-from pptrace.recognise.ops.mark_ranges import marked_ranges
+from pptrace.recognise.ops.mark_ranges import split_marks
 from pptrace.recognise.ops.tables import RankTables
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.host_order import find_host_order
@@ -67,6 +67,8 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     Marks tell what they name; what they do not name is taken from labels, else from order, kernels and calls.
     """
     trace = _with_watched_job(trace)
+    marks, events = split_marks(trace.events)
+    trace = replace(trace, events=events)
     work = device_work(trace.events, str(trace.distributed.get("backend", "")))
     if trace.calls is not None:
         return _recognised_rank(trace, work, None, trace.calls)
@@ -76,7 +78,6 @@ def recognise_rank(trace: Trace) -> RecognisedRank:
     if tables is not None:
         calls = empty_table(CALLS) if trace.ops is not None else find_calls(trace.events)
         return _recognised_rank(trace, work, tables, calls)
-    marks = marked_ranges(trace.events)
     calls = find_calls(trace.events)
     if not marks:
         recognised = _recognised_rank(trace, work, tables_from_labels(trace, work, calls), calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,7 +86,10 @@ def recognise(traces: Sequence[Trace], schedule: str | None = None, num_ranks: i
 
 
 def recognise_ranks(
-    ranks: Sequence[RecognisedRank], schedule: str | None = None, num_ranks: int | None = None
+    ranks: Sequence[RecognisedRank],
+    schedule: str | None = None,
+    num_ranks: int | None = None,
+    match: Match | None = None,
 ) -> RecognisedRun:
     """Join the recognised ranks: the ops, the communication, the mesh and the schedule of the run.
 
@@ -94,6 +97,7 @@ def recognise_ranks(
         ranks: one per rank, each with its rank set.
         schedule: the name of the schedule to compare with, instead of the one that is found.
         num_ranks: the ranks that the run had, when known; more than ``ranks`` when some have no trace.
+        match: what matches the communication instead of :func:`match_here`, as where the rows are on other machines.
 
     Raises:
         UsageError, ScheduleError: ``schedule`` is unknown or does not fit the run.
@@ -125,30 +129,72 @@ def recognise_ranks(
         *placed.notes,
     ]
     ops, mesh = placed.ops, placed.mesh
-    comms, untimed = _without_untimed(drop_messages_beyond_ends(placed.comms, ops, mesh), ranks)
-    comms = with_directions(with_peers(with_adjacent(comms, ops, mesh, spanned), ops, mesh), ops, mesh)
-    comms = with_peers(comms, ops, mesh)
     if located.partial is None:
         schedule_info = recognise_schedule(ops, mesh, metadata, schedule)
     else:
         schedule_info = schedule_of_partial(located.partial, schedule)
-    matched, half_seen = drop_half_matched(match_comms(with_sizes(comms, mesh), mesh), spanned)
-    comms, call_warnings = _with_calls(matched, located.calls, groups, ops, mesh, schedule_info)
-    warnings += [*untimed, *half_seen, *call_warnings]
+    unmatched = Unmatched(ranks, placed, located.calls, groups, schedule_info, spanned, located.partial is not None)
+    matched = (match or match_here)(unmatched)
+    warnings += matched.warnings
     warnings += [f"process groups: {line}" for line in groups.evidence]
     framework, evidence = _framework(ranks, groups)
     return RecognisedRun(
         framework=framework,
         ops=ops,
-        comms=comms,
-        memory=_joined([(recognised.number, recognised.memory) for recognised in ranks], MEMORY),
+        comms=matched.comms,
+        memory=join_ranks([(recognised.number, recognised.memory) for recognised in ranks], MEMORY),
         work={recognised.number: recognised.work for recognised in ranks},
         mesh=mesh,
         schedule=schedule_info,
         facts=located.facts,
-        warnings=(*warnings, *evidence, *schedule_info.warnings, *warn_unmatched(comms, located.facts)),
+        warnings=(*warnings, *evidence, *schedule_info.warnings, *matched.without_other_side),
         host_work={recognised.number: recognised.host_work for recognised in ranks},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """The communication of a run before it is matched (``placed.comms``), and what is known of the run by then.
+
+    ``spanned`` are the ranks of OpenTelemetry spans; ``is_partial``: ranks of the pipelines have no trace.
+    """
+
+    ranks: Sequence[RecognisedRank]
+    placed: StageAssignment
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    schedule: ScheduleInfo
+    spanned: Sequence[int]
+    is_partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Communication with its matches; warnings, and those about rows ``without_other_side``."""
+
+    comms: pd.DataFrame
+    warnings: tuple[str, ...]
+    without_other_side: tuple[str, ...]
+
+
+Match = Callable[[Unmatched], Matched]
+
+
+def match_here(run: Unmatched) -> Matched:
+    """Match the communication of all ranks in this process."""
+    ops, mesh = run.placed.ops, run.placed.mesh
+    comms, untimed = _without_untimed(drop_messages_beyond_ends(run.placed.comms, ops, mesh), run.ranks)
+    comms = with_ends(with_adjacent(comms, ops, mesh, run.spanned), ops, mesh)
+    matched, half_seen = drop_half_matched(match_comms(comms, mesh), run.spanned)
+    comms, call_warnings = _with_calls(matched, run.calls, run.groups, ops, mesh, run.schedule)
+    numbers = [recognised.number for recognised in run.ranks]
+    return Matched(comms, (*untimed, *half_seen, *call_warnings), warn_unmatched(comms, numbers))
+
+
+def with_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
+    """Fill in peers, directions and sizes of groups, row by row; of ``ops`` only which rank holds which stage is used."""
+    comms = with_directions(with_peers(comms, ops, mesh), ops, mesh)
+    return with_sizes(with_peers(comms, ops, mesh), mesh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +254,8 @@ def _locate(
     spanned: Sequence[int],
     no_pipeline: Collection[int] = (),
 ) -> _Located:
-    ops = _joined([(recognised.number, recognised.ops) for recognised in ranks], OPS)
-    comms = _joined([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
+    ops = join_ranks([(recognised.number, recognised.ops) for recognised in ranks], OPS)
+    comms = join_ranks([(recognised.number, recognised.comms) for recognised in ranks], COMMS)
     facts, layout = with_layout({recognised.number: recognised.info.metadata for recognised in ranks}, ops)
     members, groups = _groups(ranks, no_pipeline)
     metadata = list(facts.values())
@@ -363,14 +409,13 @@ def _inferences(
     return lines
 
 
-def _joined(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
+def join_ranks(tables: Sequence[tuple[int, pd.DataFrame]], schema: Schema) -> pd.DataFrame:
     """Concatenate the tables of all ranks, each row with its rank."""
     filled = [(rank, table) for rank, table in tables if len(table)]
     if not filled:
         return with_categories(empty_table(schema))
-    joined = join_adjacent([table.drop(columns="rank", errors="ignore") for _, table in filled])
-    ranks = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled])
-    joined.insert(0, "rank", ranks.astype(np.int64))
+    joined = join_adjacent([table for _, table in filled])
+    joined["rank"] = np.repeat([rank for rank, _ in filled], [len(table) for _, table in filled]).astype(np.int64)
     return with_categories(joined)
 
 

@@ -6,49 +6,43 @@ from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from pptrace.analysis.result import Report, ScheduleSummary, Severity
 from pptrace.hang_diagnosis.words import lines
 from pptrace.model.schedule_info import PlanSource
 from pptrace.report import units
-from pptrace.report.tables import Amount, Bar, Cell, ReportTable, tables_of, warning_lines
+from pptrace.report.tables import Amount, Bar, ReportTable, tables_of, warning_lines
+from pptrace.report.tables.table import MORE
+from pptrace.report.text_table import Stripped, render_table
 from pptrace.schedule.plan import Plan
 from pptrace.simulator import Simulation
 
-_COLOURS = {"compute": "#3b7dd8", "exposed": "#e08a2e", "bubble": "grey50", "either of both": "grey50"}
-_GLYPHS = {
-    "compute": "█",
-    "exposed": "▒",
-    "bubble": "░",
-    "either of both": "·",
-}  # so that a bar can be read without colours
-_BAR_WIDTH = 30
 _SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _SOURCES = {
     str(PlanSource.METADATA): "from metadata",
     str(PlanSource.RECOGNISED): "recognised by the order of ops",
     str(PlanSource.OPTION): "from --schedule",
 }
+_MOST_FINDINGS = 3
 _MOST_WARNINGS = 8
 """Of a brief report; the others are counted."""
 
 
 def print_report(report: Report, console: Console, amount: Amount = Amount.BRIEF) -> None:
     """Print a report top-down: the verdict, what ran, the findings, then the tables and the warnings."""
-    for part in _parts(report, amount):
-        console.print(part)
+    for part in _parts(report, amount, console.width):
+        console.print(Stripped(part))
 
 
-def _parts(report: Report, amount: Amount) -> Iterable[RenderableType]:
+def _parts(report: Report, amount: Amount, width: int) -> Iterable[RenderableType]:
     yield Text(report.verdict, style="bold")
     if report.hang is not None:
         yield Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in lines(report.hang)))
     yield _header(report)
-    yield _findings(report)
+    yield _findings(report, amount)
     for table in tables_of(report, report.typical_step, amount):
-        yield _table(table)
+        yield render_table(table, width)
     yield _warnings(report, amount)
 
 
@@ -91,59 +85,17 @@ def _lacking(report: Report) -> str:
     return ""
 
 
-def _table(table: ReportTable) -> RenderableType:
-    """Any table of a report; with the legend of its bars below."""
-    drawn = Table(
-        title=f"\n{table.title}",
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=None,
-        pad_edge=False,
-    )
-    for index, column in enumerate(table.columns):
-        number = index >= table.num_labels and bool(column.strip())
-        drawn.add_column(
-            column,
-            justify="right" if number else "left",
-            no_wrap=True,
-            min_width=max(len(column), 8) if number else None,
-        )
-    for row in table.rows:
-        drawn.add_row(*map(_cell, row))
-    names = dict.fromkeys(name for row in table.rows for cell in row if isinstance(cell, Bar) for name, _ in cell.parts)
-    below = [_legend(names)] if len(names) > 1 else []
-    return Group(drawn, *below, *(Text(note, style="dim") for note in table.notes))
-
-
-def _cell(cell: Cell) -> RenderableType:
-    return _bar(cell) if isinstance(cell, Bar) else cell
-
-
-def _legend(names: Iterable[str]) -> Text:
-    return Text.assemble(*(part for name in names for part in ((f"{_GLYPHS[name]} ", _COLOURS[name]), f"{name}  ")))
-
-
-def _bar(bar: Bar) -> Text:
-    """Shares of a row as a bar; rounding errors carry over, so that equal sums have equal widths."""
-    text = Text()
-    drawn, total = 0, 0.0
-    for name, share in bar.parts:
-        total += share
-        end = round(_BAR_WIDTH * total)
-        text.append(_GLYPHS[name] * (end - drawn), style=_COLOURS[name])
-        drawn = end
-    return text
-
-
-def _findings(report: Report) -> RenderableType:
+def _findings(report: Report, amount: Amount) -> RenderableType:
+    shown = report.findings if amount is Amount.WHOLE else report.findings[:_MOST_FINDINGS]
     lines: list[RenderableType] = []
-    for finding in report.findings:
+    for finding in shown:
         gain = "" if finding.gain_ns is None else f" ({units.milliseconds(finding.gain_ns)} ms a step)"
         lines.append(
             Text.assemble((f"{finding.severity}: ", _SEVERITY[finding.severity]), finding.title, (gain, "bold"))
         )
         lines.append(Padding(Text(finding.detail, style="dim"), (0, 0, 0, 2)))
+    if left_out := len(report.findings) - len(shown):
+        lines.append(Text(MORE.format(left_out), style="dim"))
     return Group(Text("\nFindings, means over all steps", style="bold"), *lines) if lines else Text()
 
 
@@ -152,13 +104,13 @@ def _warnings(report: Report, amount: Amount) -> RenderableType:
     shown = every if amount is Amount.WHOLE else every[:_MOST_WARNINGS]
     if not shown:
         return Text()
-    more = [f"… {len(every) - len(shown)} more: --all shows them"] if len(every) > len(shown) else []
+    more = [MORE.format(len(every) - len(shown))] if len(every) > len(shown) else []
     texts = (Text(line, style="yellow") for line in [*(f"! {line}" for line in shown), *more])
     return Group(Text("\nWarnings", style="bold"), *texts)
 
 
-def simulation_table(simulation: Simulation) -> RenderableType:
-    """A simulated step, a row per rank."""
+def simulation_table(simulation: Simulation, width: int) -> RenderableType:
+    """A simulated step, a row per rank, in at most ``width`` columns of text."""
     plan = simulation.plan
     head = Text.assemble(
         (plan.name, "bold"),
@@ -183,7 +135,7 @@ def simulation_table(simulation: Simulation) -> RenderableType:
         for rank in simulation.ranks
     )
     columns = ("rank", "compute ms", "bubble ms", "bubble share", "peak in flight", "")
-    return Group(head, _table(ReportTable("ranks", "Ranks", columns, rows)))
+    return Stripped(Group(head, render_table(ReportTable("ranks", "Ranks", columns, rows), width)))
 
 
 def plan_size(plan: Plan) -> str:

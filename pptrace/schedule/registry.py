@@ -249,7 +249,7 @@ def get(name: str) -> Schedule:
     """
     try:
         return SCHEDULES[name]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: what has no hash
         raise UnknownScheduleError(f"schedule {name!r} is not known; expected one of {', '.join(SCHEDULES)}") from None
 
 

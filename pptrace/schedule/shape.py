@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from pptrace.errors import ShapeError
@@ -42,21 +43,35 @@ class Shape:
     costs: OpCosts = OpCosts()
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("pp", self.pp),
-            ("num_microbatches", self.num_microbatches),
-            ("num_chunks", self.num_chunks),
-            ("group_size", self.group_size),
-            ("memory_limit", self.memory_limit),
-        ):
-            if value is not None and value < 1:
-                raise ShapeError(f"{name} is {value}; expected at least 1")
+        sizes: dict[str, object] = {
+            "pp": self.pp,
+            "microbatches": self.num_microbatches,
+            "chunks": self.num_chunks,
+            "group_size": self.group_size,
+            "memory_limit": self.memory_limit,
+        }
+        for name, value in sizes.items():
+            _require_size(name, value)
+        costs: object = self.costs
+        if not isinstance(costs, OpCosts):
+            raise ShapeError(f"costs are {costs!r}; expected an OpCosts")
         size = self.pp * self.num_microbatches * self.num_chunks
         if size > _MOST_FORWARDS:
             raise ShapeError(
                 f"{self.pp} ranks × {self.num_microbatches} microbatches × {self.num_chunks} chunks are {size:,} forwards; "
                 f"expected at most {_MOST_FORWARDS:,}"
             )
+
+
+def _require_size(name: str, value: object) -> None:
+    if value is None and name in ("group_size", "memory_limit"):
+        return
+    try:
+        size = operator.index(value)  # type: ignore[arg-type]  # this is the question
+    except TypeError:
+        raise ShapeError(f"{name} is {value!r}; expected a whole number") from None
+    if size < 1:
+        raise ShapeError(f"{name} is {value}; expected at least 1")
 
 
 def require_two_chunks(name: str, shape: Shape) -> None:

@@ -24,9 +24,10 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.verdict import with_verdict
-from pptrace.analysis.volume.step import volume_of_run
+from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
+from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.tables import Trace, TraceInfo
@@ -38,7 +39,7 @@ from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
-from pptrace.slices import rows_where, slice_of, slices_by_int
+from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
 from pptrace.timeline.lanes import lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
@@ -83,7 +84,7 @@ def analyse_ranks(
         UsageError: there is no such step or schedule.
     """
     run = recognise_ranks(ranks, schedule, num_ranks)
-    inputs = tuple(_input_info(rank.info) for rank in ranks)
+    inputs = tuple(input_info(rank.info) for rank in ranks)
     del ranks  # their tables are in the run's, and what these replaced takes memory
     timed = replace(run, comms=rows_where(run.comms, run.comms["clock"] != "none"))
     comms, ops = _execution_rows(timed)
@@ -92,8 +93,35 @@ def analyse_ranks(
     windows = step_windows(data.ops, run.mesh)
     marked = () if windows else marked_windows(data.ops)
     if step is not None:
-        windows, marked = (_only(step, windows), ()) if windows else ((), _only(step, marked))
-    steps = _report_steps(windows, data, run) or report_marked_steps(marked, data)
+        windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
+    steps = report_steps(planned_steps(windows, data, run), data, run.mesh) or report_marked_steps(marked, data)
+    lines = (
+        *warnings,
+        *run.warnings,
+        *by_end_times,
+        *_unknown_group_warnings(data, steps),
+        *explain_nulls(run, clock, steps),
+    )
+    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines)
+    return Analysis(report, data, run.schedule, run.mesh, windows)
+
+
+def make_report(
+    inputs: tuple[InputInfo, ...],
+    run: RecognisedRun,
+    clock: Clock,
+    steps: tuple[StepReport, ...],
+    ops: pd.DataFrame,
+    step: int | None,
+    device: tuple[RankDevice, ...],
+    warnings: tuple[str, ...],
+) -> Report:
+    """The report from its parts.
+
+    Args:
+        ops: of all ranks, on one clock.
+        step: the only step of the report, if it is of one.
+    """
     summary = _schedule_summary(run.schedule)
     report = Report(
         pptrace_version=__version__,
@@ -105,25 +133,23 @@ def analyse_ranks(
             str(clock.method), {str(rank): offset for rank, offset in clock.offsets_ns.items()}, clock.uncertainty_ns
         ),
         steps=steps,
-        marked_steps=marked_steps(data.ops if step is None else data.ops[data.ops["step"] == step]),
-        device=_device_of_ranks(run),
+        marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
+        device=device,
         findings=find(steps, summary),
-        warnings=(
-            *warnings,
-            *run.warnings,
-            *by_end_times,
-            *_unknown_group_warnings(data, steps),
-            *explain_nulls(run, clock, steps),
-        ),
+        warnings=warnings,
     )
-    return Analysis(with_verdict(report), data, run.schedule, run.mesh, windows)
+    return with_verdict(report)
+
+
+def ranks_with_bubble(steps: Sequence[StepReport]) -> set[int]:
+    """The ranks of which a bubble is known."""
+    return {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
 
 
 def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tuple[str, ...]:
     """Warn of communication in unknown groups, on ranks with a bubble only: elsewhere it changes no figure."""
-    counted = {rank.rank for step in steps for rank in step.ranks if rank.bubble_ns is not None}
     return (
-        warn_without_group_or_peer(rows_where(data.comms, data.comms["rank"].isin(counted)))
+        warn_without_group_or_peer(rows_where(data.comms, data.comms["rank"].isin(ranks_with_bubble(steps))))
         if steps
         else warn_without_group_or_peer(data.comms)
     )
@@ -132,19 +158,24 @@ def _unknown_group_warnings(data: AlignedRun, steps: Sequence[StepReport]) -> tu
 def _execution_rows(run: RecognisedRun) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(comms, ops) whose times are execution times: host rows that only launch or post device work would mislead the clocks."""
     missing_device_events = [rank for rank, work in run.work.items() if work.missing_device_events]
-    launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
-    ops = rows_where(run.ops, (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching))
     has_times = ~run.comms["rank"].isin(missing_device_events) & ~has_posting_time_only(run.comms)
-    return rows_where(run.comms, has_times), ops
+    return rows_where(run.comms, has_times), execution_ops(run)
+
+
+def execution_ops(run: RecognisedRun) -> pd.DataFrame:
+    """The ops whose times are execution times."""
+    launching = [rank for rank, work in run.work.items() if len(work) or work.missing_device_events]
+    return rows_where(run.ops, (run.ops["clock"] == "device") | ~run.ops["rank"].isin(launching))
 
 
 def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
     """Sums over each rank's trace, on its own clock."""
     comms, none = slices_by_int(run.comms, "rank", ()), slice_of(run.comms.iloc[:0])
-    return tuple(
-        RankDevice(rank, breakdown(work), total_comms(comms.get(rank, none), work.compute if len(work) else None))
-        for rank, work in sorted(run.work.items())
-    )
+    return tuple(device_of_rank(rank, work, comms.get(rank, none)) for rank, work in sorted(run.work.items()))
+
+
+def device_of_rank(rank: int, work: DeviceWork, comms: Slice) -> RankDevice:
+    return RankDevice(rank, breakdown(work), total_comms(comms, work.compute if len(work) else None))
 
 
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:
@@ -152,7 +183,20 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
     ops = tag_ops(shift(run.ops, clock), run.schedule.plan_of, run.schedule.has_phases)
     by_end_times = match_by_end_times(shift(run.comms, clock), ops, run.mesh, clock)
     comms = with_transfers(by_end_times.comms)
-    incomplete = frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
+    incomplete = lacking_ranks(run)
+    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
+    return with_lanes(run, ops, comms, clock, volume, incomplete), by_end_times.warnings
+
+
+def with_lanes(
+    run: RecognisedRun,
+    ops: pd.DataFrame,
+    comms: pd.DataFrame,
+    clock: Clock,
+    volume: StepVolume | None,
+    incomplete: frozenset[int],
+) -> AlignedRun:
+    """The aligned run of tagged ops and of comms with transfers, both on one clock."""
     by_rank = RowsByRank(ops, comms)
     lanes = {
         rank: lane_of(
@@ -162,11 +206,15 @@ def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...
         for rows in (by_rank.of_rank(rank),)
     }
     memory = shift(run.memory, clock) if len(run.memory) else run.memory
-    volume = volume_of_run([facts.get("model") for facts in run.facts.values()], run.mesh, run.schedule)
-    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete), by_end_times.warnings
+    return AlignedRun(ops, comms, memory, by_rank, lanes, run.work, clock, volume, incomplete)
 
 
-def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
+def lacking_ranks(run: RecognisedRun) -> frozenset[int]:
+    """The ranks with a trace of whose pipeline others have none."""
+    return frozenset(rank for rank in run.facts if run.mesh.lacks_ranks(rank, run.facts))
+
+
+def only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     selected = tuple(window for window in windows if window.step == step)
     if not selected:
         present = ", ".join(str(number) for number in sorted({window.step for window in windows})) or "none"
@@ -174,7 +222,8 @@ def _only(step: int, windows: tuple[StepWindow, ...]) -> tuple[StepWindow, ...]:
     return selected
 
 
-def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> tuple[StepReport, ...]:
+def planned_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: RecognisedRun) -> list[PlannedStep]:
+    """The windows by step, each with its plan and ideal, where these are known."""
     is_plan_of_all_ranks = is_plan_of_all(run)
     shapes: dict[int, _Shape] = {}
     by_step: dict[int, list[StepWindow]] = {}
@@ -189,7 +238,7 @@ def _report_steps(windows: tuple[StepWindow, ...], data: AlignedRun, run: Recogn
         is_complete = shape is not None and all(shape.has_ops_of(window, data, run.mesh) for window in of_step)
         ideal = shape.ideal if shape is not None and is_complete else None
         steps.append(PlannedStep(tuple(of_step), shape.plan if shape else None, ideal))
-    return report_steps(steps, data, run.mesh)
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,5 +290,5 @@ def _candidate(candidate: Candidate) -> ScheduleCandidate:
     )
 
 
-def _input_info(info: TraceInfo) -> InputInfo:
+def input_info(info: TraceInfo) -> InputInfo:
     return InputInfo(info.path, str(info.format), info.rank, info.num_events, info.producer, info.warnings)

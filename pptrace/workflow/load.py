@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from pptrace.model.tables import InputFormat
 from pptrace.recognise.calls.from_flight_recorder import with_dumps
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.workflow.analyse import Analysis, analyse_ranks
+from pptrace.workflow.analyse_on_workers import NotSplitError, analyse_on_workers
+from pptrace.workflow.dask_engine import DaskEngine
 from pptrace.workflow.find_hang import hang_of_run
 from pptrace.workflow.rank_store import RankStore, recognise_trace
+from pptrace.workflow.remote_rank import RemoteRank
 
 
 def load(
@@ -30,30 +34,75 @@ def load(
     jobs: int | None = 1,
     on_progress: OnProgress | None = None,
     cache: bool = True,
+    engine: DaskEngine | None = None,
+    report_only: bool = False,
 ) -> Analysis:
     """Read and analyse trace files, a directory of them, or a run directory.
 
     ``jobs`` is how many processes read (None: one per core). Where they cannot be forked they are spawned, so a script that
     asks for more than one must be guarded by ``if __name__ == "__main__"``. With ``cache``, what is recognised in large
-    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`).
+    files is kept on disk, and unchanged files are not read again (:mod:`pptrace.ingest.job.disk_cache`). With an ``engine``
+    its workers read instead; with ``report_only`` they also analyse, as far as they can, and the analysis has no tables.
 
     Raises:
         PptraceError: nothing can be read, or ``schedule`` or ``step`` do not fit; the message is one line.
     """
     inputs = open_inputs(paths)
-    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None)
+    if engine is not None and report_only:
+        return _load_on_workers(paths, inputs, engine, schedule, step, on_progress, cache)
+    read_files = None if engine is None else engine.read_files
+    result = read_each(inputs, recognise_trace, jobs, on_progress, RankStore() if cache else None, read_files)
+    taken, read_warnings = [result.traces], result.warnings
+    del result  # so that the analysis has them alone and lets go of them
+    return _analyse_read(paths, inputs, taken, read_warnings, schedule, step)
+
+
+def _load_on_workers(
+    paths: Sequence[Path],
+    inputs: OpenedInputs,
+    engine: DaskEngine,
+    schedule: str | None,
+    step: int | None,
+    on_progress: OnProgress | None,
+    cache: bool,
+) -> Analysis:
+    """Load with what is recognised left on the workers; fetched where it has to be in one process."""
+    read: Any = recognise_trace  # what it returns stays there; what comes here is lean
+    store: Any = RankStore() if cache else None
+    result = read_each(inputs, read, None, on_progress, store, engine.read_lean)
+    ranks: list[RemoteRank] = list(result.traces)
+    headers, read_warnings, run = [rank.without_ops() for rank in ranks], result.warnings, inputs.run or {}
+    del result
+    if not inputs.dumps and _hang(paths, inputs) is None:
+        with suppress(NotSplitError):
+            warnings = (*read_warnings, *_run_warnings(run))
+            return analyse_on_workers(ranks, engine, schedule, step, _num_ranks(run), warnings)
+    return _analyse_read(paths, inputs, [engine.whole_ranks(headers)], read_warnings, schedule, step)
+
+
+def _analyse_read(
+    paths: Sequence[Path],
+    inputs: OpenedInputs,
+    taken: list[tuple[RecognisedRank, ...]],
+    read_warnings: Sequence[str],
+    schedule: str | None,
+    step: int | None,
+) -> Analysis:
+    """Analyse the ranks in ``taken``, which are taken out of it."""
     run = inputs.run or {}
-    world_size = run.get("world_size")
     dumps, unreadable = read_dumps(inputs.dumps)
-    ranks, dump_warnings = with_dumps(result.traces, dumps)
-    warnings = (*result.warnings, *unreadable, *dump_warnings, *_run_warnings(run))
+    ranks, dump_warnings = with_dumps(taken.pop(), dumps)
+    warnings = (*read_warnings, *unreadable, *dump_warnings, *_run_warnings(run))
     hang = _hang(paths, inputs)
-    taken = [_without_incomplete_calls(ranks) if hang is not None else ranks]
-    del ranks, result  # so that the analysis has them alone and lets go of them
-    analysis = analyse_ranks(
-        taken.pop(), schedule, step, num_ranks=world_size if isinstance(world_size, int) else None, warnings=warnings
-    )
+    alone = [_without_incomplete_calls(ranks) if hang is not None else ranks]
+    del ranks
+    analysis = analyse_ranks(alone.pop(), schedule, step, num_ranks=_num_ranks(run), warnings=warnings)
     return analysis if hang is None else replace(analysis, report=with_verdict(replace(analysis.report, hang=hang)))
+
+
+def _num_ranks(run: Mapping[str, Any]) -> int | None:
+    world_size = run.get("world_size")
+    return world_size if isinstance(world_size, int) else None
 
 
 def _hang(paths: Sequence[Path], inputs: OpenedInputs) -> Mapping[str, Any] | None:

@@ -128,6 +128,9 @@ def test_where_the_first_calls_were_dropped_the_last_complete_ones_are_the_same(
     waiting = [call("recv", 8, "started", peer=0)]
     ranks = ranks_of(dump(0, *sends), dump(1, *waiting, is_whole=False))
     assert numbers(ranks[1], "recv") == [3], "none is complete: it waits for the one after the last complete one"
+    reduces = [call("all_reduce", seq) for seq in (1, 2, 3)]
+    old = ranks_of(dump(0, *reduces, version="1.5"), dump(1, reduces[-1], version="1.5", is_whole=False))
+    assert (numbers(old[0], "all_reduce"), numbers(old[1], "all_reduce")) == ([0, 1, 2], [2])
     alone = ranks_of(dump(0, *sends, is_whole=False), dump(1, call("barrier", 1)))
     assert numbers(alone[0], "send") == [0, 1, 2, 3]
 

@@ -265,6 +265,13 @@ def test_other_ranges_are_summed_and_peak_memory_is_that_of_the_steps_own_range(
     assert steps_of(run_of(rows, samples=more))[1].ranks[1].peak_memory_bytes == 7
 
 
+def test_other_ranges_are_listed_by_kind() -> None:
+    kinds = ["DATA", "EVAL", "GRAD_SYNC", "LOSS", "OPTIMIZER", "SAVE", "STEP"]
+    rows = [op(0, step, kind, 100 * step, 100 * step + 9) for step in range(9) for kind in ("F", *reversed(kinds))]
+    for step in steps_of(run_of(rows), MeshInfo(1, 1, 1, 1, 1, 1, 1, ((0,),))):
+        assert list(step.ranks[0].spans) == kinds
+
+
 def test_what_a_rank_should_have_communicated_is_beside_what_it_did() -> None:
     volume = StepVolume(facts(layers_per_stage=(1, 1)), TWO, build("1f1b", 2, 4))
     data = replace(run_of(OPS_OF_TWO, COMMS_OF_TWO), volume=volume)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pptrace.analysis.communication import summarise_comms, summarise_steps, total_comms
+from pptrace.analysis.communication import summarise_steps, total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.result import (
     Bubble,
@@ -23,7 +23,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.steps import marked_steps
 from pptrace.analysis.volume.transformer import Calls
-from pptrace.intervals import EMPTY, union
+from pptrace.intervals import EMPTY, Int64, union
 from pptrace.model.device import DeviceBreakdown
 from pptrace.model.tables import COMMS, OPS, make_table
 from pptrace.slices import Slice, slice_of
@@ -33,6 +33,11 @@ def comms_of(*rows: dict[str, object]) -> Slice:
     blank: dict[str, object] = {name: 0 if dtype == "int64" else "" for name, dtype in COMMS.items()}
     filled = [blank | {"axis": "dp", "kind": "all_reduce", "group_size": 4, "bytes": 1000} | row for row in rows]
     return slice_of(make_table(COMMS, {name: [row[name] for row in filled] for name in COMMS}))
+
+
+def summarise_comms(comms: Slice, compute: Int64) -> tuple[CommSummary, ...]:
+    """The summaries of a single step."""
+    return summarise_steps(comms, np.zeros(len(comms), dtype=np.int64), 1, compute)[0]
 
 
 def times(start: int, moving: int, moved: int, end: int) -> dict[str, object]:
@@ -229,6 +234,7 @@ def test_a_run_that_left_its_plan_is_the_first_finding() -> None:
     left = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ("rank 0: op 5 is 0B0", "rank 1: op 4 is 1B0"))
     findings = find([step_with(Waterfall(600, 400, 0, 0, 0, None, 0))], left)
     assert [finding.title.split(":")[0] for finding in findings] == ["The run does not follow the plan", "Structural"]
+    assert findings[0].severity is Severity.CRITICAL
     assert findings[0].detail == "2 of its orders differ from 1f1b; the first: rank 0: op 5 is 0B0"
 
 

@@ -121,3 +121,32 @@ def test_without_steps_the_devices_are_summed() -> None:
     )
     assert verdict_of(device=(other,)) == f"{none} The device was 40% computing, 40% communicating, 20% idle."
     assert verdict_of(device=(RankDevice(2, NO_DEVICE),)) == none
+
+
+def test_the_gain_is_that_of_the_step_whose_shares_stand_before_it() -> None:
+    """Findings are means over the steps; a sentence of both would give one part two sizes."""
+    steps = [step_of(2_000_000, FALL), step_of(1_000_000, FALL), step_of(9_000_000, FALL)]
+    findings = (finding("jitter", 4_000_000), finding("imbalance", 2_000_000))
+    assert verdict_of(*steps, findings=findings).endswith(
+        "; the most to win back is 0.3 ms a step of stages of unequal cost."
+    )
+    other = Finding(Severity.WARNING, "rank 3", "", 700_000)
+    assert verdict_of(*steps, findings=(other,)).endswith(
+        "; the most to win back is 0.7 ms a step on average of rank 3."
+    )
+
+
+def test_an_unexplained_part_does_not_silence_a_smaller_one_that_can_be_acted_on() -> None:
+    findings = (finding("unexplained", 900_000), finding("communication", 40_000))
+    said = verdict_of(step_of(2_000_000, FALL), findings=findings)
+    assert said.endswith("; the most to win back is 0.0 ms a step of exposed communication.")
+
+
+def test_of_some_of_the_ranks_the_length_is_that_of_their_window() -> None:
+    one, other = RankDevice(1, NO_DEVICE), RankDevice(0, NO_DEVICE)
+    step = step_of(2_000_000, FALL)
+    assert verdict_of(step, device=(one,)).startswith(
+        "In the window of rank 1, the only one of 2 with a trace, the step takes 2.0 ms "
+        "(in that of all ranks, as much or more): 60% compute"
+    )
+    assert verdict_of(step, device=(one, other)).startswith("The step takes 2.0 ms: 60% compute")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 import shutil
 import subprocess
 import sys
@@ -101,11 +103,16 @@ def test_a_script_of_a_user_is_typed_and_runs_outside_of_the_project(
     script, wrong = tmp_path / "script.py", tmp_path / "wrong.py"
     script.write_text(SCRIPT, encoding="utf-8")
     wrong.write_text(MISTAKES, encoding="utf-8")
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    examples = "".join(re.findall(r"```pycon\n(.*?)```", page, flags=re.DOTALL))
+    (tmp_path / "page.py").write_text(doctest.script_from_examples(examples), encoding="utf-8")
     assert pytestconfig.cache is not None
     cache = pytestconfig.cache.mkdir("mypy_of_users")
     if not any(cache.iterdir()) and CHECKED.is_dir():  # what `make check` has read need not be read again
         shutil.copytree(CHECKED, cache, dirs_exist_ok=True)
-    errors = _mypy(python, tmp_path, cache, script.name, wrong.name)  # one run: it reads pandas anew each time
+    errors = _mypy(
+        python, tmp_path, cache, script.name, wrong.name, "page.py"
+    )  # one run: it reads pandas anew each time
     refused = {int(line.split(":")[1]) for line in errors if line.startswith(f"{wrong.name}:")}
     assert refused == set(range(4, 12)), errors
     assert [line for line in errors if not line.startswith(f"{wrong.name}:")] == []

@@ -75,8 +75,9 @@ def test_tables_have_their_columns_and_times_are_whole_nanoseconds(run: pptrace.
 def test_a_table_that_a_user_changes_changes_no_picture_and_no_export() -> None:
     run = pptrace.load(SAMPLES / "1f1b_p2")
     picture, trace = run.figure().to_json(), run.to_perfetto()
-    run.ops["end_ns"] = 0
-    del run.comms["kind"]
+    ops, comms = run.ops, run.comms
+    ops["end_ns"] = 0
+    del comms["kind"]
     assert (run.figure().to_json(), run.to_perfetto()) == (picture, trace)
 
 
@@ -194,3 +195,28 @@ def test_a_summary_of_many_steps_stays_short(run: pptrace.Run) -> None:
     assert "500 steps, 0 to 499" in repr(many)
     assert "488 more in report.steps" in many._repr_html_()
     assert len(many._repr_html_()) < 16_000
+
+
+@pytest.mark.parametrize("name", ["ops", "comms", "memory", "steps", "ranks"])
+def test_a_table_that_a_user_changes_is_unchanged_at_the_next_look_and_in_files(tmp_path: Path, name: str) -> None:
+    run = pptrace.load(SAMPLES / "1f1b_p2")
+    before, page = getattr(run, name).copy(), run.to_json(ops=True)
+    changed = getattr(run, name)
+    for column in changed.columns:
+        changed[column] = 0
+    changed["mine"] = 1
+    pd.testing.assert_frame_equal(getattr(run, name), before)
+    run.to_csv(tmp_path)
+    if name in ("ops", "comms"):
+        written = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
+        pd.testing.assert_frame_equal(written, before, check_dtype=False)
+    assert run.to_json(ops=True) == page
+
+
+def test_tables_of_a_run_on_paper_are_copies_too() -> None:
+    step = pptrace.simulate("1f1b", pp=2, microbatches=2)
+    for name in ("ops", "ranks"):
+        before, changed = getattr(step, name).copy(), getattr(step, name)
+        changed.loc[:, "rank"] = 7
+        changed["mine"] = 1
+        pd.testing.assert_frame_equal(getattr(step, name), before)

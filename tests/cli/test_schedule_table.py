@@ -7,8 +7,19 @@ from pathlib import Path
 import pytest
 
 from pptrace.errors import UsageError
+from pptrace.schedule.registry import SCHEDULES
+from tests.support.programs import ROOT
 from tests.support.sleeping import Measured, SleepingRun
-from tests.tools.schedule_table import BEGIN, END, main, replace_between, to_markdown
+from tests.tools.schedule_table import (
+    BEGIN,
+    CATALOGUE_BEGIN,
+    CATALOGUE_END,
+    END,
+    catalogue_table,
+    main,
+    replace_between,
+    to_markdown,
+)
 
 
 def row() -> Measured:
@@ -42,3 +53,24 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     page.write_text("no markers")
     assert main(["--write", str(page)]) == 2
     assert capsys.readouterr().err.startswith(f"schedule_table: {page}: expected one line")
+
+
+def test_the_catalogue_of_the_docs_is_that_of_the_registry() -> None:
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    table = page.split(CATALOGUE_BEGIN)[1].split(CATALOGUE_END)[0].strip()
+    assert table == catalogue_table(), (
+        "write it with: python tests/tools/schedule_table.py --catalogue --write docs/schedules.md"
+    )
+    names, *cells = zip(
+        *([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]), strict=True
+    )
+    assert names == tuple(f"`{name}`" for name in SCHEDULES)
+    assert cells[1] == tuple(schedule.bubble_text for schedule in SCHEDULES.values())
+
+
+def test_the_catalogue_is_written_without_measuring_and_the_measured_table_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{CATALOGUE_BEGIN}\nold\n{CATALOGUE_END}\nbetween\n{BEGIN}\nmeasured\n{END}\n", encoding="utf-8")
+    assert main(["--catalogue", "--write", str(page)]) == 0
+    expected = f"{CATALOGUE_BEGIN}\n{catalogue_table()}\n{CATALOGUE_END}\nbetween\n{BEGIN}\nmeasured\n{END}\n"
+    assert page.read_text(encoding="utf-8") == expected

@@ -12,6 +12,7 @@ import pytest
 
 from dashboards.serve import bind, open_browser, url_of
 from pptrace.errors import PptraceError, UsageError
+from tests.support.programs import pptrace_here
 
 ENDS_S = 180  # of a machine as busy as may be
 PPTRACE = [sys.executable, "-c", "from pptrace.cli.main import main; main()", "dashboard"]
@@ -57,6 +58,14 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert len(err.splitlines()) == 1
     assert f"127.0.0.1:{port}" in err
     assert "--port" in err
+
+
+def test_a_path_where_nothing_is_ends_the_command_as_it_ends_analyze(tmp_path: Path, run_p4: Path) -> None:
+    missing = tmp_path / "nowhere"
+    ended = pptrace_here("dashboard", run_p4, missing, "--port", "0", "--no-open")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == pptrace_here("analyze", missing).err
+    assert ended.err.startswith(f"pptrace: {missing}: not found; expected")
 
 
 @pytest.mark.parametrize(

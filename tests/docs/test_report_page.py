@@ -22,17 +22,15 @@ from pptrace.workflow.load import load
 from tests.support.programs import ROOT, SAMPLES
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+_OF_PATHS = {
+    heading.strip("`").replace("[]", ""): heading for heading in re.findall(r"^##+ (`[\w.\[\]]+`)$", PAGE, re.MULTILINE)
+}
+"""Headings that are the path of an object: `steps[].bubble` of "steps.bubble"."""
 SECTIONS = {
+    **{path: heading for path, heading in _OF_PATHS.items() if f"\n#### {heading}\n" not in PAGE},
     "": "Top level",
-    "inputs": "`inputs[]`",
-    "mesh": "`mesh`",
-    "schedule": "`schedule`",
     "schedule.candidates": "`schedule`",
-    "clock": "`clock`",
-    "steps": "`steps[]`",
-    "steps.bubble": "`steps[].bubble`",
     "steps.bubble.waterfall_ns": "`steps[].bubble`",
-    "steps.ranks": "`steps[].ranks[]`",
     "steps.ranks.phases": "`phases`: `warmup`, `steady`, `cooldown`",
     "steps.ranks.phases.warmup": "`phases`: `warmup`, `steady`, `cooldown`",
     "steps.ranks.phases.steady": "`phases`: `warmup`, `steady`, `cooldown`",
@@ -42,11 +40,8 @@ SECTIONS = {
     "steps.ranks.ops": "`ops[]`",
     "steps.ranks.ops.parts": "`ops[]`",
     "steps.ranks.device": "`device`",
-    "marked_steps": "`marked_steps[]`",
     "device": "`device[]`",
     "device.comms": "`device[]`",
-    "findings": "`findings[]`",
-    "hang": "`hang`",
     "hang.edges": "`hang`",
 }
 FREE = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from pptrace.model.tables import (
     COMMS,
     OPS,
     as_category,
+    category_of_codes,
     concat_tables,
     empty_table,
     join_adjacent,
@@ -61,6 +64,24 @@ def test_categories_are_in_alphabetical_order_with_the_usual_texts_of_a_column()
     assert (column.tolist(), column.categories.tolist()) == (["send", "recv", "send"], ["", "recv", "send"])
     lacking = with_categories(pd.DataFrame({"direction": same_category("F", 2)}))
     assert (lacking["direction"].tolist(), lacking["direction"].cat.categories.tolist()) == (["F", "F"], ["", "B", "F"])
+
+
+def test_codes_become_the_categories_that_their_texts_would() -> None:
+    texts, codes = ("recv", "send", "barrier", "send"), np.array([1, 0, 3, 1])
+    column = category_of_codes(codes, texts, ("",))
+    expected = as_category(np.array([texts[code] for code in codes], dtype=object), ("",))
+    assert (column.tolist(), column.categories.tolist()) == (expected.tolist(), expected.categories.tolist())
+    assert category_of_codes(codes[:0], texts).tolist() == []
+
+
+@pytest.mark.parametrize("join", [join_adjacent, concat_tables])
+def test_categories_stay_categories_where_tables_have_others(join: Callable[..., pd.DataFrame]) -> None:
+    first, second = with_categories(ops(4)), with_categories(ops(4).assign(kind="B"))
+    joined = join([first, second])
+    assert joined["kind"].cat.categories.tolist() == sorted({*first["kind"], "B"})
+    assert joined["step"].dtype == "int64"
+    mixed = join([first, ops(4).assign(kind="B")])
+    assert (mixed["kind"].tolist(), mixed["kind"].dtype) == (joined["kind"].tolist(), object)
 
 
 def test_a_table_for_users_has_texts_again() -> None:

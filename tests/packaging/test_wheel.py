@@ -10,6 +10,7 @@ import sys
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,21 @@ def _has_setuptools() -> bool:
 pytestmark = pytest.mark.skipif(
     not _has_setuptools(), reason="needs setuptools 77 or newer (the extra dev installs it)"
 )
+
+
+def test_an_editable_installation_is_a_path_so_that_type_checkers_see_the_package(tmp_path: Path) -> None:
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    shutil.copy(ROOT / "pptrace" / "version.py", tmp_path / "pptrace")
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, tmp_path)
+    command = [sys.executable, "-c", BUILD.replace("build_wheel", "build_editable"), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    editable = zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1])
+    (path,) = (name for name in editable.namelist() if name.endswith(".pth"))
+    assert editable.read(path).decode().strip() == str(tmp_path)
 
 
 @pytest.fixture(scope="module")

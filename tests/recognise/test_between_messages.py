@@ -10,7 +10,7 @@ import pytest
 from pptrace.ingest import open_inputs, read_traces
 from pptrace.recognise.labels import read_label
 from pptrace.recognise.ops.infer_between_messages import ops_between_messages
-from pptrace.recognise.ops.labelled_ranges import Range
+from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.ingest.nsight_files import MIDDLE, Process, Report, write_report
 from tests.recognise.megatron_host import GLUE, Done, Rank, interleaved, one_f_one_b, run
@@ -115,7 +115,7 @@ def found_between(*named: tuple[str, int, int]) -> tuple[list[str], tuple[str, .
         label = read_label(name)
         assert label is not None, name
         ranges.append(Range(label, start, end, thread=1))
-    ops = ops_between_messages(ranges)
+    ops = ops_between_messages(Ranges.of(ranges))
     assert ops is not None
     return [f"{op.kind} {op.start_ns} {op.end_ns}" for op in ops.ops], ops.evidence
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pptrace.recognise.labels import read_label
-from pptrace.recognise.ops.labelled_ranges import Range, num_outside_steps, with_steps_and_microbatches
+from pptrace.recognise.ops.label_actions import LabelledActions, with_steps_and_microbatches
+from pptrace.recognise.ops.label_columns import KINDS, Range, Ranges
+from pptrace.recognise.ops.label_steps import num_outside_steps
 
 
-def ranges(*named: tuple[str, int, int]) -> list[Range]:
+def ranges(*named: tuple[str, int, int]) -> Ranges:
     result = []
     for name, start, end in named:
         label = read_label(name)
         assert label is not None, name
         result.append(Range(label, start, end, thread=1))
-    return result
+    return Ranges.of(result)
+
+
+def ops_of(labelled: LabelledActions) -> list[tuple[int, str]]:
+    """(step, op) in time order."""
+    rows = labelled.in_time_order()
+    columns = (rows[name].tolist() for name in ("step", "stage", "kind", "microbatch"))
+    actions = [(step, f"{stage}{KINDS[kind]}{number}") for step, stage, kind, number in zip(*columns, strict=True)]
+    return [(step, text) for step, text in actions if "RECV" not in text]
 
 
 def test_ops_before_the_first_range_of_a_step_are_counted_as_left_out() -> None:
     cut = ranges(("PP:0F6", 0, 5), ("PP:0F7", 5, 9), ("ProfilerStep#3", 10, 30), ("PP:0F0", 11, 15), ("PP:0F1", 15, 19))
     assert num_outside_steps(cut) == 2
-    assert [(op.step, str(op.action)) for op in with_steps_and_microbatches(cut) if op.label.is_op] == [
-        (3, "0F0"),
-        (3, "0F1"),
-    ]
+    assert ops_of(with_steps_and_microbatches(cut)) == [(3, "0F0"), (3, "0F1")]
 
 
 def test_messages_before_the_first_step_are_no_ops_that_are_left_out() -> None:
@@ -37,7 +44,7 @@ def test_a_range_of_a_step_that_was_written_twice_is_one_step() -> None:
         ("ProfilerStep#1", 20, 40),
     ]
     result = with_steps_and_microbatches(ranges(*twice, ("PP:0F0", 2, 5), ("PP:0F0", 22, 25)))
-    assert [(op.step, str(op.action)) for op in result if op.label.is_op] == [(0, "0F0"), (1, "0F0")]
+    assert ops_of(result) == [(0, "0F0"), (1, "0F0")]
 
 
 def test_ops_without_ranges_of_steps_are_all_kept() -> None:

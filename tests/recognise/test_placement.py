@@ -10,8 +10,9 @@ import pytest
 from pptrace.model.tables import COMPUTE_KINDS, OPS, empty_table
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.mesh import mesh_from_stages, mesh_with_groups
-from pptrace.recognise.labels import Label, read_label
-from pptrace.recognise.ops.labelled_ranges import Range, with_steps_and_microbatches
+from pptrace.recognise.labels import Label, LabelledAction, read_label
+from pptrace.recognise.ops.label_actions import LabelledActions, with_steps_and_microbatches
+from pptrace.recognise.ops.label_columns import ACTION_COLUMNS, KINDS, NONE, Range, Ranges
 from pptrace.recognise.run import RecognisedRun, recognise
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.schedule.actions import Kind
@@ -206,24 +207,39 @@ def named(*names: str) -> list[Range]:
     return [Range(label, 10 * index, 10 * index + 9, 1) for index, label in labels if isinstance(label, Label)]
 
 
-def actions(ranges: Sequence[Range]) -> list[str]:
-    return [str(action) for entry in ranges for action in entry.label.actions]
+def resolved(ranges: Sequence[Range]) -> LabelledActions:
+    return with_steps_and_microbatches(Ranges.of(ranges))
+
+
+def actions(labelled: LabelledActions) -> list[str]:
+    rows = labelled.in_time_order()
+    table = zip(*(rows[name].tolist() for name in ACTION_COLUMNS), strict=True)
+    return [str(action_of(row[:4], row[4:])) for row in table]
+
+
+def action_of(first: Sequence[int], second: Sequence[int] = (NONE,)) -> LabelledAction:
+    kind, stage, chunk, microbatch = first
+    if second[0] != NONE:
+        return LabelledAction.pair(action_of((Kind.F.code, *first[1:])), action_of(second))
+    known = (None if value == NONE else value for value in (stage, microbatch))
+    return LabelledAction(KINDS[kind], *known, chunk=chunk)
 
 
 def test_a_flush_is_every_weight_gradient_that_has_not_run() -> None:
-    ranges_of_step = with_steps_and_microbatches(
+    ranges_of_step = resolved(
         named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0")
     )
     assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
-    assert [entry.part for entry in ranges_of_step[-2:]] == [(0, 2), (1, 2)]
+    rows = ranges_of_step.in_time_order()
+    assert [rows[name][-2:].tolist() for name in ("part", "parts")] == [[0, 1], [2, 2]]
 
 
 def test_a_backward_without_weight_gradients_is_whole() -> None:
-    assert actions(with_steps_and_microbatches(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
+    assert actions(resolved(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
 
 
 def test_parts_of_a_sequence_are_microbatches() -> None:
-    ranges_of_step = with_steps_and_microbatches(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
+    ranges_of_step = resolved(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
     assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
 
 
@@ -231,17 +247,13 @@ def test_ops_before_a_step_that_leads_belong_to_it() -> None:
     """Zero bubble runs the first forwards before its range of the step, while the last optimizer step is validated."""
     ranges = named("F0.0.0", "iter_0_7", "F1.0.0", "B0.0.0", "B1.0.0", "F0.0.0")
     step = Range(ranges[1].label, 10, 45, 1)
-    ranges_of_step = with_steps_and_microbatches([ranges[0], step, *ranges[2:]])
-    assert [(entry.step, str(entry.action)) for entry in ranges_of_step if entry.action] == [
-        (7, "-1F0"),
-        (7, "-1F1"),
-        (7, "-1B0"),
-        (7, "-1B1"),
-    ]
+    ranges_of_step = resolved([ranges[0], step, *ranges[2:]])
+    assert set(ranges_of_step.actions["step"].tolist()) == {7}
+    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1B0", "-1B1"]
 
 
 def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
-    assert actions(with_steps_and_microbatches(named("1F1B", "1F1B"))) == [
+    assert actions(resolved(named("1F1B", "1F1B"))) == [
         "(-1F0;-1B0)OVERLAP_F_B",
         "(-1F1;-1B1)OVERLAP_F_B",
     ]
@@ -250,13 +262,14 @@ def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
 def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     ranges = named("F0.0.0", "F1.0.0", "iter_0_7", "F0.0.0", "F1.0.0", "B0.0.0", "B1.0.0")
     step = Range(ranges[2].label, 20, 69, 1)
-    ranges_of_step = [entry for entry in with_steps_and_microbatches([*ranges[:2], step, *ranges[3:]]) if entry.action]
+    ranges_of_step = resolved([*ranges[:2], step, *ranges[3:]])
     assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1B0", "-1B1"]
-    assert [entry.start_ns for entry in ranges_of_step] == [30, 40, 50, 60]
+    rows = ranges_of_step.in_time_order()["range"]
+    assert ranges_of_step.stepped.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
 
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:
-    assert actions(with_steps_and_microbatches(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
+    assert actions(resolved(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
 
 
 @pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pptrace.analysis.result import Report
 from pptrace.analysis.verdict import with_verdict
-from pptrace.report.tables import Amount
+from pptrace.report.tables import Amount, tables_of
 from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
@@ -126,3 +126,39 @@ def test_a_rank_of_unknown_compute_has_an_empty_bar() -> None:
 def test_the_source_of_the_schedule_is_told_in_words(source: str, words: str) -> None:
     schedule = replace(WHOLE.schedule, source=source, num_microbatches=1, num_stages=1)
     assert f"1f1b, 1 microbatch, 1 stage ({words})" in printed(replace(WHOLE, schedule=schedule))
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
+@pytest.mark.parametrize("amount", list(Amount))
+@pytest.mark.parametrize("report", [WHOLE, many(43, 64, 8)], ids=["two ranks", "64 ranks"])
+def test_in_a_terminal_of_any_width_labels_are_whole_and_what_has_no_room_is_named(
+    report: Report, amount: Amount, width: int
+) -> None:
+    out = StringIO()
+    print_report(report, Console(file=out, width=width), amount)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "…" in line and not line.startswith("… ")]
+    assert not [line for line in lines if line != line.rstrip()]
+    step = report.typical_step
+    assert step is not None
+    for table in tables_of(report, step, amount):
+        start = lines.index(table.title)
+        head, *below = lines[start + 1 :]
+        rows = below[: len(table.rows)] if table.key != "waterfall" else below  # whose descriptions may wrap
+        for row in table.rows:
+            label = " +".join(re.escape(str(cell)) for cell in row[: table.num_labels])
+            assert any(re.match(rf"{label}( |$)", line) for line in rows), (table.title, row)
+        note = " ".join(below[: below.index("")] if "" in below else below).partition("need a wider terminal: ")[2]
+        for name in filter(str.strip, table.columns):
+            assert name.strip() in head or name.strip() in note, (table.title, name, head, note)
+
+
+def test_a_terminal_of_80_columns_keeps_what_a_message_costs() -> None:
+    out = StringIO()
+    print_report(WHOLE, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    head = lines[lines.index("Communication, means over the ranks") + 1]
+    assert {"axis", "kind", "exposed", "overlap", "most"} <= set(head.split())
+    phases = lines[lines.index("Phases") + 1]
+    assert phases.split().count("bubble") == 3

@@ -67,6 +67,9 @@ def test_columns_and_slots_of_every_schedule_are_those_of_its_actions(name: str)
         assert table.slot.tolist() == [slot_of(plan, action.halves[0]) for _, _, action in rows]
         second = [slot_of(plan, action.halves[1]) if action.parts else -1 for _, _, action in rows]
         assert table.second_slot.tolist() == second
+        halves = [action.halves[1] if action.parts else None for _, _, action in rows]
+        assert table.second_kind.tolist() == [-1 if half is None else half.kind.code for half in halves]
+        assert table.second_stage.tolist() == [-1 if half is None else half.stage for half in halves]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,10 +1,12 @@
-"""Measures every schedule of the catalogue and writes the table of docs/schedules.md.
+"""Writes the tables of docs/schedules.md: the catalogue as the registry has it, and every schedule of it as measured.
 
     python tests/tools/schedule_table.py [--schedules 1f1b zbv …] [--bubble-ms 1200] [--prefetch 2] [--write docs/schedules.md]
+    python tests/tools/schedule_table.py --catalogue [--write docs/schedules.md]
 
 Each plan runs on four processes whose ops sleep, and is read back from its traces. They sleep so long that the ideal
 bubble is the same number of milliseconds in every plan: what the runtime itself needs between two ops then weighs the
-same. Without ``--write`` the table is printed; with it, it replaces what stands between the two markers of the file.
+same. Without ``--write`` the tables are printed; with it, they replace what stands between their markers in the file.
+``--catalogue`` measures nothing and leaves the measured table as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from tests.support.sleeping import Measured, SleepingRun, forward_for, measure  
 
 BEGIN = "<!-- schedules measured by `make table` -->"
 END = "<!-- end of the measured schedules -->"
+CATALOGUE_BEGIN = "<!-- catalogue written by `make table` -->"
+CATALOGUE_END = "<!-- end of the catalogue -->"
 RANKS, MICROBATCHES = 4, 8
+CATALOGUE_HEADER = ("name", "what it is", "ideal bubble ratio", "chunks in flight on rank r", "source")
 HEADER = (
     "schedule",
     "p",
@@ -46,14 +51,17 @@ HEADER = (
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        page, where = (None, "") if options.write is None else (options.write.read_text(), str(options.write))
-        if page is not None:
-            replace_between(page, "", where)  # refused now rather than after minutes
-        table = to_markdown(_measure_all(options))
+        page, where = (None, "") if options.write is None else (options.write.read_text("utf-8"), str(options.write))
+        catalogue = catalogue_table()
+        if page is not None:  # refused now rather than after minutes
+            page = replace_between(page, catalogue, where, CATALOGUE_BEGIN, CATALOGUE_END)
+            replace_between(page, "", where)
+        measured = "" if options.catalogue else to_markdown(_measure_all(options))
         if page is None:
-            print(table)
+            print("\n\n".join(table for table in (catalogue, measured) if table))
         else:
-            options.write.write_text(replace_between(page, table, where))
+            page = page if options.catalogue else replace_between(page, measured, where)
+            options.write.write_text(page, encoding="utf-8")
     except (UsageError, OSError) as err:
         print(f"schedule_table: {err}", file=sys.stderr)
         return 2
@@ -73,21 +81,30 @@ def _measure_all(options: argparse.Namespace) -> list[Measured]:
     return rows
 
 
+def catalogue_table() -> str:
+    """The registry as a table, one line per schedule."""
+    rows = (
+        (f"`{entry.name}`", entry.summary, entry.bubble_text, entry.in_flight_text, entry.source)
+        for entry in SCHEDULES.values()
+    )
+    return "\n".join((_line(CATALOGUE_HEADER), _line("---" for _ in CATALOGUE_HEADER), *map(_line, rows)))
+
+
 def to_markdown(rows: Iterable[Measured]) -> str:
     """The table, one line per run."""
     return "\n".join((_line(HEADER), _line("---" for _ in HEADER), *(_line(_cells(row)) for row in rows)))
 
 
-def replace_between(text: str, table: str, where: str) -> str:
-    """``text`` with ``table`` in place of what stands between its markers.
+def replace_between(text: str, table: str, where: str, begin: str = BEGIN, end: str = END) -> str:
+    """``text`` with ``table`` in place of what stands between two markers.
 
     Raises:
         UsageError: the markers are not there exactly once, in order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UsageError(f"{where}: expected one line {BEGIN!r} and after it one line {END!r}; put them in")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UsageError(f"{where}: expected one line {begin!r} and after it one line {end!r}; put them in")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def _cells(row: Measured) -> tuple[str, ...]:
@@ -119,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each schedule")
     parser.add_argument("--prefetch", type=int, default=2, help="compute actions that a receive is posted ahead")
+    parser.add_argument("--catalogue", action="store_true", help="the catalogue alone: measure nothing")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the file with the markers; left out: print")
     return parser
 

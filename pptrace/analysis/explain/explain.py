@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import waterfalls
@@ -20,7 +19,7 @@ from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterf
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import group_sums, slice_of
+from pptrace.slices import Slice, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
@@ -51,7 +50,7 @@ Steps = Sequence[Sequence[StepWindow]]
 
 def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
     """Explain steps of one plan."""
-    axes = axes_inside_ops(data.comms)
+    axes = axes_inside_ops(slice_of(data.comms))
     explanations = []
     for first, last in _parts(table, steps):
         windows = [window for of_step in steps[first:last] for window in of_step]
@@ -72,10 +71,9 @@ def explain_ranks(
     return explanations
 
 
-def axes_inside_ops(comms: pd.DataFrame) -> dict[str, int]:
-    """How long the communication of each axis inside ops took in the whole run, ns."""
-    inner = slice_of(comms)
-    inner = inner.where(is_inner(inner) & (inner["axis"] != "pp"))
+def axes_inside_ops(comms: Slice) -> dict[str, int]:
+    """How long the communication of each axis inside ops took, ns."""
+    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp"))
     return (
         {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}
         if len(inner)

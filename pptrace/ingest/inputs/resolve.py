@@ -108,10 +108,13 @@ def open_inputs(paths: Sequence[Path]) -> OpenedInputs:
     return OpenedInputs(traces, tuple(warnings), run, run_dir, dumps)
 
 
-def _open_one(path: Path) -> OpenedInputs:
+def require_path(path: Path) -> None:
+    """Refuse a PATH where nothing is.
+
+    Raises:
+        TraceError: it does not exist.
+    """
     try:
-        if path.is_dir():
-            return _open_directory(path)
         exists = path.exists()
     except (OSError, ValueError):
         exists = False
@@ -119,6 +122,12 @@ def _open_one(path: Path) -> OpenedInputs:
         raise TraceError(
             f"{path}: not found; expected a trace file, a directory of traces or a run directory; check the path"
         )
+
+
+def _open_one(path: Path) -> OpenedInputs:
+    require_path(path)
+    if path.is_dir():
+        return _open_directory(path)
     if not path.is_file():
         raise TraceError(
             f"{path}: a pipe or a device, which can be read once only; expected a file; save the trace and give that"

@@ -50,6 +50,15 @@ Transform = Callable[[Trace], Data]
 FileResult = tuple[Data, ...] | PptraceError
 
 
+class ReadFiles(Protocol[Data]):
+    """What reads the files of a job instead of this process and its own, as workers on other machines do."""
+
+    def __call__(
+        self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
+    ) -> list[FileResult[Data]]:
+        """The result of ``read``, which is picklable, for each file, in their order."""
+
+
 class Store(Protocol[Data]):
     """A cache of the results of files. It is pickled to other processes."""
 
@@ -84,9 +93,10 @@ def read_each(
     jobs: int | None = None,
     on_progress: OnProgress | None = None,
     store: Store[Data] | None = None,
+    read_files: ReadFiles[Data] | None = None,
 ) -> ReadResult[Data]:
     """Read every file: large ones in ``jobs`` processes (default: one per CPU; several for one file where there are fewer large
-    files), small ones in this process.
+    files), small ones in this process; or all of them where ``read_files`` does.
 
     ``transform`` is applied to each trace in the process that read it; it must be picklable (a module-level function). ``store``
     is looked up before a file is read, and gets the results of files read.
@@ -100,7 +110,11 @@ def read_each(
         TraceError: the first file's error, when no file can be read; or the files are of different runs.
     """
     meter = ProgressMeter([file.num_bytes for file in inputs.files], on_progress or (lambda _progress: None))
-    results = _read_all(inputs.files, partial(_read_one, transform, store), jobs, meter, store)
+    read = partial(_read_one, transform, store)
+    if read_files is None:
+        results = _read_all(inputs.files, read, jobs, meter, store)
+    else:
+        results = read_files(inputs.files, partial(read, ReadOptions()), meter)
     errors = [result for result in results if isinstance(result, PptraceError)]
     if not results or len(errors) == len(results):
         raise errors[0] if errors else TraceError("no trace files are given; expected one per rank")

@@ -31,7 +31,6 @@ NONE = int(np.iinfo(np.int64).min)
 EXPECTED_INPUT = "expected the SQLite file that 'nsys export --type sqlite' writes"
 
 _CHUNK_ROWS = 1 << 16
-_LARGE_ROWS = 100_000  # least number of rows for which reading pages is faster than stepping through rows
 _MIN_ROW_BYTES = 4
 _MANY_STRINGS = 1000
 _HEAD_BYTES = 100  # https://www.sqlite.org/fileformat.html#the_database_header

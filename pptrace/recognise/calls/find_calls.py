@@ -14,9 +14,10 @@ does whose call was not recorded, its own arguments or its name say.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.tables import CALLS, Category, Events, make_table
@@ -44,11 +45,10 @@ def find_calls(events: Events) -> pd.DataFrame:
 
 def _arguments(events: Events) -> dict[int, dict[str, Any]]:
     """Communication arguments by event."""
-    return {int(row["event"]): row for row in map(_texts_as_keys, events.comm_args.to_dict("records"))}
-
-
-def _texts_as_keys(row: Mapping[Hashable, Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in row.items()}
+    names = [str(name) for name in events.comm_args]
+    columns = [events.comm_args[name].tolist() for name in names]
+    at = names.index("event")
+    return {row[at]: dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)}
 
 
 def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapping[str, Any]]) -> None:
@@ -57,25 +57,28 @@ def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapp
     if not len(rows):
         return
     launchers = launch_calls(events, rows)
+    launch_times = np.where(launchers >= 0, events.start_ns[launchers], -1)
+    order = np.lexsort((launchers, rows, launch_times))
+    rows, launchers, launch_times = rows[order], launchers[order], launch_times[order]
+    name_ids, streams = events.name_id[rows].tolist(), events.stream[rows].tolist()
+    is_kernel = (events.category[rows] == Category.KERNEL).tolist()
+    threads, starts = events.thread[launchers].tolist(), events.start_ns[rows].tolist()
+    columns = (rows, launchers, launch_times)
     calls_of_kernels = _CallsOfKernels(calls)
-    launched = sorted(
-        ((int(events.start_ns[launcher]) if launcher >= 0 else -1), row, launcher)
-        for row, launcher in zip(rows.tolist(), launchers.tolist(), strict=True)
-    )
     batches: dict[int, list[list[HostCall]]] = {}
-    for launch_ns, row, launcher in launched:
-        kernel = events.names[events.name_id[row]]
-        kernel_kind = kind_of_kernel(kernel) if events.category[row] == Category.KERNEL else ""
-        carried = calls_of_kernels.of(int(events.thread[launcher]), launch_ns, kernel_kind) if launcher >= 0 else []
+    for index, (row, launcher, launch_ns) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        kernel = events.names[name_ids[index]]
+        kernel_kind = kind_of_kernel(kernel) if is_kernel[index] else ""
+        carried = calls_of_kernels.of(threads[index], launch_ns, kernel_kind) if launcher >= 0 else []
         if not carried and not kernel_kind:
             continue  # a copy beside what a call asks for, such as one of a wait
         if not carried:
             kernel_args = args.get(row, {})
-            start = launch_ns if launcher >= 0 else int(events.start_ns[row])
+            start = launch_ns if launcher >= 0 else starts[index]
             kind = kind_of(kernel_args.get("collective", "")) or kernel_kind
             carried = [HostCall(kind, -1, start, start, args=kernel_args, hint=hint_of_kernel(kernel))]
             calls += carried
-        batches.setdefault(int(events.stream[row]), []).append(carried)
+        batches.setdefault(streams[index], []).append(carried)
         for call in carried:
             call.kernels.append(row)
             call.hint = call.hint or hint_of_kernel(kernel)

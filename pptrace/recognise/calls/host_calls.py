@@ -96,10 +96,12 @@ def host_calls(events: Events, args: Mapping[int, Mapping[str, Any]]) -> list[Ho
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     rows = np.flatnonzero(on_host & (roles[events.name_id] > 0))
     gatherers: dict[int, _Gatherer] = {}
-    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
-        thread = int(events.thread[row])
-        gatherer = gatherers.setdefault(thread, _Gatherer(thread))
-        gatherer.add(names[events.name_id[row]], int(events.start_ns[row]), end_ns, args.get(row, {}))
+    columns = (rows, events.thread[rows], events.name_id[rows], events.start_ns[rows], events.ends_of(rows))
+    for row, thread, name_id, start_ns, end_ns in zip(*(column.tolist() for column in columns), strict=True):
+        gatherer = gatherers.get(thread)
+        if gatherer is None:
+            gatherer = gatherers[thread] = _Gatherer(thread)
+        gatherer.add(names[name_id], start_ns, end_ns, args.get(row, {}))
     return [call for gatherer in gatherers.values() for call in gatherer.done()]
 
 

@@ -7,19 +7,19 @@ thread was done. Calls that no mark covers stay as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from pptrace.marks import AwaitMark, CallMark, CollectiveMark, ExchangeMark, P2PMark
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
-from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
+from pptrace.recognise.ops.mark_ranges import MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex
+from pptrace.slices import Slice, last_like
 
-_TIMES = ("start_ns", "posted_ns", "asked_ns", "end_ns")
 FAILED_KEY = "failed_calls"
 """The key of a rank's metadata that holds kind, group, sequence and peer (-1: none) of the calls that raised an error."""
 GROUPS_KEY = "groups"
@@ -39,44 +39,33 @@ def calls_with_marks(
             a ``call`` range get what it knows.
         metadata: the rank's facts; names the groups' ranks and axes.
     """
-    fully_described = [
-        entry for entry in marks.ranges if isinstance(entry.mark, P2PMark | CollectiveMark | ExchangeMark)
-    ]
-    outside = calls[_range_of(calls["host_ns"].to_numpy(), fully_described) < 0]
-    watched = _innermost([entry for entry in marks.ranges if isinstance(entry.mark, CallMark)])
-    if not watched:
+    described = np.unique(np.concatenate([marks.transfers["at"], marks.collectives["at"], marks.links["at"]]))
+    described_ns = (marks.start_ns[described], marks.end_ns[described])
+    outside = calls[_range_of(calls["host_ns"].to_numpy(), *described_ns) < 0]
+    if not len(marks.calls):
         return _with_groups_of_cpp(outside.reset_index(drop=True), {}, metadata)
-    mark_of_call = _range_of(outside["host_ns"].to_numpy(), watched)
-    recorded = {int(index): row for row, index in reversed(list(enumerate(mark_of_call.tolist()))) if index >= 0}
-    awaits = {e.mark.handle: e for e in marks.ranges if isinstance(e.mark, AwaitMark)}
-    launches = LaunchIndex(work)
-    groups = metadata.get(GROUPS_KEY)
-    known_groups = groups if isinstance(groups, Mapping) else {}
-    records = outside.to_dict("list")
-    failed = _failed(metadata)
-    rows = [
-        _row(entry, _record(records, recorded.get(index)), awaits, launches, known_groups)
-        for index, entry in enumerate(watched)
-        if _identity(entry) not in failed
-    ]
-    table = make_table(CALLS, {name: [row[name] for row in rows] for name in CALLS})
+    watched = marks.calls.where(_innermost(marks))
+    mark_of_call = _range_of(outside["host_ns"].to_numpy(), marks.start_ns[watched["at"]], marks.end_ns[watched["at"]])
+    recorded = np.full(len(watched), -1)
+    is_within = np.flatnonzero(mark_of_call >= 0)
+    first_of, first = np.unique(mark_of_call[is_within], return_index=True)
+    recorded[first_of] = is_within[first]
+    succeeded = _succeeded(watched, metadata)
+    table = _table(watched.where(succeeded), outside, recorded[succeeded], marks, work, metadata)
     unmarked = _with_groups_of_cpp(outside[mark_of_call < 0], _groups_of_workers(table), metadata)
     parts = [part for part in (table, unmarked) if len(part)]
     joined = pd.concat(parts, ignore_index=True) if parts else empty_table(CALLS)
     return joined.sort_values("host_ns", kind="stable", ignore_index=True)
 
 
-def _failed(metadata: Mapping[str, Any]) -> set[tuple[object, ...]]:
-    """The calls that raised: no communication, and their ends say nothing of when another rank was there."""
+def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+    """Which calls raised nothing: one that did is no communication, and its end says nothing of when another rank was there."""
     listed = metadata.get(FAILED_KEY)
-    return {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
-
-
-def _identity(entry: MarkedRange) -> tuple[object, ...]:
-    mark = entry.mark
-    if not isinstance(mark, CallMark):
-        return ()
-    return (mark.kind, mark.group, mark.sequence, -1 if mark.peer is None else mark.peer)
+    failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
+    if not failed:
+        return np.ones(len(watched), dtype=np.bool_)
+    columns = (watched[name].tolist() for name in ("kind", "group", "sequence", "peer"))
+    return np.array([call not in failed for call in zip(*columns, strict=True)], dtype=np.bool_)
 
 
 def _groups_of_workers(marked: pd.DataFrame) -> dict[int, str]:
@@ -128,76 +117,100 @@ def describe_group(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"ranks": members, "pg_desc": f"mesh_{axis}" if axis else str(facts.get("description") or "")}
 
 
-def _record(columns: Mapping[Any, list[Any]], row: int | None) -> dict[str, Any] | None:
-    return None if row is None else {str(name): values[row] for name, values in columns.items()}
+def _innermost(marks: MarkedRanges) -> Int64:
+    """The marked calls in order of their starts, without those around another one of the same thread."""
+    at = marks.calls["at"]
+    order = np.lexsort((-marks.end_ns[at], marks.start_ns[at]))
+    start, end, thread = (times[at[order]] for times in (marks.start_ns, marks.end_ns, marks.thread))
+    if not ((thread[:-1] == thread[1:]) & (start[1:] < end[:-1])).any():
+        return order
+    kept: list[int] = []
+    starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
+    for index in range(len(order) - 1, -1, -1):
+        last = kept[-1] if kept else -1
+        if last < 0 or threads[last] != threads[index] or starts[last] >= ends[index]:
+            kept.append(index)
+    return order[kept[::-1]]
 
 
-def _innermost(ranges: Sequence[MarkedRange]) -> list[MarkedRange]:
-    """Ranges in order of their starts, without those around another one of the same thread."""
-    ordered = sorted(ranges, key=lambda entry: (entry.start_ns, -entry.end_ns))
-    kept: list[MarkedRange] = []
-    for entry in reversed(ordered):
-        if not any(k.thread == entry.thread and entry.start_ns <= k.start_ns < entry.end_ns for k in kept[-1:]):
-            kept.append(entry)
-    return kept[::-1]
+def _range_of(at_ns: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
+    """For each time the index of the last range that began before it and has not ended; -1 where there is none.
+
+    The ranges are in the order of their starts.
+    """
+    index = np.searchsorted(starts_ns, at_ns, side="right") - 1
+    inside = (index >= 0) & (at_ns <= np.append(ends_ns, 0)[index])
+    return np.where(inside, index, -1)
 
 
-def _range_of(at_ns: Int64, ranges: Sequence[MarkedRange]) -> Int64:
-    """For each time the index of the last range that began before it and has not ended; -1 where there is none."""
-    if not ranges:
-        return np.full(len(at_ns), -1, dtype=np.int64)
-    order = np.argsort([entry.start_ns for entry in ranges], kind="stable")
-    starts = np.array([ranges[index].start_ns for index in order], dtype=np.int64)
-    ends = np.array([ranges[index].end_ns for index in order], dtype=np.int64)
-    index = np.searchsorted(starts, at_ns, side="right") - 1
-    inside = (index >= 0) & (at_ns <= ends[np.maximum(index, 0)])
-    return np.where(inside, order[np.maximum(index, 0)], -1).astype(np.int64)
-
-
-def _row(
-    entry: MarkedRange,
-    recorded: dict[str, Any] | None,
-    awaits: Mapping[int, MarkedRange],
-    launches: LaunchIndex,
-    groups: Mapping[str, Any],
-) -> dict[str, Any]:
-    mark = entry.mark
-    assert isinstance(mark, CallMark)
-    group = groups.get(mark.group)
-    facts = group if isinstance(group, Mapping) else {}
-    row = recorded or {name: -1 if dtype == "int64" else "" for name, dtype in CALLS.items()}
-    awaited = None if mark.handle is None else awaits.get(mark.handle)
-    row |= {name: value for name, value in _group_columns(mark.group, facts).items() if value != ""}
-    row |= {
-        "kind": mark.kind,
-        "peer": mark.peer if mark.peer is not None and mark.kind in ("send", "recv") else -1,
-        "local_peer": -1,
-        "bytes": mark.bytes,
-        "host_ns": entry.start_ns,
+def _table(
+    watched: Slice,
+    outside: pd.DataFrame,
+    recorded: Int64,
+    marks: MarkedRanges,
+    work: DeviceWork,
+    metadata: Mapping[str, Any],
+) -> pd.DataFrame:
+    """The marked calls (schema CALLS); ``recorded`` are the rows of ``outside`` that are the same calls, −1 without one."""
+    is_recorded = recorded >= 0
+    base: dict[str, Any] = {}
+    for name, dtype in CALLS.items():
+        unknown = np.array([-1] if dtype == "int64" else [""], dtype="int64" if dtype == "int64" else object)
+        base[name] = np.append(outside[name].to_numpy(), unknown)[recorded]
+    for name, column in _columns_of_groups(watched["group"], metadata).items():
+        base[name] = np.where(column == "", base[name], column)
+    is_message = np.isin(watched["kind"].astype(str), ("send", "recv")) if len(watched) else np.zeros(0, dtype=np.bool_)
+    base |= {
+        "kind": watched["kind"],
+        "peer": np.where(is_message, watched["peer"], -1),
+        "local_peer": np.full(len(watched), -1),
+        "bytes": watched["bytes"],
+        "host_ns": marks.start_ns[watched["at"]],
+        "seq": np.where(base["seq"] < 0, watched["sequence"], base["seq"]),
     }
-    if row["seq"] < 0:
-        row["seq"] = mark.sequence
-    if recorded is None or recorded["clock"] == "host":
-        row |= _times(entry, recorded, awaited, launches)
-    return row
+    on_host = ~is_recorded | (base["clock"] == "host")
+    times = _times(watched, np.where(is_recorded, base["end_ns"], -1), ~is_recorded, marks, LaunchIndex(work))
+    base |= {name: np.where(on_host, column, base[name]) for name, column in times.items()}
+    return make_table(CALLS, base)
+
+
+def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """What the metadata says of the group of each call, as columns of CALLS; "" where it says nothing."""
+    codes, names = pd.factorize(groups)
+    listed = metadata.get(GROUPS_KEY)
+    known_groups = listed if isinstance(listed, Mapping) else {}
+    facts = [known_groups.get(name) for name in names]
+    rows = [
+        _group_columns(name, fact if isinstance(fact, Mapping) else {})
+        for name, fact in zip(names.tolist(), facts, strict=True)
+    ]
+    columns = {}
+    for column in ("description", "group_ranks", "group_size", "group_id"):
+        values = np.array([row.get(column, "") for row in rows] or [""], dtype=object)
+        columns[column] = values[codes]
+    return columns
 
 
 def _times(
-    entry: MarkedRange, recorded: Mapping[str, Any] | None, awaited: MarkedRange | None, launches: LaunchIndex
-) -> dict[str, Any]:
+    watched: Slice, recorded_end_ns: Int64, is_alone: npt.NDArray[np.bool_], marks: MarkedRanges, launches: LaunchIndex
+) -> dict[str, npt.NDArray[Any]]:
     """Of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
-    if recorded is None and (span := launches.span(entry.start_ns, entry.end_ns, communication=True)):
-        start, end, stream = span
-        return dict(zip(_TIMES, (start, start, start, end), strict=True)) | {"stream": stream, "clock": "device"}
-    start, posted = entry.start_ns, entry.end_ns
-    host = {"stream": -1, "clock": "host"}
-    mark = entry.mark
-    assert isinstance(mark, CallMark)
-    if mark.handle is None:  # the call returned when it was over
-        return dict(zip(_TIMES, (start, start, start, posted), strict=True)) | host
-    end = int(recorded["end_ns"]) if recorded is not None and recorded["end_ns"] > posted else -1
-    if awaited is not None:
-        end = awaited.end_ns if end < 0 else min(end, awaited.end_ns)
-    wait_start = awaited.start_ns if awaited is not None else max(posted, end)
-    end = max(end, posted)
-    return dict(zip(_TIMES, (start, posted, min(wait_start, end), end), strict=True)) | host
+    start, posted = marks.start_ns[watched["at"]], marks.end_ns[watched["at"]]
+    awaited = last_like([watched["handle"]], [marks.awaits["handle"]])
+    is_awaited, waits = awaited >= 0, np.append(marks.awaits["at"], 0)[awaited]
+    wait_end = marks.end_ns[waits]
+    end = np.where(recorded_end_ns > posted, recorded_end_ns, -1)
+    end = np.where(is_awaited, np.where(end < 0, wait_end, np.minimum(end, wait_end)), end)
+    wait_start = np.where(is_awaited, marks.start_ns[waits], np.maximum(posted, end))
+    end = np.maximum(end, posted)
+    returned = watched["handle"] < 0  # when it was over
+    work = launches.spans(start, posted, communication=True)
+    on_device = work.launched & is_alone
+    return {
+        "start_ns": np.where(on_device, work.start_ns, start),
+        "posted_ns": np.where(on_device, work.start_ns, np.where(returned, start, posted)),
+        "asked_ns": np.where(on_device, work.start_ns, np.where(returned, start, np.minimum(wait_start, end))),
+        "end_ns": np.where(on_device, work.end_ns, np.where(returned, posted, end)),
+        "stream": np.where(on_device, work.stream, -1),
+        "clock": np.array(["host", "device"], dtype=object)[on_device.astype(np.int64)],
+    }

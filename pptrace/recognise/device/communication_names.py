@@ -54,6 +54,7 @@ def kind_of_kernel(name: str) -> str:
     return "send_recv" if kind in ("send", "recv") else kind or "unknown"
 
 
+@lru_cache(maxsize=4096)
 def hint_of_kernel(name: str) -> str:
     """The axis that a library's kernels serve; "" where it may be any."""
     return "ep" if _EXPERTS.search(name) else "tp" if _TENSORS.search(name) else ""

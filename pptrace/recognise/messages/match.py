@@ -129,8 +129,8 @@ def _number_by_name(p2p: pd.DataFrame, numbers: _MatchNumbers) -> None:
     is_send = (p2p["kind"] == "send").to_numpy()
     to_next = np.where((p2p["direction"] == "F").to_numpy(), 1, -1)
     edge = p2p["stage"] - np.where(is_send | (p2p["direction"] == "").to_numpy(), 0, to_next)
-    names = ("step", "axis", "direction", "microbatch", "source", "target")
-    code = group_codes([edge, *(ends[name] for name in names)])
+    names = ("axis", "direction", "microbatch", "source", "target")
+    code = group_codes([ends["step"], edge, *(ends[name] for name in names)])  # numbers in the order of steps
     order = np.argsort(code, kind="stable")
     begins = np.flatnonzero(np.concatenate(([True], (code := code[order])[1:] != code[:-1])))
     sizes = np.diff(np.append(begins, len(order)))
@@ -219,14 +219,14 @@ def _sides_of_matches(comms: pd.DataFrame) -> _Sides:
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
-def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
+def with_transfers(comms: pd.DataFrame, untimed: npt.NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """Fill ``transfer_start_ns`` and ``transfer_end_ns``: between them a side moved data, around them it waited.
 
     Needs aligned clocks. A transfer starts when all sides are ready; a side that may be done before that (a small message
     lies in a buffer) did not wait, and its transfer starts when it does. It ends with the side itself, but a send not after
     its receive: a group of transfers, one kernel on a device, lasts until the slowest of them. On devices a receive does not
     outlast its send either. Unmatched rows keep their own start and end. What is :func:`has_posting_time_only` has a transfer of
-    length 0, so that bytes over the time of that call are not taken for a bandwidth.
+    length 0, so that bytes over the time of that call are not taken for a bandwidth; ``untimed`` is where, if that is known.
     """
     match, start, end = (comms[name].to_numpy() for name in ("match", "start_ns", "end_ns"))
     sides = _sides_of_matches(comms)
@@ -242,7 +242,8 @@ def with_transfers(comms: pd.DataFrame) -> pd.DataFrame:
         over = np.where(bounded & (first_end >= ready), first_end, end[rows])
         transfer_end[rows] = over
         transfer_start[rows] = np.where(buffered, start[rows], np.minimum(ready, over))
-    untimed = has_posting_time_only(comms).to_numpy()
+    if untimed is None:
+        untimed = has_posting_time_only(comms).to_numpy()
     transfer_start[untimed] = transfer_end[untimed]
     return comms.assign(transfer_start_ns=transfer_start, transfer_end_ns=transfer_end)
 
@@ -253,8 +254,13 @@ def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
     A send on a rank without devices lies in a buffer when its posting is over.
     """
     on_device = set(comms.loc[comms["clock"] == "device", "rank"].tolist())
+    return rows_of_posting_only(comms, comms["rank"].isin(on_device))
+
+
+def rows_of_posting_only(comms: pd.DataFrame, on_device: pd.Series[bool]) -> pd.Series[bool]:
+    """The same, where it is known which rows are of a rank with devices."""
     call = (comms["clock"] == "host") & (comms["posted_ns"] == comms["end_ns"]) & (comms["start_ns"] < comms["end_ns"])
-    return call & ((comms["kind"] != "send") | comms["rank"].isin(on_device))
+    return call & ((comms["kind"] != "send") | on_device)
 
 
 def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
@@ -366,13 +372,23 @@ def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
 
 def warn_without_group_or_peer(comms: pd.DataFrame) -> tuple[str, ...]:
     """A warning about communication in steps without a group or peer."""
+    return warn_of_unknown(*count_without_group_or_peer(comms))
+
+
+def count_without_group_or_peer(comms: pd.DataFrame) -> tuple[int, int]:
+    """(messages, collectives) in steps without a group or peer."""
     rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
-    message = rows["kind"].isin(MESSAGES)
+    num_messages = int(rows["kind"].isin(MESSAGES).sum())
+    return num_messages, len(rows) - num_messages
+
+
+def warn_of_unknown(num_messages: int, num_collectives: int) -> tuple[str, ...]:
+    """The warning of :func:`warn_without_group_or_peer`, by counts."""
     parts = []
-    if (count := int(message.sum())) > 0:
-        parts.append(f"{count} messages, which count as waiting (bubble)")
-    if (count := int((~message).sum())) > 0:
-        parts.append(f"{count} collectives, which count as transfer")
+    if num_messages:
+        parts.append(f"{num_messages} messages, which count as waiting (bubble)")
+    if num_collectives:
+        parts.append(f"{num_collectives} collectives, which count as transfer")
     return (f"communication without a recorded group or peer: {' and '.join(parts)}",) if parts else ()
 
 

@@ -6,72 +6,71 @@ runs nothing inside them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pptrace.intervals import Int64
 from pptrace.model.tables import Category, Events
-from pptrace.recognise.ops.labelled_ranges import Range, counted_steps
+from pptrace.recognise.ops.label_columns import Bool, Ranges
+from pptrace.recognise.ops.label_steps import counted_steps
 from pptrace.recognise.ops.tables import LaunchIndex
 from pptrace.schedule.actions import Kind
 
-_BACKWARD = frozenset({Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B})
+_BACKWARD = [kind.code for kind in (Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B)]
 _ENGINE = "autograd::engine::evaluate_function"
 
 
-def without_evaluations(
-    events: Events, ranges: Sequence[Range], launches: LaunchIndex
-) -> tuple[list[Range], tuple[str, ...]]:
+def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -> tuple[Ranges, tuple[str, ...]]:
     """Drop passes whose backwards ran nothing; if no pass trained, drop only the backwards. With a warning.
 
     A stage whose backwards compute nothing (it is frozen, say) receives gradients in them nevertheless.
     """
-    ordered = sorted(ranges, key=lambda entry: entry.start_ns)
-    if not any(entry.kind in _BACKWARD for entry in ordered):
-        return list(ranges), ()
-    passes: dict[int, list[Range]] = {}
-    for entry, counted in zip(ordered, counted_steps(ordered), strict=True):
-        if entry.label.actions:
-            passes.setdefault(counted.step, []).append(entry)
-    inside = _Inside(events, launches)
-    trained = [ranges_of_pass for ranges_of_pass in passes.values() if not _is_evaluation(ranges_of_pass, inside)]
-    evaluated = [ranges_of_pass for ranges_of_pass in passes.values() if _is_evaluation(ranges_of_pass, inside)]
-    if not evaluated:
-        return list(ranges), ()
-    if trained:
-        left_out = {id(entry) for ranges_of_pass in evaluated for entry in ranges_of_pass}
-        line = f"left out {len(evaluated)} of {len(passes)} passes as evaluation: their backwards run nothing"
+    is_backward = np.isin(ranges.kind, _BACKWARD)
+    if not is_backward.any():
+        return ranges, ()
+    order = np.argsort(ranges.start_ns, kind="stable")
+    number = np.empty(len(ranges), dtype=np.int64)
+    number[order] = counted_steps(ranges.where(order))
+    passes, pass_of = np.unique(number[ranges.has_actions], return_inverse=True)
+    of_pass = np.full(len(ranges), -1)
+    of_pass[ranges.has_actions] = pass_of
+    is_forward = ranges.kind == Kind.F.code
+    ran = _ran(events, ranges, launches, np.flatnonzero(is_backward | is_forward))
+
+    def has(chosen: Bool) -> Bool:
+        return np.bincount(of_pass[chosen], minlength=len(passes)) > 0
+
+    is_evaluation = has(is_backward) & has(is_forward & ran) & ~has(is_backward & ran)
+    if not is_evaluation.any():
+        return ranges, ()
+    left_out = np.append(is_evaluation, False)[of_pass]
+    if not is_evaluation.all():
+        line = f"left out {is_evaluation.sum()} of {len(passes)} passes as evaluation: their backwards run nothing"
     else:
-        left_out = {id(entry) for ranges_of_pass in evaluated for entry in ranges_of_pass if entry.kind in _BACKWARD}
+        left_out &= is_backward
         line = "the ranges of backwards hold nothing: forwards alone ran (evaluation or inference)"
-    return [entry for entry in ranges if id(entry) not in left_out], (line,)
+    return ranges.where(~left_out), (line,)
 
 
-def _is_evaluation(ranges: Sequence[Range], inside: _Inside) -> bool:
-    """Whether a pass ran operators in forwards, but neither operators nor messages in its backwards."""
-    backwards = [entry for entry in ranges if entry.kind in _BACKWARD]
-    forwards = [entry for entry in ranges if entry.kind is Kind.F]
-    return bool(backwards) and any(map(inside.ran, forwards)) and not any(map(inside.ran, backwards))
+def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> Bool:
+    """Whether anything ran inside each of some ranges: an operator of its thread, autograd's engine on any, or a kernel it
+    launched.
+    """
+    chosen = ranges.where(rows)
+    is_operator = events.category == Category.CPU_OP
+    engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
+    ran = _any_begins(events.start_ns[engine], chosen.start_ns, chosen.end_ns)
+    for thread, operators in events.rows_by_thread(np.flatnonzero(is_operator)).items():
+        of_thread = np.flatnonzero(chosen.thread == thread)
+        stretch = (chosen.start_ns[of_thread], chosen.end_ns[of_thread])
+        ran[of_thread] |= _any_begins(events.start_ns[operators], *stretch)
+    for is_communication in (True, False):
+        ran |= launches.spans(chosen.start_ns, chosen.end_ns, is_communication).launched
+    of_all = np.zeros(len(ranges), dtype=np.bool_)
+    of_all[rows] = ran
+    return of_all
 
 
-class _Inside:
-    """Whether anything ran inside a range: an operator of its thread, autograd's engine on any, or a kernel it launched."""
-
-    def __init__(self, events: Events, launches: LaunchIndex) -> None:
-        self._launches = launches
-        is_operator = events.category == Category.CPU_OP
-        engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id] & is_operator
-        self._engine = events.start_ns[engine]
-        self._threads: dict[int, Int64] = {
-            thread: events.start_ns[is_operator & (events.thread == thread)]
-            for thread in np.unique(events.thread[is_operator]).tolist()
-        }
-
-    def ran(self, entry: Range) -> bool:
-        for starts in (self._threads.get(entry.thread), self._engine):
-            if starts is not None and np.diff(np.searchsorted(starts, (entry.start_ns, entry.end_ns)))[0]:
-                return True
-        return any(
-            self._launches.span(entry.start_ns, entry.end_ns, communication=is_comm) for is_comm in (True, False)
-        )
+def _any_begins(times: Int64, starts: Int64, ends: Int64) -> Bool:
+    """Whether any of the times is in each stretch [start, end)."""
+    begins: Bool = np.searchsorted(times, starts) != np.searchsorted(times, ends)
+    return begins

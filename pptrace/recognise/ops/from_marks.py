@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-from pptrace.marks import (
-    AwaitMark,
-    CallMark,
-    CollectiveMark,
-    ExchangeMark,
-    Mark,
-    OpMark,
-    P2PMark,
-    SpanMark,
-    WaitMark,
-)
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.marks import SpanKind
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS
-from pptrace.recognise.ops.mark_ranges import MarkedRange, MarkedRanges
-from pptrace.recognise.ops.tables import LaunchIndex, RankTables, table_of
-from pptrace.schedule.actions import Action
+from pptrace.model.tables import COMMS, OPS, Int64, as_category, category_of_codes, make_table, same_category
+from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
+from pptrace.recognise.ops.tables import LaunchIndex, RankTables
+from pptrace.schedule.actions import Kind, Phase
+from pptrace.slices import Slice, last_like
 
 _NAMED_LIKE = "ranges named like"
+_KINDS = (*Kind, *KINDS_OF_SPANS)
+_KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, "send", "recv")
+_SEND, _RECV = _KINDS_OF_COMMS.index("send"), _KINDS_OF_COMMS.index("recv")
+_IS_SEND = np.array([kind.is_send for kind in Kind])
+_DIRECTIONS = ("B", "F", "")
+_DIRECTION_OF_KIND = np.array([_DIRECTIONS.index(kind[-1]) if kind.is_p2p else 2 for kind in Kind])
 
 
 def warnings_of_marks(warnings: Iterable[str]) -> tuple[str, ...]:
@@ -40,168 +40,131 @@ def tables_from_marks(marks: MarkedRanges, work: DeviceWork) -> RankTables:
         f"{len(names)} {_NAMED_LIKE} {names[0][:60]!r} are left out: {reason}"
         for reason, names in marks.unreadable.items()
     )
-    ranges, rolled_back = _without_rolled_back(marks.ranges)
-    if rolled_back:
-        warnings += (_rolled_back_warning(rolled_back),)
+    is_last = ~pd.Series(marks.equal).duplicated(keep="last").to_numpy() | (marks.equal < 0)
+    rolled_back = marks.ops.where(~is_last[marks.ops["at"]])
+    if not is_last.all():
+        marks = marks.only(is_last)
+    if len(rolled_back):
+        warnings += (_rolled_back_warning(rolled_back, marks),)
     launches = LaunchIndex(work)
-    ops: list[dict[str, Any]] = []
-    comms: list[dict[str, Any]] = []
-    waits: _Waits = {}
-    awaits: dict[int, MarkedRange] = {}
-    for entry in ranges:
-        if isinstance(entry.mark, WaitMark):
-            waits[(entry.mark.transfer.action, entry.mark.transfer.peer, entry.mark.step)] = entry
-        elif isinstance(entry.mark, AwaitMark):
-            awaits[entry.mark.handle] = entry
-    for entry in ranges:
-        match entry.mark:
-            case OpMark() | SpanMark():
-                ops.append(_op_row(entry, launches))
-            case P2PMark():
-                comms += _p2p_rows(entry, waits, launches)
-            case CollectiveMark() | ExchangeMark():
-                comms += _axis_rows(entry, awaits, launches)
-            case WaitMark() | AwaitMark() | CallMark():
-                pass
-    has_ops = any(isinstance(entry.mark, OpMark) for entry in ranges)
-    return RankTables("pptrace" if has_ops else "", table_of(OPS, ops), table_of(COMMS, comms), warnings)
+    return RankTables("pptrace" if len(marks.ops) else "", _ops(marks, launches), _comms(marks, launches), warnings)
 
 
-def _without_rolled_back(ranges: Sequence[MarkedRange]) -> tuple[list[MarkedRange], list[MarkedRange]]:
-    """The ranges without those rolled back, and the rolled-back ops.
-
-    A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same
-    ops and transfers occur twice in a step, and the last ones count.
+def _rolled_back_warning(ops: Slice, marks: MarkedRanges) -> str:
+    """A rank whose optimizer step turns out to be wrong begins the next one anew (zero bubble's post-validation): the same ops
+    and transfers occur twice in a step, and the last ones count.
     """
-    repeatable = OpMark | P2PMark | WaitMark
-    last: dict[Mark, int] = {e.mark: index for index, e in enumerate(ranges) if isinstance(e.mark, repeatable)}
-    kept, rolled_back = [], []
-    for index, entry in enumerate(ranges):
-        if last.get(entry.mark, index) == index:
-            kept.append(entry)
-        elif isinstance(entry.mark, OpMark):
-            rolled_back.append(entry)
-    return kept, rolled_back
-
-
-def _rolled_back_warning(ops: list[MarkedRange]) -> str:
-    steps = sorted({entry.mark.step for entry in ops})
-    total_ms = sum(entry.end_ns - entry.start_ns for entry in ops) / 1e6
+    steps = np.unique(ops["step"]).tolist()
+    total_ms = int((marks.end_ns[ops["at"]] - marks.start_ns[ops["at"]]).sum()) / 1e6
     return (
         f"{len(ops)} ops of step {', '.join(map(str, steps))} ({total_ms:.2f} ms) ran again in the same step, "
         "as after an optimizer step that was rolled back; only the last runs count"
     )
 
 
-def _op_row(entry: MarkedRange, launches: LaunchIndex) -> dict[str, Any]:
-    mark = entry.mark
-    span = launches.span(entry.start_ns, entry.end_ns, communication=False)
-    start, end, _ = span or (entry.start_ns, entry.end_ns, -1)
-    row: dict[str, Any] = {
-        "rank": -1,
-        "step": mark.step,
-        "pair": "",
-        "stage": -1,
-        "chunk": -1,
-        "microbatch": -1,
-        "phase": "",
-        "start_ns": start,
-        "end_ns": end,
-        "clock": "device" if span else "host",
-        "source": "label",
+def _ops(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
+    """The ops table: a range is as long as the kernels that it launched, but for a step's."""
+    ops, spans = marks.ops, marks.spans
+    order = np.argsort(np.concatenate((ops["at"], spans["at"])), kind="stable")
+
+    def joined(of_ops: npt.NDArray[Any], of_spans: npt.NDArray[Any] | int | str) -> npt.NDArray[Any]:
+        given = np.full(len(spans), of_spans, of_ops.dtype) if isinstance(of_spans, int | str) else of_spans
+        return np.concatenate((of_ops, given))[order]
+
+    at = joined(ops["at"], spans["at"])
+    kind = joined(ops["kind"], len(Kind) + spans["kind"])
+    work = launches.spans(marks.start_ns[at], marks.end_ns[at], communication=False)
+    on_device = work.launched & (kind != _KINDS.index(SpanKind.STEP))
+    columns: dict[str, Any] = {name: joined(ops[name], -1) for name in ("stage", "chunk", "microbatch")}
+    columns |= {
+        "rank": np.full(len(at), -1),
+        "step": joined(ops["step"], spans["step"]),
+        "kind": category_of_codes(kind, _KINDS),
+        "phase": category_of_codes(joined(ops["phase"], -1) + 1, ("", *Phase)),
+        "start_ns": np.where(on_device, work.start_ns, marks.start_ns[at]),
+        "end_ns": np.where(on_device, work.end_ns, marks.end_ns[at]),
+        "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
+        "source": same_category("label", len(at)),
+        "pair": as_category(joined(ops["pair"], "")),
     }
-    if isinstance(mark, OpMark):
-        action = mark.action
-        phase = action.phase.value if mark.has_phase else ""
-        row |= {"kind": action.kind.value, "stage": action.stage, "chunk": action.chunk, "phase": phase}
-        row["microbatch"] = action.microbatch if action.microbatch is not None else -1
-        row["pair"] = str(action) if action.parts else ""
-    elif isinstance(mark, SpanMark):
-        row["kind"] = mark.kind.value
-        if mark.kind.value == "STEP":
-            row |= {"start_ns": entry.start_ns, "end_ns": entry.end_ns, "clock": "host"}
-    return row
+    return make_table(OPS, columns)
 
 
-_Waits = dict[tuple[Action, int, int], MarkedRange]
-"""(action, peer, step) → the wait for that transfer."""
+def _comms(marks: MarkedRanges, launches: LaunchIndex) -> pd.DataFrame:
+    """The communication table: a row per message and collective, in the order of their ranges."""
+    parts = [_transfer_columns(marks), _collective_columns(marks), _link_columns(marks)]
+    order = np.argsort(np.concatenate([part["at"] for part in parts]), kind="stable")
+    rows = Slice({name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]})
+    times = _times(marks, rows, launches)
+    columns: dict[str, Any] = {
+        name: rows[name] for name in ("step", "peer", "group_size", "bytes", "stage", "microbatch")
+    }
+    columns |= {
+        "kind": category_of_codes(rows["kind"], _KINDS_OF_COMMS),
+        "axis": category_of_codes(rows["axis"], AXES),
+        "direction": category_of_codes(rows["direction"], _DIRECTIONS),
+        "clock": category_of_codes((times["stream"] >= 0).astype(np.int64), ("host", "device")),
+        "transfer_start_ns": times["start_ns"],
+        "transfer_end_ns": times["end_ns"],
+    }
+    unknown = dict.fromkeys(("rank", "match"), np.full(len(rows), -1))
+    return make_table(COMMS, {**columns, **times, **unknown})
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Times of one side of a transfer: ready, posted, waiting, done (schema COMMS)."""
+def _transfer_columns(marks: MarkedRanges) -> dict[str, Int64]:
+    """Messages of the pipeline. Their wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
+    transfers, waits = marks.transfers, marks.waits
+    names = ("kind", "stage", "microbatch", "peer", "step")
+    wait = last_like([transfers[name] for name in names], [waits[name] for name in names])
+    awaited_bytes = _taken(waits["bytes"], wait, 0)
+    return {name: transfers[name] for name in ("at", "step", "axis", "peer", "stage", "microbatch")} | {
+        "kind": np.where(_IS_SEND[transfers["kind"]], _SEND, _RECV),
+        "direction": _DIRECTION_OF_KIND[transfers["kind"]],
+        "group_size": np.full(len(transfers), 2),
+        "bytes": np.where(transfers["bytes"] == 0, awaited_bytes, transfers["bytes"]),
+        "awaited": _taken(waits["at"], wait, -1),
+    }
 
-    start_ns: int
-    posted_ns: int
-    wait_start_ns: int
-    end_ns: int
-    stream: int = -1
+
+def _collective_columns(marks: MarkedRanges) -> dict[str, Int64]:
+    rows = marks.collectives
+    columns = {name: rows[name] for name in ("at", "step", "axis", "kind", "bytes")}
+    return columns | {"group_size": rows["size"], "peer": np.full(len(rows), -1)} | _without_microbatch(rows, marks)
 
 
-def _times(call: MarkedRange, wait: MarkedRange | None, launches: LaunchIndex) -> _Times:
+def _link_columns(marks: MarkedRanges) -> dict[str, Int64]:
+    rows = marks.links
+    columns = {name: rows[name] for name in ("at", "step", "axis", "peer", "bytes")}
+    columns |= {"kind": np.where(rows["is_send"], _SEND, _RECV), "group_size": np.full(len(rows), 2)}
+    return columns | _without_microbatch(rows, marks)
+
+
+def _without_microbatch(rows: Slice, marks: MarkedRanges) -> dict[str, Int64]:
+    """What collectives and messages of exchanges share: those with a handle last until they were awaited."""
+    awaited = last_like([rows["handle"]], [marks.awaits["handle"]])
+    none = dict.fromkeys(("stage", "microbatch"), np.full(len(rows), -1))
+    direction = np.full(len(rows), _DIRECTIONS.index(""))
+    return {**none, "direction": direction, "awaited": _taken(marks.awaits["at"], awaited, -1)}
+
+
+def _taken(values: Int64, index: Int64, default: int) -> Int64:
+    """The values at some indices, ``default`` where these are −1."""
+    return np.append(values, default)[index]
+
+
+def _times(marks: MarkedRanges, rows: Slice, launches: LaunchIndex) -> dict[str, Int64]:
     """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
-    if span := launches.span(call.start_ns, call.end_ns, communication=True):
-        start, end, stream = span
-        return _Times(start, start, start, end, stream)
-    if wait is None or wait.end_ns <= call.end_ns:
-        return _Times(call.start_ns, call.start_ns, call.start_ns, wait.end_ns if wait else call.end_ns)
-    return _Times(call.start_ns, call.end_ns, wait.start_ns, wait.end_ns)
-
-
-def _p2p_rows(entry: MarkedRange, waits: _Waits, launches: LaunchIndex) -> list[dict[str, Any]]:
-    """A row per transfer. Its wait knows the bytes of a receive whose size was negotiated; the call gives 0."""
-    mark = entry.mark
-    assert isinstance(mark, P2PMark)
-    rows = []
-    for transfer in mark.transfers:
-        action = transfer.action
-        wait = waits.get((action, transfer.peer, mark.step))
-        rows.append(
-            _comm_row(mark.step, mark.axis.value, _times(entry, wait, launches))
-            | {
-                "kind": "send" if action.kind.is_send else "recv",
-                "peer": transfer.peer,
-                "group_size": 2,
-                "bytes": transfer.bytes or _awaited_bytes(wait),
-                "direction": action.kind.value[-1],
-                "stage": action.stage,
-                "microbatch": action.microbatch if action.microbatch is not None else -1,
-            }
-        )
-    return rows
-
-
-def _awaited_bytes(wait: MarkedRange | None) -> int:
-    return wait.mark.transfer.bytes if wait and isinstance(wait.mark, WaitMark) else 0
-
-
-def _axis_rows(entry: MarkedRange, awaits: Mapping[int, MarkedRange], launches: LaunchIndex) -> list[dict[str, Any]]:
-    """A row for a collective, or one per message of an exchange; a call with a handle lasts until it was awaited."""
-    mark = entry.mark
-    assert isinstance(mark, CollectiveMark | ExchangeMark)
-    awaited = None if mark.handle is None else awaits.get(mark.handle)
-    shared = _comm_row(mark.step, mark.axis.value, _times(entry, awaited, launches))
-    shared |= {"direction": "", "stage": -1, "microbatch": -1}
-    if isinstance(mark, CollectiveMark):
-        return [shared | {"kind": mark.kind.value, "peer": -1, "group_size": mark.size, "bytes": mark.bytes}]
-    return [
-        shared | {"kind": "send" if link.sends else "recv", "peer": link.peer, "group_size": 2, "bytes": link.bytes}
-        for link in mark.links
-    ]
-
-
-def _comm_row(step: int, axis: str, times: _Times) -> dict[str, Any]:
-    return {
-        "rank": -1,
-        "step": step,
-        "axis": axis,
-        "start_ns": times.start_ns,
-        "posted_ns": times.posted_ns,
-        "asked_ns": times.wait_start_ns,
-        "end_ns": times.end_ns,
-        "transfer_start_ns": times.start_ns,
-        "transfer_end_ns": times.end_ns,
-        "stream": times.stream,
-        "match": -1,
-        "clock": "device" if times.stream >= 0 else "host",
+    start, end = marks.start_ns[rows["at"]], marks.end_ns[rows["at"]]
+    is_awaited = rows["awaited"] >= 0
+    wait_start, wait_end = (_taken(times, rows["awaited"], 0) for times in (marks.start_ns, marks.end_ns))
+    is_ahead = is_awaited & (wait_end > end)
+    work = launches.spans(start, end, communication=True)
+    times = {
+        "start_ns": start,
+        "posted_ns": np.where(is_ahead, end, start),
+        "asked_ns": np.where(is_ahead, wait_start, start),
+        "end_ns": np.where(is_awaited, wait_end, end),
     }
+    on_device = {name: work.end_ns if name == "end_ns" else work.start_ns for name in times}
+    times = {name: np.where(work.launched, on_device[name], times[name]) for name in times}
+    return times | {"stream": np.where(work.launched, work.stream, -1)}

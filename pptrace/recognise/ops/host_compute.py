@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from pptrace.intervals import Int64, union
+from pptrace.intervals import Int64, reduce_ranges, union
 from pptrace.model.tables import Category, Events
 
 _NOT_COMPUTE = re.compile(r"c10d::|record_param_comms|c10d_functional|_c10d|gloo:|nccl:")
@@ -28,13 +29,19 @@ class HostCompute:
         for thread, thread_rows in events.rows_by_thread(rows).items():
             self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
-    def span(self, thread: int, start_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """From the start of the first operator in [start_ns, end_ns) to the end of the last; None without any."""
-        if thread not in self._threads:
-            return None
-        starts, ends = self._threads[thread]
-        low, high = np.searchsorted(starts, (start_ns, end_ns))
-        return (int(starts[low]), min(int(ends[low:high].max()), end_ns)) if low < high else None
+    def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
+        """For each stretch [start_ns, end_ns) of a thread: whether an operator began in it, the start of the first and the end of
+        the last.
+        """
+        ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
+        for thread, (starts, ends) in self._threads.items():
+            rows = np.flatnonzero(threads == thread)
+            low, high = np.searchsorted(starts, starts_ns[rows]), np.searchsorted(starts, ends_ns[rows])
+            rows, low, high = rows[low < high], low[low < high], high[low < high]
+            if len(rows):
+                ran[rows], first[rows] = True, starts[low]
+                last[rows] = np.minimum(reduce_ranges(np.maximum, ends, low, high), ends_ns[rows])
+        return ran, first, last
 
 
 @dataclass(frozen=True, slots=True)

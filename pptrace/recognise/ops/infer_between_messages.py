@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+
 from pptrace.recognise.labels import Label, LabelledAction
-from pptrace.recognise.ops.labelled_ranges import LabelledPhases, Range
+from pptrace.recognise.ops.label_columns import Range, Ranges
+from pptrace.recognise.ops.labelled_ranges import LabelledPhases
 from pptrace.schedule.actions import Kind, Phase
 
 _MADE_BY = {Kind.SEND_F: Kind.F, Kind.SEND_B: Kind.B}
@@ -33,14 +36,14 @@ class BetweenMessages:
     evidence: tuple[str, ...]
 
 
-def ops_between_messages(labelled: Sequence[Range]) -> BetweenMessages | None:
+def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
     """The ops of the thread that posts most labelled messages; None where labels name no messages in order."""
-    messages = [r for r in labelled if r.kind is not None and r.kind.is_p2p and r.label.actions[0].microbatch is None]
+    messages = labelled.where(labelled.is_message & ~labelled.names_microbatch).objects()
     if not messages:
         return None
     (thread, _), *_ = Counter(entry.thread for entry in messages).most_common(1)
     thread_messages = _outermost([entry for entry in messages if entry.thread == thread])
-    cuts = sorted(entry.start_ns for entry in labelled if entry.label.span in _CUTS)
+    cuts = np.sort(labelled.start_ns[labelled.has_span(*_CUTS)]).tolist()
     gaps = list(_gaps(thread_messages, cuts, LabelledPhases(labelled)))
     if why := _why_unclear(gaps):
         return BetweenMessages((), (why,))
@@ -79,12 +82,14 @@ def _outermost(messages: Sequence[Range]) -> list[Range]:
 
 def _gaps(messages: Sequence[Range], cuts: Sequence[int], phases: LabelledPhases) -> Iterator[_Gap]:
     position = 0
-    for before, after in pairwise(messages):
+    starts, ends = (np.array([getattr(entry, name) for entry in messages]) for name in ("start_ns", "end_ns"))
+    phase_codes = phases.of(ends[:-1], starts[1:]).tolist()
+    for (before, after), phase in zip(pairwise(messages), phase_codes, strict=True):
         while position < len(cuts) and cuts[position] < before.end_ns:
             position += 1
         if position < len(cuts) and cuts[position] < after.start_ns:
             continue  # the end of a step
-        kinds = _kinds(before, after, phases.of(before.end_ns, after.start_ns))
+        kinds = _kinds(before, after, None if phase < 0 else tuple(Phase)[phase])
         if kinds:
             yield _Gap(kinds, before.end_ns, after.start_ns)
 

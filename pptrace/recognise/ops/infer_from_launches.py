@@ -28,7 +28,7 @@ from pptrace.recognise.ops.infer_from_operators import (
     assign_microbatches,
     drop_incidental_segments,
 )
-from pptrace.recognise.ops.labelled_ranges import Range
+from pptrace.recognise.ops.label_columns import Range
 
 _P2P_KERNEL = re.compile(r"(?:nccl|rccl)\w*SendRecv", re.IGNORECASE)
 _OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb(?!da)|\blion_|adafactor|sgd_", re.IGNORECASE)

@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from pptrace.intervals import NestedIntervals
 from pptrace.model.tables import Category, Events
-from pptrace.recognise.labels import LabelledAction
+from pptrace.recognise.labels import Label, LabelledAction
 from pptrace.recognise.ops.confidence import confidence, is_one_stage, peers_of
+from pptrace.recognise.ops.label_columns import LabelTable, Ranges
 from pptrace.schedule.actions import Kind
 
 _SENDS, _RECVS = "c10d::send", ("c10d::recv_", "c10d::recv_any_source_")
@@ -132,39 +133,42 @@ def _kinds_by_adjacent_op(segments: Sequence[Segment]) -> Iterator[tuple[Kind, i
                 yield message.kind, segment.peer
 
 
-def messages_in_ranges(events: Events, ops: Sequence[Inferred]) -> list[Inferred]:
+_MESSAGES_OF = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
+
+
+def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
     """The messages posted inside labelled ops (ScheduleGPipe): of the op's own microbatch."""
-    inferred = []
-    forward = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)}
-    by_thread: dict[int, list[Inferred]] = {}
-    for op in sorted(ops, key=lambda op: op.start_ns):
-        by_thread.setdefault(op.thread, []).append(op)
-    around = {thread: _OpsAround(thread_ops) for thread, thread_ops in by_thread.items()}
+    parts = []
     for names, index in (((_SENDS,), 0), (_RECVS, 1)):
-        for row in np.flatnonzero(_named(events, names)).tolist():
-            start, end = int(events.start_ns[row]), int(events.start_ns[row] + events.dur_ns[row])
-            thread = int(events.thread[row])
-            op_around = around[thread].outermost(start, end) if thread in around else None
-            if op_around is not None and op_around.action.kind in forward:
-                kind = forward[op_around.action.kind][index]
-                action = LabelledAction(kind, microbatch=op_around.action.microbatch)
-                inferred.append(Inferred(action, start, end, thread))
-    return inferred
+        rows = np.flatnonzero(_named(events, names))
+        around = _outermost_around(ops, events, rows)
+        rows, around = rows[around >= 0], around[around >= 0]
+        labels, codes = np.unique(ops.label[around], return_inverse=True)
+        actions = [ops.table.labels[code].actions[0] for code in labels.tolist()]
+        table = LabelTable(
+            tuple(
+                Label(framework, (LabelledAction(_MESSAGES_OF[action.kind][index], microbatch=action.microbatch),))
+                if action.kind in _MESSAGES_OF
+                else Label(framework)
+                for action in actions
+            )
+        )
+        messages = Ranges(table, codes, events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+        parts.append(messages.where(messages.has_actions))
+    return Ranges.joined(parts)
 
 
-class _OpsAround:
-    """Finds the op of a thread inside which something lies."""
-
-    def __init__(self, ops: Sequence[Inferred]) -> None:
-        """``ops`` are in the order of their starts."""
-        self._ops = ops
-        times = np.array([(op.start_ns, op.end_ns) for op in ops], dtype=np.int64).reshape(-1, 2)
-        self._intervals = NestedIntervals(times[:, 0], times[:, 1])
-
-    def outermost(self, start_ns: int, end_ns: int) -> Inferred | None:
-        """The first that begins before a stretch and ends after it."""
-        index = self._intervals.outermost(start_ns, end_ns)
-        return None if index is None else self._ops[index]
+def _outermost_around(ops: Ranges, events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """For each event the first op of its thread that begins before it and ends after it; −1 without one."""
+    around = np.full(len(rows), -1)
+    ordered = np.argsort(ops.start_ns, kind="stable")
+    for thread, thread_rows in events.rows_by_thread(rows).items():
+        of_thread = ordered[ops.thread[ordered] == thread]
+        if len(of_thread):
+            intervals = NestedIntervals(ops.start_ns[of_thread], ops.end_ns[of_thread])
+            index = intervals.outermost(events.start_ns[thread_rows], events.ends_of(thread_rows))
+            around[events.thread[rows] == thread] = np.where(index < 0, -1, of_thread[index])
+    return around
 
 
 def _pipeline_thread(events: Events) -> int | None:

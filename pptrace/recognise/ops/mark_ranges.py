@@ -1,50 +1,213 @@
-"""Ranges of a trace that are pptrace's marks, and names that could not be read."""
+"""Ranges of a trace that are pptrace's marks, by columns, and names that could not be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pptrace.marks import Mark, UnknownMark, parse_mark
-from pptrace.model.tables import Category, Events
+from pptrace.axes import Axis
+from pptrace.marks import (
+    PREFIX,
+    AwaitMark,
+    CallMark,
+    Collective,
+    CollectiveMark,
+    ExchangeMark,
+    Mark,
+    OpMark,
+    P2PMark,
+    SpanKind,
+    SpanMark,
+    Transfer,
+    WaitMark,
+)
+from pptrace.model.tables import Category, Events, Int64
+from pptrace.recognise.ops.mark_names import MarkNames, MarkShape, read_marks
+from pptrace.slices import Slice
 
+KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
+"""What the codes in columns stand for."""
 
-@dataclass(frozen=True, slots=True)
-class MarkedRange:
-    """A marked range on the host."""
-
-    mark: Mark
-    start_ns: int
-    end_ns: int
-    thread: int
+_TRANSFER = ("at", "step", "axis", "kind", "stage", "microbatch", "peer", "bytes")
+_COLUMNS = {
+    OpMark: ("at", "step", "kind", "stage", "chunk", "microbatch", "phase", "pair"),
+    SpanMark: ("at", "step", "kind"),
+    P2PMark: _TRANSFER,
+    WaitMark: _TRANSFER,
+    CollectiveMark: ("at", "step", "axis", "kind", "size", "bytes", "handle"),
+    ExchangeMark: ("at", "step", "axis", "is_send", "peer", "bytes", "handle"),
+    CallMark: ("at", "kind", "group", "sequence", "bytes", "peer", "handle"),
+    AwaitMark: ("at", "handle"),
+}
+_OF_TEXTS = ("pair", "group")
+_REPEATABLE = OpMark | P2PMark | WaitMark
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedRanges:
-    """Marked host ranges in time order, and unreadable names by reason."""
+    """Marked host ranges in time order, and unreadable names by reason.
 
-    ranges: Sequence[MarkedRange]
+    Each table has the ranges of one type of mark in time order; its ``at`` are their rows in the times. ``transfers`` and
+    ``links`` have a row per message. Kinds, phases and axes are codes: of actions their own, of the others indices into
+    :data:`KINDS_OF_SPANS`, :data:`KINDS_OF_COLLECTIVES` and :data:`AXES`. −1 is what a mark does not name.
+    ``equal`` is the same number for equal ops, transfers and waits, −1 for other marks.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    thread: Int64
+    equal: Int64
     unreadable: Mapping[str, Sequence[str]]
+    ops: Slice
+    spans: Slice
+    transfers: Slice
+    waits: Slice
+    collectives: Slice
+    links: Slice
+    calls: Slice
+    awaits: Slice
 
     def __bool__(self) -> bool:
-        return bool(self.ranges or self.unreadable)
+        return bool(len(self.start_ns) or self.unreadable)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> MarkedRanges:
+        """Some of the ops, transfers and waits, by the rows of their ranges; all of the other marks."""
+        chosen = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
+        return replace(self, **{name: table.where(kept[table["at"]]) for name, table in chosen.items()})
 
 
-def marked_ranges(events: Events) -> MarkedRanges:
-    """All marks of a trace."""
-    parsed = [parse_mark(name) for name in events.names]
-    is_mark = np.array([mark is not None for mark in parsed], dtype=bool)
-    if not is_mark.any():
-        return MarkedRanges((), {})
+def split_marks(events: Events) -> tuple[MarkedRanges, Events]:
+    """(all marks of a trace, its events with one name for all marks but those of spans).
+
+    Marks have a name each. Where the names of a trace are searched, there are few without them; spans are labels as well.
+    """
+    names = read_marks(events.names)
+    is_mark, is_searched = np.zeros(len(events.names), dtype=np.bool_), np.ones(len(events.names), dtype=np.bool_)
+    is_mark[list(names.unreadable)] = True
+    is_searched[list(names.unreadable)] = False
+    for shape in names.shapes:
+        is_mark[shape.names] = True
+        is_searched[shape.names] = isinstance(shape.mark, SpanMark)
+    return _ranges(events, is_mark, names), _with_one_name(events, is_searched)
+
+
+def _with_one_name(events: Events, is_kept: npt.NDArray[np.bool_]) -> Events:
+    """The events with :data:`PREFIX` for names that are not kept."""
+    if is_kept.all():
+        return events
+    index = np.cumsum(is_kept, dtype=np.int32) - 1
+    index[~is_kept] = index[-1] + 1
+    return replace(events, names=(*compress(events.names, is_kept), PREFIX), name_id=index[events.name_id])
+
+
+def _ranges(events: Events, is_mark: npt.NDArray[np.bool_], names: MarkNames) -> MarkedRanges:
+    num_names = len(events.names)
     rows = np.flatnonzero((events.category == Category.ANNOTATION) & is_mark[events.name_id])
-    ranges: list[MarkedRange] = []
+    ids = events.name_id[rows]
     unreadable: dict[str, list[str]] = {}
-    for row, end_ns in zip(rows.tolist(), events.ends_of(rows).tolist(), strict=True):
-        mark = parsed[events.name_id[row]]
-        if isinstance(mark, UnknownMark):
+    if names.unreadable:
+        cannot_be_read = np.isin(ids, list(names.unreadable))
+        for index in ids[cannot_be_read].tolist():
+            mark = names.unreadable[index]
             unreadable.setdefault(mark.reason, []).append(mark.text)
-        elif mark is not None:
-            ranges.append(MarkedRange(mark, int(events.start_ns[row]), end_ns, int(events.thread[row])))
-    return MarkedRanges(ranges, unreadable)
+        rows, ids = rows[~cannot_be_read], ids[~cannot_be_read]
+    tables = _tables(names.shapes, ids, num_names)
+    equal = names.equal_marks(num_names, _REPEATABLE)[ids]
+    times = (events.start_ns[rows], events.ends_of(rows), events.thread[rows])
+    return MarkedRanges(*times, equal, unreadable, *tables)
+
+
+def _tables(shapes: Sequence[MarkShape], ids: npt.NDArray[np.int32], num_names: int) -> list[Slice]:
+    """The table of each type of mark."""
+    shape_of, row_of = np.full(num_names, -1), np.zeros(num_names, dtype=np.int64)
+    for number, shape in enumerate(shapes):
+        shape_of[shape.names], row_of[shape.names] = number, np.arange(len(shape.names))
+    order = np.argsort(shape_of[ids], kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(shape_of[ids], minlength=len(shapes)))[:-1])
+    parts: dict[type[Mark], list[dict[str, Any]]] = {kind: [] for kind in _COLUMNS}
+    for shape, at in zip(shapes, groups, strict=False):
+        if len(at):
+            parts[type(shape.mark)].append(_rows(shape, at, row_of[ids[at]]))
+    return [_joined(_COLUMNS[kind], tables) for kind, tables in parts.items()]
+
+
+def _joined(columns: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> Slice:
+    """The rows of all shapes in time order."""
+    if not parts:
+        return Slice({name: np.zeros(0, dtype=object if name in _OF_TEXTS else np.int64) for name in columns})
+    whole = Slice({name: np.concatenate([part[name] for part in parts]) for name in columns})
+    return whole.in_order_of("at") if len(parts) > 1 else whole
+
+
+def _rows(shape: MarkShape, at: Int64, row: Int64) -> dict[str, Any]:
+    """The columns of the ranges ``at``, whose names are the shape's ``row``-th."""
+    mark = shape.mark
+    columns: dict[str, npt.NDArray[Any]]
+
+    def numbers(tag: int | None) -> Int64:
+        return shape.column(tag)[row]
+
+    def same(code: int) -> Int64:
+        return np.full(len(at), code)
+
+    match mark:
+        case OpMark(action, step, has_phase):
+            pair = shape.texts(str(action), with_zeros=False)[row] if action.parts else np.full(len(at), "", object)
+            columns = {"kind": same(action.kind.code), "stage": numbers(action.stage), "chunk": numbers(action.chunk)}
+            phase = same(action.phase.code if has_phase else -1)
+            columns |= {"step": numbers(step), "microbatch": numbers(action.microbatch), "phase": phase, "pair": pair}
+        case SpanMark(kind, step):
+            columns = {"step": numbers(step), "kind": same(KINDS_OF_SPANS.index(kind))}
+        case P2PMark(transfers, axis, step):
+            return _messages(
+                at,
+                [_transfer(transfer, numbers, same) for transfer in transfers],
+                {"step": numbers(step), "axis": same(AXES.index(axis))},
+            )
+        case WaitMark(transfer, step):
+            columns = _transfer(transfer, numbers, same) | {"step": numbers(step), "axis": same(-1)}
+        case CollectiveMark(kind, axis, size, num_bytes, step, handle):
+            columns = {"step": numbers(step), "axis": same(AXES.index(axis)), "handle": numbers(handle)}
+            columns |= {
+                "kind": same(KINDS_OF_COLLECTIVES.index(kind)),
+                "size": numbers(size),
+                "bytes": numbers(num_bytes),
+            }
+        case ExchangeMark(links, axis, step, handle):
+            return _messages(
+                at,
+                [
+                    {"is_send": same(link.sends), "peer": numbers(link.peer), "bytes": numbers(link.bytes)}
+                    for link in links
+                ],
+                {"step": numbers(step), "axis": same(AXES.index(axis)), "handle": numbers(handle)},
+            )
+        case CallMark(kind, group, sequence, num_bytes, _, peer, handle):
+            columns = {"kind": np.full(len(at), kind, object), "group": shape.texts(group, with_zeros=True)[row]}
+            columns |= {"sequence": numbers(sequence), "bytes": numbers(num_bytes)}
+            columns |= {"peer": numbers(peer), "handle": numbers(handle)}
+        case AwaitMark(_, _, handle):
+            columns = {"handle": numbers(handle)}
+    return columns | {"at": at}
+
+
+def _transfer(
+    transfer: Transfer, numbers: Callable[[int | None], Int64], same: Callable[[int], Int64]
+) -> dict[str, Int64]:
+    action = transfer.action
+    columns = {"kind": same(action.kind.code), "stage": numbers(action.stage), "microbatch": numbers(action.microbatch)}
+    return columns | {"peer": numbers(transfer.peer), "bytes": numbers(transfer.bytes)}
+
+
+def _messages(at: Int64, messages: Sequence[Mapping[str, Int64]], shared: Mapping[str, Int64]) -> dict[str, Int64]:
+    """The columns of several messages of each range, one behind the other."""
+    columns = {name: np.stack([message[name] for message in messages], axis=1).reshape(-1) for name in messages[0]}
+    return columns | {name: np.repeat(column, len(messages)) for name, column in {**shared, "at": at}.items()}

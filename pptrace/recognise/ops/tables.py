@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from pptrace.intervals import reduce_ranges
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import Schema, concat_tables, make_table
+from pptrace.model.tables import Int64, Schema, concat_tables, make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,32 @@ def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return make_table(schema, {name: [row[name] for row in rows] for name in schema})
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedWork:
+    """For each of several host ranges the device work launched in it: from the first start to the last end, and the stream of
+    what was launched first. The numbers mean something only where any was ``launched``.
+    """
+
+    launched: npt.NDArray[np.bool_]
+    start_ns: Int64
+    end_ns: Int64
+    stream: Int64
+
+
 class LaunchIndex:
-    """Finds the device work that was launched inside a host range, by any thread of the process."""
+    """Finds the device work that was launched inside host ranges, by any thread of the process."""
 
     def __init__(self, work: DeviceWork) -> None:
         launched = np.flatnonzero(work.launch_ns >= 0)
-        self._rows = launched[np.argsort(work.launch_ns[launched], kind="stable")]
-        self._launch = work.launch_ns[self._rows]
+        rows = launched[np.argsort(work.launch_ns[launched], kind="stable")]
         self._work = work
+        self._rows = {True: rows[work.is_communication[rows]], False: rows[work.is_compute[rows]]}
+        self._launches = {kind: work.launch_ns[rows_of_kind] for kind, rows_of_kind in self._rows.items()}
 
     def span(self, start_ns: int, end_ns: int, communication: bool) -> tuple[int, int, int] | None:
         """(start, end, stream) from the first to the last kernel launched in [start_ns, end_ns); None without any."""
-        low, high = np.searchsorted(self._launch, (start_ns, end_ns))
-        rows = self._rows[low:high]
-        rows = rows[self._work.is_communication[rows] if communication else self._work.is_compute[rows]]
+        low, high = np.searchsorted(self._launches[communication], (start_ns, end_ns))
+        rows = self._rows[communication][low:high]
         if not len(rows):
             return None
         return (
@@ -67,3 +81,16 @@ class LaunchIndex:
             int(self._work.end_ns[rows].max()),
             int(self._work.stream[rows[0]]),
         )
+
+    def spans(self, starts_ns: Int64, ends_ns: Int64, communication: bool) -> LaunchedWork:
+        """What :meth:`span` says of each of several ranges."""
+        launches, rows = self._launches[communication], self._rows[communication]
+        low, high = np.searchsorted(launches, starts_ns), np.searchsorted(launches, ends_ns)
+        launched = low < high
+        start, end, stream = (np.zeros(len(low), dtype=np.int64) for _ in range(3))
+        if launched.any():
+            first, behind = low[launched], high[launched]
+            start[launched] = reduce_ranges(np.minimum, self._work.start_ns[rows], first, behind)
+            end[launched] = reduce_ranges(np.maximum, self._work.end_ns[rows], first, behind)
+            stream[launched] = self._work.stream[rows[first]]
+        return LaunchedWork(launched, start, end, stream)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from pptrace.errors import ScheduleError
@@ -27,6 +28,7 @@ from pptrace.schedule.placement import loop, zigzag
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.replay import replay
 from pptrace.schedule.text import from_rows
+from pptrace.slices import distinct_rows
 
 Layout = Callable[[int, int, int], int]
 """(chunk, pipeline rank, p) → stage."""
@@ -152,16 +154,25 @@ def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layou
         return table
     filled, own = table.copy(), table[lacking]
     chunk = chunk_of_open_stage(own["stage"])
-    filled.loc[lacking, "stage"] = [
-        layout(c, pp_ranks[rank], pp) for c, rank in zip(chunk.tolist(), own["rank"].tolist(), strict=True)
-    ]
+    distinct, index = distinct_rows(np.stack((chunk.to_numpy(), own["rank"].to_numpy()), axis=1))
+    filled.loc[lacking, "stage"] = np.array([layout(c, pp_ranks[rank], pp) for c, rank in distinct])[index]
     if "chunk" in table:
         filled.loc[lacking, "chunk"] = chunk
-        pairs, texts = own[own["pair"] != ""], table["pair"].astype(object)
-        for index, text, rank in zip(pairs.index, pairs["pair"], pairs["rank"], strict=True):
-            texts[index] = _pair_with_stages(text, pp_ranks[rank], pp, layout)
-        filled = with_categories(filled.assign(pair=texts)) if len(pairs) else filled
+        pairs = own[own["pair"] != ""]
+        filled = _with_pairs(filled, pairs, pp_ranks, pp, layout) if len(pairs) else filled
     return filled
+
+
+def _with_pairs(
+    table: pd.DataFrame, pairs: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layout: Layout
+) -> pd.DataFrame:
+    """The table with the stages of the halves of overlapped pairs in their texts."""
+    codes, distinct = pd.factorize(pairs["pair"].astype(object))
+    of_rank, index = distinct_rows(np.stack((codes, pairs["rank"].to_numpy()), axis=1))
+    texts = table["pair"].astype(object)
+    new = [_pair_with_stages(distinct[code], pp_ranks[rank], pp, layout) for code, rank in of_rank]
+    texts[pairs.index] = np.array(new, dtype=object)[index]
+    return with_categories(table.assign(pair=texts))
 
 
 def _pair_with_stages(text: str, rank: int, pp: int, layout: Layout) -> str:

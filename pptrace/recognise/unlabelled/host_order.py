@@ -8,7 +8,7 @@ forward, and which a program runs between its ops, no rank knows alone: :mod:`pp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.model.tables import HOST_ORDER, Category, Events, What, empty_table
-from pptrace.recognise.ops.labelled_ranges import Range, labelled_ops, labelled_ranges
+from pptrace.recognise.ops.label_columns import Ranges
+from pptrace.recognise.ops.labelled_ranges import labelled_ops, labelled_ranges
 
 _P2P = frozenset({"c10d::send", "c10d::recv_", "c10d::recv_any_source_"})
 _ENGINE = "autograd::engine::evaluate_function"
@@ -41,7 +42,7 @@ def find_host_order(events: Events) -> pd.DataFrame:
     if thread is None:
         return empty_table(HOST_ORDER)
     ranges = labelled_ranges(events)
-    if labelled_ops(ranges):
+    if len(labelled_ops(ranges)):
         return empty_table(HOST_ORDER)
     parts = [_operators(events, thread), _messages(events, thread), _bounds(events, thread), _spans(ranges)]
     table = pd.concat([part for part in parts if len(part)] or [empty_table(HOST_ORDER)], ignore_index=True)
@@ -97,16 +98,12 @@ def _bounds(events: Events, thread: int) -> pd.DataFrame:
     return _table(What.BOUND.value, -1, -1, events.start_ns[rows], events.ends_of(rows))
 
 
-def _spans(ranges: Sequence[Range]) -> pd.DataFrame:
+def _spans(ranges: Ranges) -> pd.DataFrame:
     """The ranges of steps and of optimizers."""
-    spans = [
-        entry
-        for entry in ranges
-        if entry.label.span in (What.STEP, What.OPTIMIZER) and not entry.label.may_start_before_range
-    ]
-    what = [entry.label.span for entry in spans]
-    number = [-1 if entry.label.step is None else entry.label.step for entry in spans]
-    return _table(what, -1, number, [entry.start_ns for entry in spans], [entry.end_ns for entry in spans])
+    leads = ranges.table.leads[ranges.label]
+    spans = ranges.where(ranges.has_span(What.STEP, What.OPTIMIZER) & ~leads)
+    table = spans.table
+    return _table(table.span[spans.label], -1, table.step[spans.label], spans.start_ns, spans.end_ns)
 
 
 def _table(what: Any, name: Any, number: Any, start_ns: Any, end_ns: Any) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -
     if any(rank.phases for rank in step.ranks):
         tables.append(phases_table(step, amount))
     if step.bubble.waterfall_ns is not None:
-        tables.append(waterfall_table(step))
+        tables.append(waterfall_table(step, amount))
     if any(rank.comms for rank in step.ranks):
         tables.append(comms_table(step, amount))
     return tables

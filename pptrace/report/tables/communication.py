@@ -24,13 +24,15 @@ def comms_table(step: StepReport, amount: Amount) -> ReportTable:
     if amount is Amount.WHOLE:
         columns: tuple[str, ...] = ("axis", "kind", "rank", "count", "bytes", *times, "alg B/s", "bus B/s")
         rows = [(axis, kind, str(rank), *_comm(comm)) for axis, kind, rank, comm in entries]
-        return ReportTable("comms", "Communication", columns, tuple(rows), notes, num_labels=2)
+        return ReportTable("comms", "Communication", columns, tuple(rows), notes, 2, leave_out=(10, 7, 11, 3, 6))
     columns = ("axis", "kind", "ranks", "count", "bytes", *times, "bus B/s", "most exposed")
     rows = [
         (*key, *_comm_means([(rank, comm) for _, _, rank, comm in group]))
         for key, group in groupby(entries, key=lambda row: row[:2])
     ]
-    return ReportTable("comms", "Communication, means over the ranks", columns, tuple(rows), notes, num_labels=2)
+    return ReportTable(
+        "comms", "Communication, means over the ranks", columns, tuple(rows), notes, 2, leave_out=(2, 10, 7, 3, 6)
+    )
 
 
 def _comm(comm: CommSummary) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ def comm_totals_table(report: Report, amount: Amount) -> ReportTable:
     )
     title = "Communication, whole trace (times with waiting)"
     notes = ("means over the ranks; --all lists them",) if is_brief else ()
-    return ReportTable("comm-totals", title, columns, tuple(rows), notes, num_labels=2)
+    return ReportTable("comm-totals", title, columns, tuple(rows), notes, 2, leave_out=(8, 3, 4))
 
 
 def _totals_row(group: Sequence[tuple[str, str, int, CommTotal]], ranks: str) -> tuple[str, ...]:

@@ -154,7 +154,9 @@ def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
     if len(ranks) > len(shown):
         notes.append(MORE.format(len(ranks) - len(shown)))
     title = "Bubble, where the other sides of messages have no trace"
-    return ReportTable("bounds", title, (*columns, "ideal", "of pipeline's"), tuple(rows), tuple(notes))
+    return ReportTable(
+        "bounds", title, (*columns, "ideal", "of pipeline's"), tuple(rows), tuple(notes), leave_out=(8, 7, 1, 3)
+    )
 
 
 def phases_table(step: StepReport, amount: Amount) -> ReportTable:
@@ -169,7 +171,7 @@ def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     rows = [(group.label, *(cell for name in names for cell in _phase(group, name))) for group in groups]
     notes = (MORE.format(left_out),) if left_out else ()
     title = "Phases, means over the ranks of a stage" if grouped else "Phases"
-    return ReportTable("phases", title, columns, tuple(rows), notes)
+    return ReportTable("phases", title, columns, tuple(rows), notes, leave_out=(2, 3))
 
 
 def _phase(group: _RankGroup, name: str) -> tuple[str, str, str]:

@@ -27,10 +27,10 @@ def steps_table(report: Report, typical: StepReport, amount: Amount) -> ReportTa
         )
         columns = ("step", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
         rows = [(*_pipeline_step(step), labels.get(id(step), "")) for step in steps]
-        return ReportTable("steps", "Steps", columns, tuple(rows), tuple(notes))
+        return ReportTable("steps", "Steps", columns, tuple(rows), tuple(notes), leave_out=(5, 3, 2))
     columns = ("step", "longest ms", "compute ms", "exposed comm ms", "rest ms", "optimizer ms", "")
     rows = [(*_plain_step(step), labels.get(id(step), "")) for step in steps]
-    return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes))
+    return ReportTable("steps", "Steps, means over the ranks", columns, tuple(rows), tuple(notes), leave_out=(5, 4))
 
 
 def _pipeline_step(step: StepReport) -> tuple[str, ...]:

@@ -32,7 +32,11 @@ Cell = str | Bar
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """``key`` names the table for pages; the first ``num_labels`` columns are labels and the others numbers."""
+    """``key`` names the table for pages; the first ``num_labels`` columns are labels and the others numbers.
+
+    ``leave_out`` lists columns by index: those that a narrow terminal leaves out, the first of them first, each
+    with the others of the same name.
+    """
 
     key: str
     title: str
@@ -40,6 +44,7 @@ class ReportTable:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     num_labels: int = 1
+    leave_out: tuple[int, ...] = ()
 
 
 def mean(values: Iterable[int | None]) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pptrace.analysis.result import StepReport
 from pptrace.report import units
-from pptrace.report.tables.table import Bar, ReportTable
+from pptrace.report.tables.table import Amount, Bar, ReportTable
 
 WATERFALL = {
     "compute": "the ops themselves, spread evenly over the ranks",
@@ -20,8 +20,8 @@ WATERFALL = {
 }
 
 
-def waterfall_table(step: StepReport) -> ReportTable:
-    """The parts of the step's span, which sum to it."""
+def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
+    """The parts of the step's span, which sum to it; whole, against the plan too."""
     assert step.bubble.waterfall_ns is not None
     assert step.span_ns is not None  # a waterfall attributes it
     span = step.span_ns
@@ -36,8 +36,9 @@ def waterfall_table(step: StepReport) -> ReportTable:
         )
         for name, value in parts.items()
     ]
+    notes = (_against_ideal(span, parts),) if amount is Amount.WHOLE else ()
     columns = ("part", "ms", "share", "", " ")
-    return ReportTable("waterfall", "Where the step went", columns, tuple(rows), (_against_ideal(span, parts),))
+    return ReportTable("waterfall", "Where the step went", columns, tuple(rows), notes)
 
 
 def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:

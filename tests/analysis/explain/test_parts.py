@@ -8,6 +8,7 @@ from pptrace.analysis.explain import explain
 from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
 from pptrace.schedule.actions import Action
 from pptrace.schedule.registry import build
+from pptrace.slices import slice_of
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.support.synthetic import record, without
 
@@ -34,7 +35,7 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     assert explain.explain_steps(table, steps, analysis.data) == together
     windows = [window for of_step in steps for window in of_step]
     ranks = [RankTimes.of(table, windows, rank, analysis.data) for rank in ranks_of_windows(windows)]
-    axes = explain.axes_inside_ops(analysis.data.comms)
+    axes = explain.axes_inside_ops(slice_of(analysis.data.comms))
     assert explain.explain_ranks(table, steps, ranks, axes) == together
 
 

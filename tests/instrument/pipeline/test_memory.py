@@ -12,6 +12,7 @@ from instrument.pipeline.memory import MeasuredBuffers, StorageWatch
 from instrument.pipeline.p2p import Cell
 from pptrace.schedule.registry import SCHEDULES, build
 from pptrace.simulator.simulation import peak_inflight
+from tests.instrument.pipeline.buffers import is_empty
 from tests.instrument.pipeline.cases.memory import Measured, keeps, measure_cases
 from tests.instrument.pipeline.cases.training import MICROBATCH_SIZE, Case
 from tests.support.pool import Pool
@@ -115,7 +116,7 @@ def test_the_buffers_see_the_peak_before_weights_are_taken() -> None:
         assert watch.live_bytes() == 0
     assert held == 3 * 2 * 64  # three inputs and three gradients of 2 × 8 float32
     assert buffers.peak_bytes == held
-    assert buffers.is_empty
+    assert is_empty(buffers)
 
 
 def test_a_stage_that_recomputes_keeps_the_inputs_of_its_layers() -> None:

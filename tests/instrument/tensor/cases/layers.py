@@ -20,19 +20,12 @@ from instrument.backward_split.split import Splittable, WeightQueue, WeightWork,
 from instrument.collectives import AxisGroup
 from instrument.recorder import Recorder
 from instrument.route import Route
-from instrument.sequence.mappings import (
-    gather_for_tensor_parallel,
-    gather_from_sequence,
-    local_part,
-    reduce_scatter_to_sequence,
-    scatter_to_sequence,
-)
 from instrument.sequence.partial import LayerNorm, PositionEmbedding, partial_gradients, sum_partial_gradients
+from instrument.sequence.shards import local_part
 from instrument.tensor.cross_entropy import vocab_parallel_cross_entropy
 from instrument.tensor.embedding import VocabParallelEmbedding
 from instrument.tensor.heads import share_heads
 from instrument.tensor.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear
-from instrument.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from instrument.tensor.region import Region, take_rows
 from pptrace.marks import PREFIX, Axis, Mark
 from tests.instrument.cases.collectives import Listening, axis_of_all_ranks, heard
@@ -352,74 +345,9 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
     return {"loss": error(loss, expected), "input": error(logits.grad, local_part(whole.grad, -1, group))}, marks
 
 
-def mappings() -> dict[str, tuple[float, float]]:
-    """Name → errors of forward and backward against what the docstring says."""
-    group = axis_of_all_ranks()
-    size, rank = group.size, group.rank
-    shape = (BATCH, 2 * size, 2 * size)
-    values, gradients = ([draw(*shape, seed=first + peer) for peer in range(size)] for first in (0, 100))
-    same = values[0]
-
-    def part(x: Tensor, dim: int) -> Tensor:
-        return local_part(x, dim, group)
-
-    def gathered(items: Sequence[Tensor], dim: int) -> Tensor:
-        return torch.cat(list(items), dim)
-
-    total, total_gradient = sum(values[1:], values[0]), sum(gradients[1:], gradients[0])
-    wide = [[torch.cat([item] * size, dim) for item in gradients] for dim in (-1, -2)]
-    summed = sum(wide[1][1:], wide[1][0])
-    halves = [[item.chunk(size, dim)[0] for item in gradients] for dim in (-1, -2)]
-    table: dict[str, tuple[Callable[[Tensor, AxisGroup], Tensor], Tensor, Tensor, Tensor, Tensor]] = {
-        "copy": (copy_to_region, values[rank], values[rank], gradients[rank], total_gradient),
-        "reduce": (reduce_from_region, values[rank], total, gradients[rank], gradients[rank]),
-        "scatter": (scatter_to_region, same, part(same, -1), halves[0][rank], gathered(halves[0], -1)),
-        "gather": (gather_from_region, values[rank], gathered(values, -1), wide[0][0], part(wide[0][0], -1)),
-        "scatter to sequence": (
-            scatter_to_sequence,
-            same,
-            part(same, -2),
-            halves[1][rank],
-            gathered(halves[1], -2),
-        ),
-        "gather from sequence": (
-            gather_from_sequence,
-            values[rank],
-            gathered(values, -2),
-            wide[1][0],
-            part(wide[1][0], -2),
-        ),
-        "gather for tensor parallel": (
-            gather_for_tensor_parallel,
-            values[rank],
-            gathered(values, -2),
-            wide[1][rank],
-            part(summed, -2),
-        ),
-        "reduce-scatter to sequence": (
-            reduce_scatter_to_sequence,
-            values[rank],
-            part(total, -2),
-            halves[1][rank],
-            gathered(halves[1], -2),
-        ),
-    }
-    result = {}
-    for name, (function, value, expected, gradient, expected_gradient) in table.items():
-        x = value.clone().requires_grad_()
-        output = function(x, group)
-        before = gradient.clone()
-        output.backward(gradient)
-        assert torch.equal(gradient, before), f"{name} changed the gradient that it was given"
-        assert torch.equal(x, value), f"{name} changed its input"
-        result[name] = (error(output, expected), error(x.grad, expected_gradient))
-    return result
-
-
 def refusals() -> dict[str, str]:
     """What each impossible division says."""
     region = Region(axis_of_all_ranks(), sequence=True)
-    group = region.group
     x = torch.ones(BATCH, 7, HIDDEN, dtype=torch.float64)
     attempts: dict[str, Callable[[], object]] = {
         "column": lambda: ColumnParallelLinear(4, 7, region),
@@ -427,9 +355,6 @@ def refusals() -> dict[str, str]:
         "embedding": lambda: VocabParallelEmbedding(7, 4, region),
         "sequence of row": lambda: RowParallelLinear(2 * HIDDEN, 4, region, dtype=torch.float64)(x),
         "sequence of embedding": lambda: VocabParallelEmbedding(8, 4, region)(torch.zeros(1, 7, dtype=torch.int64)),
-        "scatter": lambda: scatter_to_sequence(x, group),
-        "reduce-scatter": lambda: reduce_scatter_to_sequence(x, group),
-        "features": lambda: scatter_to_region(x[..., :7], group),
     }
     refusals_of_rank = {}
     for name, attempt in attempts.items():

@@ -1,0 +1,50 @@
+"""Arguments of the API: what has another type than its annotation is refused in one line, where it comes in."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+from pptrace.errors import UsageError
+
+
+def require_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Refuse a value of another type.
+
+    Raises:
+        UsageError: it is none of ``kinds``.
+    """
+    if not isinstance(value, kinds):
+        raise UsageError(f"{name} is {_shown(value)}; expected {expected}")
+
+
+def require_whole(name: str, value: object, least: int | None = None, most: int = 2**62) -> None:
+    """Refuse what is no whole number, as Python or numpy has them, or one out of bounds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # this is the question
+    except TypeError:
+        raise UsageError(f"{name} is {_shown(value)}; expected a whole number") from None
+    if least is not None and number < least:
+        raise UsageError(f"{name} is {_shown(value)}; expected at least {least}")
+    if number > most:
+        raise UsageError(f"{name} is {_shown(value)}; expected at most {most}")
+
+
+def require_number(name: str, value: object, unit: str, most: float) -> None:
+    """Refuse what is no number from 0 to ``most``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (isinstance(value, int | float | np.number) and 0 <= value <= most):
+        raise UsageError(f"{name} is {_shown(value)}; expected {unit}, from 0 to {most:.0e}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,239 @@
+"""Labelled ops and messages with their steps and microbatches, by columns; what names leave open follows from their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.labels import Label
+from pptrace.recognise.labels.zero_bubble import ZERO_BUBBLE
+from pptrace.recognise.ops.label_columns import NONE, Bool, LabelTable, Ranges
+from pptrace.recognise.ops.label_steps import SteppedRanges, with_steps
+from pptrace.recognise.ops.labelled_ranges import BACKWARD_KINDS
+from pptrace.schedule.actions import Kind
+from pptrace.slices import Slice, group_codes, last_like
+
+_B, _W = Kind.B.code, Kind.W.code
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledActions:
+    """The ranges of all steps, step by step, and their actions.
+
+    ``actions`` has the columns of :attr:`~pptrace.recognise.ops.label_columns.LabelTable.actions`, the ``range`` and the ``step``
+    of each. Where a range holds n ops of equal weight, each has its ``part`` and ``parts`` = n.
+    """
+
+    stepped: SteppedRanges
+    actions: Slice
+
+    def in_time_order(self) -> Slice:
+        """The actions by the starts of their ranges, and by their parts within one."""
+        start = self.stepped.ranges.start_ns[self.actions["range"]]
+        return self.actions.where(np.lexsort((self.actions["parts"], self.actions["part"], start)))
+
+
+def with_steps_and_microbatches(ranges: Ranges) -> LabelledActions:
+    """The ranges, each with its step, and ops and messages with their microbatches."""
+    stepped = with_steps(_without_sequences(ranges.in_time_order()))
+    stepped = stepped.where(np.argsort(stepped.step, kind="stable"))
+    stepped = _without_rolled_back_ops(stepped)
+    actions = stepped.ranges.actions()
+    actions = _with(
+        actions,
+        step=stepped.step[actions["range"]],
+        part=np.zeros(len(actions), dtype=np.int64),
+        parts=np.ones(len(actions), dtype=np.int64),
+    )
+    actions = _with_microbatches(stepped.ranges, actions)
+    actions = _with_weights(stepped.ranges, actions)
+    return LabelledActions(stepped, _split_backward(actions))
+
+
+def _with(rows: Slice, **columns: Int64) -> Slice:
+    return Slice({**rows.columns, **columns})
+
+
+def num_sequences(ranges: Ranges) -> int:
+    """Number of parts into which sequences are split."""
+    return 1 + max((label.sequence for label in ranges.present()), default=0)
+
+
+def _without_sequences(ranges: Ranges) -> Ranges:
+    """Each part of a split sequence as a microbatch of its own."""
+    splits = num_sequences(ranges)
+    if splits == 1:
+        return ranges
+
+    def renumbered(label: Label) -> Label:
+        actions = (
+            action
+            if action.microbatch is None
+            else replace(action, microbatch=action.microbatch * splits + label.sequence)
+            for action in label.actions
+        )
+        return replace(label, actions=tuple(actions))
+
+    return replace(ranges, table=LabelTable(tuple(map(renumbered, ranges.table.labels))))
+
+
+def _without_rolled_back_ops(stepped: SteppedRanges) -> SteppedRanges:
+    """Drop ops that zero bubble's post-validation rolled back: where it takes an optimizer step back, the first ops run again."""
+    ranges = stepped.ranges
+    of_zero_bubble = ranges.table.of(lambda label: label.framework == ZERO_BUBBLE, np.bool_)[ranges.label]
+    if not of_zero_bubble.any():
+        return stepped
+    first = ranges.table.first_action[ranges.label]
+    rows = np.flatnonzero(ranges.is_op & ranges.names_microbatch)
+    names = ("kind", "stage", "chunk", "microbatch")
+    keys = [ranges.table.actions[name][first[rows]] for name in names] + [stepped.step[rows]]
+    last_rows = np.flatnonzero(of_zero_bubble[rows])
+    last = last_like(keys, [key[last_rows] for key in keys])
+    last_start = np.append(ranges.start_ns[rows[last_rows]], 0)[last]
+    kept = np.ones(len(ranges), dtype=np.bool_)
+    kept[rows] = (last < 0) | (last_start == ranges.start_ns[rows])
+    return stepped.where(kept)
+
+
+def _counts_before(groups: Int64) -> Int64:
+    """How many rows of the same group each row has before it."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
+    counts = np.empty(len(order), dtype=np.int64)
+    counts[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """The simple actions in order: the rows of the actions that they are of, and whether they are their second halves."""
+
+    row: Int64
+    is_second: Int64
+
+    @classmethod
+    def of(cls, actions: Slice) -> _Halves:
+        count = 1 + (actions["second_kind"] >= 0)
+        row = np.repeat(np.arange(len(actions)), count)
+        return cls(row, np.append(0, row[1:] == row[:-1])[: len(row)])
+
+    def column(self, actions: Slice, name: str) -> Int64:
+        first = actions[name]
+        if name == "kind":  # of a pair the forward
+            first = np.where(actions["second_kind"] >= 0, Kind.F.code, first)
+        return np.where(self.is_second, actions[f"second_{name}"][self.row], first[self.row])
+
+
+def _with_microbatches(ranges: Ranges, actions: Slice) -> Slice:
+    """The k-th op or message of a kind that names no microbatch is that of microbatch k; W waits for its backward."""
+    halves = _Halves.of(actions)
+    kind, microbatch = halves.column(actions, "kind"), halves.column(actions, "microbatch")
+    is_adjacent = ranges.table.of(lambda label: label.adjacent, np.bool_)[ranges.label] & ~ranges.is_op
+    is_open = (microbatch < 0) & (kind != _W) & ~is_adjacent[actions["range"]][halves.row]
+    if not is_open.any():
+        return actions
+    _, step = np.unique(actions["step"][halves.row][is_open], return_inverse=True)
+    microbatch[is_open] = _counts_before(step * len(Kind) + kind[is_open])
+    second = actions["second_microbatch"].copy()
+    is_second = halves.is_second.astype(np.bool_)
+    second[halves.row[is_second]] = microbatch[is_second]
+    return _with(actions, microbatch=microbatch[~is_second], second_microbatch=second)
+
+
+def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
+    """Assign microbatches to weight gradients without one: a flush becomes one op for each outstanding one, in the order of
+    their backwards; any other follows the backward before it or, after the last forward, belongs to the last ones in order.
+    """
+    is_unnamed = (actions["kind"] == _W) & (actions["microbatch"] < 0)
+    if not is_unnamed.any():
+        return actions
+    halves = _Halves.of(actions)
+    is_backward = np.isin(halves.column(actions, "kind"), BACKWARD_KINDS)
+    backwards = Slice(
+        {
+            "row": halves.row[is_backward],
+            "step": actions["step"][halves.row[is_backward]],
+            **{name: halves.column(actions, name)[is_backward] for name in ("stage", "chunk", "microbatch")},
+        }
+    )
+    flushes = ranges.table.of(lambda label: label.flushes_weight_grads, np.bool_)[ranges.label[actions["range"]]]
+    sources = _sources(ranges, actions, backwards, is_unnamed & ~flushes)
+    flushed = _flushed(actions, backwards, np.flatnonzero(is_unnamed & flushes))
+    counts = np.where(is_unnamed, sources >= 0, True).astype(np.int64)
+    counts[list(flushed)] = [len(due) for due in flushed.values()]
+    row = np.repeat(np.arange(len(actions)), counts)
+    source = sources[row]
+    first = np.cumsum(counts) - counts
+    part = np.arange(len(row)) - np.repeat(first, counts)
+    for flush, due in flushed.items():
+        source[first[flush] : first[flush] + len(due)] = due
+    with_weights = actions.where(row)
+    is_given = source >= 0
+    given = {
+        name: np.where(is_given, np.append(backwards[name], NONE)[source], with_weights[name])
+        for name in ("stage", "chunk", "microbatch")
+    }
+    of_flush = (is_unnamed & flushes)[row]
+    return _with(with_weights, **given, part=np.where(of_flush, part, 0), parts=np.where(of_flush, counts[row], 1))
+
+
+def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) -> Int64:
+    """For each action the backward whose weight gradient it is; −1 where it is none, or is not one of ``is_single``."""
+    sources = np.full(len(actions), NONE)
+    rows = np.flatnonzero(is_single)
+    steps, step = np.unique(actions["step"], return_inverse=True)
+    start = ranges.start_ns[actions["range"]]
+    last_forward = np.full(len(steps), -1)
+    forwards = np.isin(actions["kind"], (Kind.F.code, Kind.OVERLAP_F_B.code))
+    np.maximum.at(last_forward, step[forwards], start[forwards])
+    low, high = (np.searchsorted(backwards["step"], steps, side=side) for side in ("left", "right"))
+    before = np.searchsorted(backwards["row"], rows, side="right") - 1
+    sources[rows] = np.where(before >= low[step[rows]], before, NONE)
+    trailing = rows[start[rows] > last_forward[step[rows]]]
+    num_trailing = np.bincount(step[trailing], minlength=len(steps))
+    begin = high - num_trailing
+    begin = np.where(begin < low, np.maximum(begin + (high - low), low), begin)
+    last = begin[step[trailing]] + _counts_before(step[trailing])
+    is_left = last < high[step[trailing]]
+    sources[trailing[is_left]] = last[is_left]
+    return sources
+
+
+def _flushed(actions: Slice, backwards: Slice, flushes: Int64) -> dict[int, Int64]:
+    """For each flush the backwards of its chunk whose weight gradients are outstanding."""
+    weights = actions.where(actions["kind"] == _W)
+    names = ("step", "stage", "chunk", "microbatch")
+    codes = group_codes([pd.Series(np.concatenate((backwards[name], weights[name]))) for name in names])
+    codes = pd.factorize(codes)[0]
+    is_named = np.zeros(len(backwards) + len(weights), dtype=np.bool_)
+    is_named[codes[len(backwards) :]] = True
+    flushed: dict[int, Int64] = {}
+    for flush in flushes.tolist():
+        low = np.searchsorted(backwards["step"], actions["step"][flush])
+        seen = np.arange(low, np.searchsorted(backwards["row"], flush, side="right"))
+        same = [backwards[name][seen] == actions[name][flush] for name in ("stage", "chunk")]
+        due = seen[same[0] & same[1] & ~is_named[codes[seen]]]
+        is_named[codes[due]] = True
+        flushed[flush] = due
+    return flushed
+
+
+def _split_backward(actions: Slice) -> Slice:
+    """B as I where its weight gradient is an op of its own."""
+    weights = actions.where(actions["kind"] == _W)
+    if not len(weights):
+        return actions
+    known = [weights[name] for name in ("step", "stage", "chunk", "microbatch")]
+    kinds = {}
+    for prefix in ("", "second_"):
+        kind = actions[f"{prefix}kind"]
+        rows = np.flatnonzero(kind == _B)
+        keys = [actions["step"], *(actions[f"{prefix}{name}"] for name in ("stage", "chunk", "microbatch"))]
+        is_split = last_like([key[rows] for key in keys], known) >= 0
+        kinds[f"{prefix}kind"] = kind.copy()
+        kinds[f"{prefix}kind"][rows[is_split]] = Kind.I.code
+    return _with(actions, **kinds)

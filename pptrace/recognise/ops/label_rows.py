@@ -1,0 +1,300 @@
+"""The tables of ops and communication from labelled ranges whose steps and microbatches are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.open_stages import open_stage
+from pptrace.model.tables import (
+    COMMS,
+    OPS,
+    Category,
+    Events,
+    Int64,
+    as_category,
+    category_of_codes,
+    make_table,
+    same_category,
+)
+from pptrace.recognise.labels import megatron
+from pptrace.recognise.ops.host_compute import HostCompute
+from pptrace.recognise.ops.label_actions import LabelledActions
+from pptrace.recognise.ops.label_columns import IS_MESSAGE, KINDS, NONE, Bool, Ranges
+from pptrace.recognise.ops.label_steps import SteppedRanges
+from pptrace.recognise.ops.labelled_ranges import LabelledPhases
+from pptrace.recognise.ops.tables import LaunchedWork, LaunchIndex
+from pptrace.schedule.actions import Kind, Phase
+from pptrace.slices import Slice, distinct_rows, last_like
+
+_IS_SEND = np.array([kind.is_send for kind in KINDS])
+_IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
+_READ_BY = np.full(len(KINDS) + 1, NONE)
+"""By the code of a kind that of the receive whose message it reads."""
+_READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
+
+
+_NOBODY = np.iinfo(np.int64).min
+"""The start of the op that reads a message, where none does."""
+
+
+class LabelTimes:
+    """Execution times of ops: of the kernels that they launched, or of the operators that ran in them."""
+
+    def __init__(self, launches: LaunchIndex, host: HostCompute) -> None:
+        self.launches = launches
+        self.host = host
+
+    def of_ops(self, ranges: Ranges) -> tuple[LaunchedWork, Bool, Int64, Int64]:
+        """(kernels, whether anything shows the compute, its start, its end) of each range; of one that shows nothing its own."""
+        work = self.launches.spans(ranges.start_ns, ranges.end_ns, communication=False)
+        ran, start, end = self.host.spans(ranges.thread, ranges.start_ns, ranges.end_ns)
+        start = np.where(ran, start, np.minimum(np.maximum(start, 0), end))
+        start, end = np.where(work.launched, work.start_ns, start), np.where(work.launched, work.end_ns, end)
+        return work, work.launched | ran, start, end
+
+
+class CarriedMessages:
+    """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
+
+    def __init__(self, events: Events, calls: pd.DataFrame) -> None:
+        carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
+        self._carried = {name: carried[name].to_numpy() for name in ("host_ns", "start_ns", "end_ns", "stream")}
+        gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
+        rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
+        self._starts, self._ends = events.start_ns[rows], events.ends_of(rows)
+        args = events.comm_args[events.category[events.comm_args["event"].to_numpy()] < Category.HOST_LIMIT]
+        args = args[(args["collective"] != "") | gloo[events.name_id[args["event"].to_numpy()]]]
+        sized = args[args[["in_bytes", "out_bytes"]].max(axis=1) > 0]
+        self._sized_at = events.start_ns[sized["event"].to_numpy()] if len(sized) else self._starts[:0]
+        self._bytes = np.append(0, np.cumsum(sized[["in_bytes", "out_bytes"]].max(axis=1).to_numpy(dtype=np.int64)))
+
+    def kernels(self, host_ns: Int64) -> LaunchedWork:
+        """The kernels that carry the messages whose calls began then."""
+        call = last_like([host_ns], [self._carried["host_ns"]])
+        columns = (np.append(self._carried[name], 0)[call] for name in ("start_ns", "end_ns", "stream"))
+        return LaunchedWork(call >= 0, *columns)
+
+    def arrivals(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        """Times at which the only message posted in each [start_ns, end_ns) had been waited for; −1 where no range shows it."""
+        low, high = np.searchsorted(self._starts, start_ns), np.searchsorted(self._starts, end_ns)
+        return np.where(high == low + 1, np.append(self._ends, 0)[low], -1)
+
+    def sizes(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        """Bytes of the calls in each [start_ns, end_ns); -1 if not recorded."""
+        low, high = np.searchsorted(self._sized_at, start_ns), np.searchsorted(self._sized_at, end_ns)
+        return np.where(low < high, self._bytes[high] - self._bytes[low], -1)
+
+
+def tables_of_labels(
+    labelled: LabelledActions, source: str, times: LabelTimes, messages: CarriedMessages, phases: LabelledPhases
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """OPS and COMMS; ops that nothing else shows begin when their message had been waited for."""
+    ranges, actions = labelled.stepped.ranges, labelled.in_time_order()
+    is_message = IS_MESSAGE[ranges.kind][actions["range"]]
+    ops, moved = actions.where(~is_message), actions.where(is_message)
+    readers, arrivals = (
+        _readers(ops, moved),
+        messages.arrivals(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]),
+    )
+    own = times.of_ops(ranges.where(ops["range"]))
+    reader_start_ns = np.append(ranges.start_ns[ops["range"]], _NOBODY)[readers]
+    comms = _comms(ranges, moved, reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own), times, messages)
+    return _ops(labelled, ops, source, own, _arrived(readers, arrivals, len(ops)), phases), comms
+
+
+def _readers(ops: Slice, moved: Slice) -> Int64:
+    """The op that reads each received message; −1 for what is sent, and where none reads it."""
+    halves = [
+        np.stack((_READ_BY[first], ops["step"], *(ops[f"{prefix}{name}"] for name in ("stage", "chunk", "microbatch"))))
+        for prefix, first in (
+            ("", np.where(ops["second_kind"] >= 0, Kind.F.code, ops["kind"])),
+            ("second_", ops["second_kind"]),
+        )
+    ]
+    rows = np.stack(halves, axis=2).reshape(5, -1)  # both halves of an op side by side
+    reads = np.flatnonzero(rows[0] >= 0)
+    wanted = [moved[name] for name in ("kind", "step", "stage", "chunk", "microbatch")]
+    reader = last_like(wanted, list(rows[:, reads]))
+    return np.where(reader >= 0, np.append(reads // 2, 0)[reader], NONE)
+
+
+def _arrived(readers: Int64, arrivals: Int64, num_ops: int) -> Int64:
+    """The time at which the last received message of each op had been waited for; 0 where no range shows it."""
+    latest = np.zeros(num_ops, dtype=np.int64)
+    shown = (readers >= 0) & (arrivals >= 0)
+    np.maximum.at(latest, readers[shown], arrivals[shown])
+    return latest
+
+
+def _read_at(ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]) -> Int64:
+    """When the reader of each message had it, which had been waited for by ``arrivals`` where that is known.
+
+    An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
+    second half of an overlapped pair waits after operators of the first.
+    """
+    _, is_seen, start, end = own
+    begin = start + (end - start) * ops["part"] // ops["parts"]
+    waits_inside = ~is_seen | (ops["part"] > 0) | (ops["second_kind"] >= 0)
+    begin_of_reader, waits = np.append(begin, 0)[readers], np.append(waits_inside, False)[readers]
+    known = np.where(waits, arrivals, np.minimum(arrivals, begin_of_reader))
+    return np.where(arrivals < 0, begin_of_reader, known)
+
+
+def _ops(
+    labelled: LabelledActions,
+    ops: Slice,
+    source: str,
+    own: tuple[LaunchedWork, Bool, Int64, Int64],
+    arrived: Int64,
+    phases: LabelledPhases,
+) -> pd.DataFrame:
+    """The table of ops, and of the spans between them, in time order."""
+    ranges = labelled.stepped.ranges
+    work, is_seen, start, end = own
+    start = np.where(is_seen, start, np.minimum(np.maximum(start, arrived), end))
+    length, part, parts = end - start, ops["part"], ops["parts"]
+    start, end = start + length * part // parts, start + length * (part + 1) // parts
+    stage = np.where(ops["stage"] < 0, open_stage(ops["chunk"]), ops["stage"])
+    columns: dict[str, Any] = {
+        "step": ops["step"],
+        "kind": np.array([kind.value for kind in KINDS], dtype=object)[ops["kind"]],
+        "stage": stage,
+        "chunk": _chunks(stage),
+        "microbatch": ops["microbatch"],
+        "start_ns": start,
+        "end_ns": end,
+        "clock": work.launched.astype(np.int64),
+        "source": np.full(len(ops), source, dtype=object),
+        "pair": _pairs(ops),
+    }
+    rows = np.flatnonzero(~ranges.has_actions & ranges.has_span())
+    of_spans = _span_columns(labelled.stepped.where(rows))
+    joined = {name: np.concatenate((column, of_spans[name])) for name, column in columns.items()}
+    keys = (
+        np.append(ops["range"], rows),
+        np.append(ops["parts"], np.ones(len(rows))),
+        np.append(ops["part"], np.zeros(len(rows))),
+        np.append(ranges.start_ns[ops["range"]], ranges.start_ns[rows]),
+    )
+    order = np.lexsort(keys)
+    return _ops_table({name: column[order] for name, column in joined.items()}, phases)
+
+
+def spans_table(stepped: SteppedRanges) -> pd.DataFrame:
+    """The OPS table of spans alone."""
+    return _ops_table(_span_columns(stepped), None)
+
+
+def _span_columns(stepped: SteppedRanges) -> dict[str, Any]:
+    """Parts of a step that are no ops: of the OPS table they have a kind and times alone."""
+    ranges = stepped.ranges
+    sources = ranges.table.of(lambda label: "inferred" if label.inferred else "label", object)
+    unknown = dict.fromkeys(("stage", "chunk", "microbatch"), np.full(len(ranges), -1))
+    return {
+        **unknown,
+        "step": stepped.step,
+        "kind": ranges.table.span[ranges.label],
+        "start_ns": ranges.start_ns,
+        "end_ns": ranges.end_ns,
+        "clock": np.zeros(len(ranges), dtype=np.int64),
+        "source": sources[ranges.label],
+        "pair": np.full(len(ranges), "", dtype=object),
+    }
+
+
+def _ops_table(columns: Mapping[str, Any], phases: LabelledPhases | None) -> pd.DataFrame:
+    start, end = columns["start_ns"], columns["end_ns"]
+    phase = np.full(len(start), NONE) if phases is None else phases.of(start, end)
+    texts: dict[str, Any] = {name: as_category(columns[name]) for name in ("kind", "source", "pair")}
+    texts["clock"] = category_of_codes(columns["clock"], ("host", "device"))
+    texts["phase"] = category_of_codes(phase + 1, ("", *Phase))
+    return make_table(OPS, {**columns, **texts, "rank": np.full(len(start), -1)})
+
+
+def _chunks(stage: Int64) -> Int64:
+    """The index of each known stage among those of the rank; −1 for the others."""
+    known = np.unique(stage[stage >= 0])
+    return np.where(stage >= 0, np.searchsorted(known, stage), -1)
+
+
+def _pairs(ops: Slice) -> npt.NDArray[np.object_]:
+    """The texts of overlapped pairs, "" for other ops."""
+    texts = np.full(len(ops), "", dtype=object)
+    rows = np.flatnonzero(ops["second_kind"] >= 0)
+    if len(rows):
+        halves = [
+            [ops[f"{prefix}{name}"][rows] for name in ("stage", "chunk", "microbatch")] for prefix in ("", "second_")
+        ]
+        columns = np.stack([*halves[0], ops["second_kind"][rows], *halves[1]], axis=1)
+        distinct, index = distinct_rows(columns)
+        texts[rows] = np.array([_pair(*row) for row in distinct], dtype=object)[index]
+    return texts
+
+
+def _pair(stage: int, chunk: int, microbatch: int, second_kind: int, *second: int) -> str:
+    forward = _action(Kind.F, stage, chunk, microbatch)
+    return f"({forward};{_action(KINDS[second_kind], *second)}){Kind.OVERLAP_F_B}"
+
+
+def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
+    return f"{open_stage(chunk) if stage < 0 else stage}{kind}{'' if microbatch < 0 else microbatch}"
+
+
+def _comms(
+    ranges: Ranges,
+    moved: Slice,
+    reader_start_ns: Int64,
+    arrivals: Int64,
+    read_at: Int64,
+    times: LabelTimes,
+    messages: CarriedMessages,
+) -> pd.DataFrame:
+    """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
+    start, posted = ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]
+    of_call, launched = messages.kernels(start), times.launches.spans(start, posted, communication=True)
+    is_send = _IS_SEND[moved["kind"]]
+    calls_wait = megatron.calls_wait(ranges.present())
+    returns_with_it = ~is_send & calls_wait & (arrivals < 0)
+    is_read = ~is_send & ~returns_with_it & (reader_start_ns != _NOBODY)
+    end = np.where(is_read, np.maximum(posted, read_at), posted)
+    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
+    asked = np.where(is_read, np.maximum(posted, reader_start_ns), posted)
+    on_host = {
+        "start_ns": start,
+        "posted_ns": np.where(stays, start, posted),
+        "asked_ns": np.minimum(np.where(stays, start, asked), end),
+        "end_ns": end,
+    }
+    on_device = of_call.launched | launched.launched
+    kernels = {
+        name: np.where(of_call.launched, getattr(of_call, name), getattr(launched, name))
+        for name in ("start_ns", "end_ns", "stream")
+    }
+    kernels |= dict.fromkeys(("posted_ns", "asked_ns"), kernels["start_ns"])
+    columns = {name: np.where(on_device, kernels[name], column) for name, column in on_host.items()}
+    is_alone = ranges.table.num_actions[ranges.label[moved["range"]]] == 1
+    sizes = messages.sizes(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
+    unknown = dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
+    columns |= {
+        **unknown,
+        "step": moved["step"],
+        "group_size": np.full(len(moved), 2),
+        "bytes": np.where(is_alone, sizes, -1),
+        "stage": np.where(moved["stage"] < 0, open_stage(moved["chunk"]), moved["stage"]),
+        "microbatch": moved["microbatch"],
+        "transfer_start_ns": columns["start_ns"],
+        "transfer_end_ns": columns["end_ns"],
+        "stream": np.where(on_device, kernels["stream"], -1),
+    }
+    texts: dict[str, Any] = {
+        "kind": category_of_codes(is_send.astype(np.int64), ("recv", "send")),
+        "axis": same_category("pp", len(moved)),
+        "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
+        "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
+    }
+    return make_table(COMMS, {**columns, **texts})

@@ -1,0 +1,161 @@
+"""The step of each labelled range: by the ranges of steps, else counted by the ops that come again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.model.tables import Int64
+from pptrace.recognise.ops.label_columns import Bool, Ranges
+from pptrace.recognise.ops.labelled_ranges import outermost
+from pptrace.schedule.actions import Phase
+from pptrace.slices import group_codes
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedRanges:
+    """Ranges, and the number of the step that each is of."""
+
+    ranges: Ranges
+    step: Int64
+
+    def where(self, chosen: npt.NDArray[np.integer | np.bool_]) -> SteppedRanges:
+        return SteppedRanges(self.ranges.where(chosen), self.step[chosen])
+
+
+def with_steps(ranges: Ranges) -> SteppedRanges:
+    """Ranges in time order with their steps: those of step ranges if there are any, else counted from 0 by ops that come again.
+
+    Of the step ranges the ones that the profiler numbers win. What lies outside all of them is left out, but for those that
+    a step may begin before.
+    """
+    is_step = ranges.has_span("STEP")
+    chosen = _chosen(ranges.where(is_step))
+    if len(chosen) and ranges.has_actions.any():
+        is_inferred = ranges.table.of(lambda label: label.inferred, np.bool_)
+        if not is_inferred[chosen.label].any():  # the inferred ones are parts of steps
+            ranges = ranges.where(~(is_step & is_inferred[ranges.label]))
+        return _inside(ranges, chosen)
+    return SteppedRanges(ranges, counted_steps(ranges))
+
+
+def _chosen(spans: Ranges) -> Ranges:
+    is_numbered = spans.table.step[spans.label] >= 0
+    leads = spans.table.leads[spans.label]
+    numbered = spans.where(is_numbered & ~leads) if (is_numbered & ~leads).any() else spans.where(is_numbered)
+    single = _single(numbered)
+    return single if len(single) else outermost(spans)
+
+
+def spans_of_steps(ranges: Ranges) -> SteppedRanges:
+    """Steps and the ranges in them that are neither op nor message, each with its step; none without ranges of steps."""
+    spans = ranges.where(ranges.has_span()).in_time_order()
+    is_numbered = spans.table.step[spans.label] >= 0
+    single = _single(spans.where(is_numbered))
+    is_step = spans.has_span("STEP")
+    chosen = single if len(single) else outermost(spans.where(is_step))
+    if not len(chosen):
+        return SteppedRanges(chosen, np.zeros(0, dtype=np.int64))
+    known = set(chosen.objects())
+    kept = [not step or entry in known for entry, step in zip(spans.objects(), is_step.tolist(), strict=True)]
+    return _inside(spans.where(np.array(kept, dtype=np.bool_)), chosen)
+
+
+def num_outside_steps(ranges: Ranges) -> int:
+    """Number of ops that :func:`with_steps` drops, because no range of a step covers them."""
+    return int(ranges.is_op.sum() - with_steps(ranges.in_time_order()).ranges.is_op.sum())
+
+
+def _single(spans: Ranges) -> Ranges:
+    """Drop spans that a profiler wrote twice: same number and same time as an earlier one."""
+    kept: list[int] = []
+    rows = list(
+        zip(spans.table.step[spans.label].tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    )
+    for index, (number, start, _) in enumerate(rows):
+        if not any(number == rows[earlier][0] and start < rows[earlier][2] for earlier in kept[-2:]):
+            kept.append(index)
+    return spans.where(np.array(kept, dtype=np.int64))
+
+
+def _inside(ranges: Ranges, spans: Ranges) -> SteppedRanges:
+    """The ranges that begin in one of the spans, which are in order of their starts."""
+    given = spans.table.step[spans.label]
+    is_numbered = (given >= 0).all() and len(np.unique(given)) == len(spans)
+    numbers = given if is_numbered else np.arange(len(spans))
+    index = np.searchsorted(spans.start_ns, ranges.start_ns, side="right") - 1
+    is_outside = (index < 0) | (ranges.start_ns >= spans.end_ns[index])
+    leads = np.append(spans.table.leads[spans.label], False)
+    goes_before = ranges.has_actions & leads[np.minimum(index + 1, len(spans))]
+    index = np.where(is_outside, np.where(goes_before, index + 1, -1), index)
+    kept = index >= 0
+    return SteppedRanges(ranges.where(kept), numbers[index[kept]])
+
+
+def counted_steps(ranges: Ranges) -> Int64:
+    """Steps by order: a new one where an op would come again, where the range of a warmup begins or, for ops without
+    microbatches, after the optimizer.
+
+    A message that comes again with no op between is another tensor of the same one. The ranges are in time order.
+    """
+    cuts = _earliest_cuts(ranges)
+    starts, start = [0], 0
+    while start < len(ranges) and (start := int(cuts[start])) < len(ranges):
+        starts.append(start)
+    return np.searchsorted(np.array(starts[1:], dtype=np.int64), np.arange(len(ranges)), side="right")
+
+
+def _earliest_cuts(ranges: Ranges) -> Int64:
+    """For each range the first behind it that would begin a new step, if one began with it; beyond all, where none would.
+
+    Each reason for a cut needs something that was in the step: ``cut_by`` has the earliest cut for which a range is a reason.
+    """
+    count = len(ranges)
+    cut_by = np.full(count, _NEVER)
+    for reason, cut in (_repetitions(ranges), _warmups(ranges), _after_optimizers(ranges)):
+        np.minimum.at(cut_by, reason, cut)
+    return np.minimum(np.minimum.accumulate(cut_by[::-1])[::-1], count)
+
+
+def _repetitions(ranges: Ranges) -> tuple[Int64, Int64]:
+    """(ranges, those in which an op of theirs comes again)."""
+    actions = ranges.actions()
+    if not len(actions):
+        return actions["range"], actions["range"]
+    num_ops = np.cumsum(ranges.is_op)[actions["range"]]
+    codes = group_codes([pd.Series(actions[name]) for name in ("kind", "stage", "chunk", "microbatch")])
+    order = np.argsort(codes, kind="stable")
+    first, second = order[:-1], order[1:]
+    again = (codes[first] == codes[second]) & (num_ops[second] > num_ops[first]) & (actions["microbatch"][second] >= 0)
+    return actions["range"][first[again]], actions["range"][second[again]]
+
+
+def _next(which: Bool) -> Int64:
+    """By row the first row behind it of some; the number of rows where none follows."""
+    rows = np.append(np.flatnonzero(which), len(which))
+    following: Int64 = rows[np.searchsorted(rows, np.arange(len(which)), side="right").clip(max=len(rows) - 1)]
+    return following
+
+
+def _warmups(ranges: Ranges) -> tuple[Int64, Int64]:
+    """(ranges of ops and messages, the beginning of the warmup that follows)."""
+    warmup = ranges.table.phase[ranges.label] == Phase.WARMUP.code
+    rows = np.flatnonzero(ranges.has_actions)
+    following = _next(warmup)[rows]
+    return rows[following < len(ranges)], following[following < len(ranges)]
+
+
+def _after_optimizers(ranges: Ranges) -> tuple[Int64, Int64]:
+    """(optimizers, the op or message without a microbatch that follows)."""
+    actions = ranges.actions()
+    is_unnamed = np.zeros(len(ranges), dtype=np.bool_)
+    is_unnamed[actions["range"][actions["microbatch"] < 0]] = True
+    rows = np.flatnonzero(ranges.has_span("OPTIMIZER"))
+    following = _next(ranges.has_actions)[rows]
+    cuts = np.append(is_unnamed, False)[following]
+    return rows[cuts], following[cuts]

@@ -1,0 +1,259 @@
+"""What workers do between the map (a file → its ranks) and the report: the shuffle by match, and the reports of ranks.
+
+Messages and collectives meet within a step. So the rows of all ranks are dealt out by blocks of steps, matched and timed there,
+and what that gives goes back to where the rest of each rank is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.explain.explain import axes_inside_ops
+from pptrace.analysis.explain.step_times import RankTimes
+from pptrace.analysis.notes import count_nested
+from pptrace.analysis.rank_steps import report_rank_steps
+from pptrace.analysis.result import RankDevice, RankStep
+from pptrace.analysis.steps import PlanPart, RankPart
+from pptrace.analysis.volume.step import StepVolume
+from pptrace.clock import Clock, shift
+from pptrace.model.mesh import MeshInfo
+from pptrace.model.schedule_info import ScheduleInfo
+from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Int64, with_categories
+from pptrace.recognise.messages.match import (
+    count_without_group_or_peer,
+    match_comms,
+    rows_of_posting_only,
+    with_transfers,
+    without_group_or_peer,
+)
+from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends
+from pptrace.recognise.run import RecognisedRun, join_ranks, with_ends
+from pptrace.slices import group_codes, rows_where, slice_of, slices_by_int
+from pptrace.timeline.phases import tag_ops
+from pptrace.workflow.analyse import device_of_rank, with_lanes
+from pptrace.workflow.remote_rank import Part, whole_rank
+
+_SHUFFLED = (
+    *("rank", "step", "kind", "axis", "peer", "group_size", "bytes", "direction", "stage", "microbatch"),
+    *("start_ns", "posted_ns", "end_ns", "transfer_start_ns", "transfer_end_ns", "clock"),
+)
+"""Columns that matches and transfers need."""
+
+
+def comms_of_ranks(
+    numbers: Sequence[int], parts: Sequence[Sequence[Part]], holders: pd.DataFrame, mesh: MeshInfo
+) -> pd.DataFrame:
+    """The communication of some ranks, with peers, directions and sizes, in order of their numbers.
+
+    Args:
+        numbers, parts: of the ranks.
+        holders: which rank holds which stage (columns of OPS).
+    """
+    ranks = zip(numbers, map(whole_rank, parts), strict=True)
+    comms = join_ranks([(number, rank.comms) for number, rank in ranks], COMMS)
+    return with_ends(drop_messages_beyond_ends(comms, holders, mesh), holders, mesh).reset_index(drop=True)
+
+
+def dealt_by_step(comms: pd.DataFrame, first_steps: Int64) -> list[pd.DataFrame]:
+    """The rows of :func:`comms_of_ranks` by block of steps, each with its number in the table (``row``).
+
+    ``first_steps`` are the first step of each block but the first one, which has what is in no step as well.
+    """
+    with_devices = comms.loc[comms["clock"] == "device", "rank"].unique()
+    rows = comms[list(_SHUFFLED)].assign(row=np.arange(len(comms)), on_device=comms["rank"].isin(with_devices))
+    block = np.searchsorted(first_steps, rows["step"].to_numpy(), side="right")
+    return [rows[block == index] for index in range(len(first_steps) + 1)]
+
+
+def matched_block(mesh: MeshInfo, *parts: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all ranks in a block of steps, in order of rank and row, with ``match`` as counted in this block."""
+    rows = with_categories(pd.concat([part for part in parts if len(part)] or parts[:1]))
+    return match_comms(rows.sort_values(["rank", "row"], kind="stable", ignore_index=True), mesh)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """What the program needs of a block of steps.
+
+    ``matched`` has what relates the clocks: the matched rows whose times are execution times, and for each rank a row without a
+    match, from its first to its last time. ``lacking`` are the rows without a match, as far as warnings are of them, after a row
+    of a step if there is any. ``by_name``: every message is the only one of its name.
+    """
+
+    num_messages: int
+    num_collectives: int
+    by_name: bool
+    matched: pd.DataFrame
+    lacking: pd.DataFrame
+
+
+_RELATING = ("rank", "row", "kind", "start_ns", "end_ns", "match", "clock")
+_LACKING = ("step", "match", "group_size", "kind", "peer", "axis", "rank")
+
+
+def facts_of_block(block: pd.DataFrame, without_devices: Sequence[int]) -> BlockFacts:
+    """The facts of a matched block; ``without_devices`` are ranks whose times are those of launching."""
+    is_p2p = block["kind"].isin(("send", "recv")).to_numpy()
+    match = block["match"].to_numpy()
+    num_messages = int(match[is_p2p].max(initial=-1)) + 1
+    timed = (block["clock"] != "none") & ~block["rank"].isin(without_devices) & ~_posting_only(block)
+    relating = block.loc[timed, list(_RELATING)]
+    spans = relating.groupby("rank", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+    spans = spans.assign(row=-1, kind="", match=-1, clock="")
+    unmatched = block[(block["match"] < 0) & (block["group_size"] != 1)]
+    of_step = block[block["step"] >= 0].head(1).assign(match=0)
+    return BlockFacts(
+        num_messages,
+        max(int(match.max(initial=-1)) + 1 - num_messages, 0),
+        _has_own_names(block[is_p2p]),
+        pd.concat([relating[relating["match"] >= 0], spans[list(_RELATING)]], ignore_index=True),
+        pd.concat([of_step[list(_LACKING)], unmatched[list(_LACKING)]], ignore_index=True),
+    )
+
+
+def _has_own_names(messages: pd.DataFrame) -> bool:
+    if not len(messages):
+        return True
+    names = ("rank", "kind", "step", "axis", "direction", "stage", "microbatch", "peer")
+    is_named = bool((messages["stage"] >= 0).all() and (messages["microbatch"] >= 0).all())
+    return is_named and len(np.unique(group_codes([messages[name] for name in names]))) == len(messages)
+
+
+def _posting_only(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    return rows_of_posting_only(rows, rows["on_device"]).to_numpy()
+
+
+def timed_block(block: pd.DataFrame, clock: Clock) -> pd.DataFrame:
+    """Where transfers of a matched block begin and end, on the common clock: rank, row, match and both times."""
+    columns = ["rank", "row", "match", "transfer_start_ns", "transfer_end_ns"]
+    has_times = block["clock"] != "none"
+    moved = shift(rows_where(block, has_times), clock)
+    timed = with_transfers(moved, _posting_only(moved))[columns]
+    return timed if has_times.all() else pd.concat([timed, block.loc[~has_times, columns]])
+
+
+def rows_of_ranks(timed: pd.DataFrame, numbers: Sequence[int]) -> pd.DataFrame:
+    """The rows of some ranks."""
+    return timed[timed["rank"].isin(numbers)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What reports of ranks need to know of the run. ``plans`` are the steps that are attributed together."""
+
+    framework: str
+    mesh: MeshInfo
+    schedule: ScheduleInfo
+    clock: Clock
+    volume: StepVolume | None
+    incomplete: frozenset[int]
+    plans: tuple[PlanPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What goes to the program of a rank: its steps, without ops; what it measured of the actions of each plan (``times``), None
+    where it is in no window of that plan; how long each axis communicated inside its ops, ns; and (messages, collectives)
+    without a group or peer.
+    """
+
+    steps: list[RankStep]
+    device: RankDevice
+    times: tuple[RankTimes | None, ...]
+    axes_inside_ops: Mapping[str, int]
+    unknown: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """The reports of some ranks by their numbers, how many rows of communication lie inside ops of a table, and of each rank's
+    ``comms`` one row for each kind there is, matched or not.
+    """
+
+    ranks: Mapping[int, RankReport]
+    num_nested: int
+    comms: pd.DataFrame
+
+
+def report_of_group(
+    numbers: Sequence[int],
+    parts: Sequence[Sequence[Part]],
+    comms: pd.DataFrame,
+    timed: Sequence[pd.DataFrame],
+    of_rank: Mapping[int, RankPart],
+    run: RunFacts,
+) -> GroupReport:
+    """The reports of these ranks.
+
+    Args:
+        comms: of :func:`comms_of_ranks`.
+        timed: of :func:`rows_of_ranks`, of every block.
+        of_rank: their windows; a rank that is in none has no steps.
+    """
+    ranks = dict(zip(numbers, map(whole_rank, parts), strict=True))
+    times = pd.concat(timed, ignore_index=True).sort_values("row", ignore_index=True)
+    comms = comms.assign(**{name: times[name] for name in ("match", "transfer_start_ns", "transfer_end_ns")})
+    recognised = RecognisedRun(
+        framework=run.framework,
+        ops=join_ranks([(number, rank.ops) for number, rank in ranks.items()], OPS),
+        comms=comms,
+        memory=join_ranks([(number, rank.memory) for number, rank in ranks.items()], MEMORY),
+        work={number: rank.work for number, rank in ranks.items()},
+        mesh=run.mesh,
+        schedule=run.schedule,
+        facts={number: {} for number in numbers},
+        warnings=(),
+        host_work={number: rank.host_work for number, rank in ranks.items()},
+    )
+    data = _aligned(recognised, run)
+    unknown = _unknown_by_rank(data.comms)
+    own, none = slices_by_int(comms, "rank", ()), slice_of(comms.iloc[:0])
+    reports = {
+        number: RankReport(
+            _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
+            device_of_rank(number, rank.work, own.get(number, none)),
+            tuple(_times(plan, number, data) for plan in run.plans),
+            axes_inside_ops(data.rows.of_rank(number).comms),
+            unknown.get(number, (0, 0)),
+        )
+        for number, rank in ranks.items()
+    }
+    num_nested = count_nested(recognised.ops, comms, numbers) if run.framework == OP_TABLE else 0
+    return GroupReport(reports, num_nested, _distinct(comms))
+
+
+def _aligned(recognised: RecognisedRun, run: RunFacts) -> AlignedRun:
+    timed = rows_where(recognised.comms, recognised.comms["clock"] != "none")
+    transfers = timed[["transfer_start_ns", "transfer_end_ns"]]  # on the common clock already
+    comms = shift(timed, run.clock).assign(**{str(name): transfers[name] for name in transfers})
+    ops = tag_ops(shift(recognised.ops, run.clock), run.schedule.plan_of, run.schedule.has_phases)
+    return with_lanes(recognised, ops, comms, run.clock, run.volume, run.incomplete)
+
+
+def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[RankStep]:
+    return [replace(step, ops=()) for step in report_rank_steps(part.windows, data, part.ideals, mesh)]
+
+
+def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:
+    is_in_plan = any(number in window.ranks for window in plan.windows)
+    return RankTimes.of(plan.plan.table, plan.windows, number, data) if is_in_plan else None
+
+
+def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """(messages, collectives) in steps without a group or peer, of each rank that has any."""
+    rows = comms[without_group_or_peer(slice_of(comms)) & (comms["step"] >= 0)]
+    return {int(str(rank)): count_without_group_or_peer(of_rank) for rank, of_rank in rows.groupby("rank")}
+
+
+def _distinct(comms: pd.DataFrame) -> pd.DataFrame:
+    """A row of each kind of communication of each rank: what notes on null figures look at."""
+    kinds = comms[["rank", "kind", "axis", "group_size", "peer", "clock"]].assign(
+        matched=comms["match"] >= 0, in_step=comms["step"] >= 0
+    )
+    return comms[~kinds.duplicated()]

@@ -1,0 +1,94 @@
+"""Follows the recipes of docs/extending.md in a copy of the sources, literally: new files, entries, and rows of docs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+from tests.support.programs import ROOT
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+_BLOCK = r"^ *```\{code-block\} \w+\n +:caption: ([^\n]*)\n\n(.*?)^ *```$"
+EXAMPLES = {caption: textwrap.dedent(code) for caption, code in re.findall(_BLOCK, PAGE, re.MULTILINE | re.DOTALL)}
+"""The examples of the page, by their captions."""
+NEW = {caption for caption in EXAMPLES if caption.endswith(".py")}
+_COPIED = ("pptrace", "instrument", "dashboards", "tests", "docs", "sample_traces")
+_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt")
+_LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", "_build", "node_modules")
+
+
+def copy_sources(target: Path) -> None:
+    """The working tree as a clone has it."""
+    for name in _COPIED:
+        shutil.copytree(ROOT / name, target / name, ignore=_LEFT)
+    for name in _FILES:
+        shutil.copy(ROOT / name, target)
+
+
+def follow_all(root: Path) -> None:
+    """Do what each recipe says, but for the tests that it asks for."""
+    for path in NEW:
+        (root / path).write_text(EXAMPLES[path].lstrip("\n"), encoding="utf-8")
+    _schedule(root)
+    _labels(root)
+    _format(root)
+    _analysis(root)
+
+
+def _schedule(root: Path) -> None:
+    registry = root / "pptrace" / "schedule" / "registry.py"
+    _insert(registry, "    gpipe,\n", "    gpipe_reversed,\n")
+    _insert(registry, "            bidirectional=True,\n        ),\n", _example("an entry of SCHEDULES", 8))
+
+
+def _labels(root: Path) -> None:
+    labels = root / "pptrace" / "recognise" / "labels" / "__init__.py"
+    _insert(labels, "from pptrace.recognise.labels import (\n", "    acme,\n")
+    _insert(labels, "        vescale.RULES,\n", "        acme.RULES,\n")
+    _insert(root / "docs" / "inputs.md", "", "\n| acme | `acme/fwd/s{stage}/mb{microbatch}` |\n")
+
+
+def _format(root: Path) -> None:
+    formats = root / "pptrace" / "ingest" / "formats.py"
+    reader = "from pptrace.ingest.op_tables.pptrace_json import sniff_pptrace_json\n"
+    _insert(formats, reader, "from pptrace.ingest.op_tables.acme import read_acme, sniff_acme\n", before=True)
+    _insert(formats, "FORMATS: tuple[Format, ...] = (\n", _example("an entry of FORMATS", 4))
+
+
+def _analysis(root: Path) -> None:
+    (caption,) = (name for name in EXAMPLES if name.startswith("pptrace/analysis/result.py:"))
+    result = root / "pptrace" / "analysis" / "result.py"
+    _insert(result, "@dataclass(frozen=True, slots=True)\nclass StepReport:\n", f"{_example(caption)}\n\n", before=True)
+    text = result.read_text(encoding="utf-8")
+    head, step = text.split("class StepReport:\n")
+    field = "    ranks: tuple[RankStep, ...]\n"
+    step = step.replace(field, f"{field}    longest_ops: tuple[LongestOp, ...] = ()\n", 1)
+    result.write_text(f"{head}class StepReport:\n{step}", encoding="utf-8")
+    steps = root / "pptrace" / "analysis" / "steps.py"
+    ranks = "        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),\n"
+    _insert(steps, ranks, _example("the argument of StepReport", 8))
+    after = "from pptrace.analysis.rank_steps import RankWindows, report_rank_steps\n"
+    _insert(steps, after, "from pptrace.analysis.longest_ops import longest_ops\n", before=True)
+    tables = root / "pptrace" / "report" / "tables" / "__init__.py"
+    after = "from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table\n"
+    _insert(tables, after, "from pptrace.report.tables.longest_ops import longest_ops_table\n", before=True)
+    end = "    return tables\n\n\ndef warning_lines"
+    _insert(tables, end, _example("a table of a step", 4), before=True)
+    page = root / "docs" / "report.md"
+    row = "| `ranks` | one [entry per rank](#ranks), in order of ranks | |\n"
+    _insert(page, row, "| `longest_ops` | one entry per stage | never |\n")
+    _insert(page, "## `marked_steps[]`\n", f"{_example('the section of docs/report.md')}\n", before=True)
+
+
+def _example(caption: str, indent: int = 0) -> str:
+    return textwrap.indent(EXAMPLES[caption], " " * indent)
+
+
+def _insert(path: Path, anchor: str, text: str, before: bool = False) -> None:
+    """Put text after (or before) what stands in a file once; without an anchor, at its end."""
+    old = path.read_text(encoding="utf-8")
+    assert not anchor or old.count(anchor) == 1, (path, anchor)
+    new = old.replace(anchor, text + anchor if before else anchor + text) if anchor else old + text
+    path.write_text(new, encoding="utf-8")

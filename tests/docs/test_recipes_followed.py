@@ -1,0 +1,80 @@
+"""All recipes followed at once in a copy of the sources: the checks and tests that they name pass there.
+
+Always those that are quick; with PPTRACE_ALL all that the recipes name, and strict types.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.recipes import copy_sources, follow_all
+
+ALL = bool(os.environ.get("PPTRACE_ALL"))
+QUICK = (
+    "tests/docs/test_extending.py tests/docs/test_report_page.py tests/cli/test_schedule_table.py "
+    "tests/schedule/test_builders.py -k 'extending or described or catalogue_of or identify_leaves or unknown_name'"
+)
+NAMED = (
+    "tests/schedule/test_builders.py tests/schedule/test_closed_forms.py tests/recognise/test_partial.py "
+    "tests/recognise/test_catalogues.py tests/ingest/test_open.py tests/docs/test_extending.py "
+    "tests/docs/test_report_page.py tests/cli/test_schedule_table.py tests/report tests/test_axes.py tests/test_marks.py"
+)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("clone")
+    copy_sources(root)
+    follow_all(root)
+    ended = run(root, "tests/tools/schedule_table.py --catalogue --write docs/schedules.md")
+    assert ended.returncode == 0, ended.stderr
+    return root
+
+
+def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f'"$0" {command}', sys.executable],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+
+
+def test_the_tests_that_the_recipes_name_pass_where_they_were_followed(clone: Path) -> None:
+    ended = run(clone, f"-m pytest -q -p no:cacheprovider {NAMED if ALL else QUICK}")
+    assert ended.returncode == 0, ended.stdout[-5000:]
+
+
+def test_what_the_recipes_add_is_used(clone: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    cells = (
+        '{{"acme": 1, "rank": {0}, "step": 0, "op": "{1}", "stage": {0}, "mb": {2}, "begin_us": {3}, "end_us": {4}}}\n'
+    )
+    order = [(0, "fwd", 0, 0, 2), (0, "fwd", 1, 2, 4), (1, "fwd", 0, 2, 4), (1, "fwd", 1, 4, 6)]
+    order += [(1, "bwd", 1, 6, 8), (1, "bwd", 0, 8, 10), (0, "bwd", 1, 8, 10), (0, "bwd", 0, 10, 15)]
+    file.write_text("".join(cells.format(*op) for op in order), encoding="utf-8")
+    ended = run(clone, f"-m pptrace analyze --all {file}")
+    assert ended.returncode == 0, ended.stderr
+    assert "gpipe-reversed" in ended.stdout
+    assert "Longest op of each stage" in ended.stdout
+    read = run(
+        clone, "-c \"from pptrace.recognise.labels import read_label as r; print(r('acme/bwd/s3/mb12').actions[0])\""
+    )
+    assert read.stdout == "3B12\n", read.stderr
+
+
+@pytest.mark.skipif(not ALL, reason="reads all types and imports anew: PPTRACE_ALL")
+@pytest.mark.parametrize(
+    "check", ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m importlinter.cli lint"]
+)
+def test_the_checks_pass_where_the_recipes_were_followed(clone: Path, check: str) -> None:
+    ended = run(clone, check)
+    assert ended.returncode == 0, ended.stdout[-3000:]
