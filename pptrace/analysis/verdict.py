@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 
@@ -13,6 +14,7 @@ _NAMES = {
     "compute": "compute",
     "structural": "the fill and drain of {schedule}",
     "imbalance": "stages of unequal cost",
+    "straggler": "a rank slower than its replicas",
     "jitter": "ops that vary",
     "communication": "exposed communication",
     "host": "launching",
@@ -35,8 +37,7 @@ def _verdict(report: Report) -> str:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
-    if step.bubble.waterfall_ns is not None:
-        parts = {name: value or 0 for name, value in asdict(step.bubble.waterfall_ns).items()}
+    if parts := _parts_of(step):
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
         return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
@@ -53,6 +54,16 @@ def _verdict(report: Report) -> str:
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
     shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
     return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+
+
+def _parts_of(step: StepReport) -> dict[str, int]:
+    """What a step's span is made of: its compute spread evenly, and each cause at all its places; {} where that is not known."""
+    if step.causes is None or step.ideal_ns is None:
+        return {}
+    parts = Counter({"compute": step.ideal_ns})
+    for cause in step.causes:
+        parts[cause.cause] += cause.ns
+    return dict(parts)
 
 
 def _length(report: Report, span_ns: int) -> str:
@@ -91,16 +102,17 @@ def _listed(shares: Mapping[str, float]) -> str:
 def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
     """What the largest finding to act on would give back: not the schedule itself, nor what nothing explains.
 
-    A part of the waterfall is that of this step, as the shares before it are; anything else a mean over the steps.
+    A cause is that of this step, as the shares before it are; anything else a mean over the steps.
     """
-    of_step = {} if step.bubble.waterfall_ns is None else asdict(step.bubble.waterfall_ns)
+    parts = _parts_of(step)
     gains: list[tuple[int, str]] = []
     for finding in findings:
-        part = str(finding.evidence.get("waterfall"))
-        if finding.severity is Severity.INFO or part == "unexplained":
+        cause = str(finding.evidence.get("cause"))
+        if finding.severity is Severity.INFO or cause == "unexplained":
             continue
-        if part in of_step:
-            gains.append((of_step[part] or 0, f"of {_NAMES[part]}"))
+        if cause in parts:
+            where = "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
+            gains.append((parts[cause], f"of {_NAMES[cause]}{where}"))
         else:
             average = " on average" if num_steps > 1 else ""
             gains.append((finding.gain_ns or 0, f"{average} of {finding.title}".strip()))
