@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +24,8 @@ from pptrace.axes import MESH_ORDER, Axis
 from pptrace.errors import UsageError
 
 AXES = tuple(reversed(MESH_ORDER))
-"""In the order of a rank's coordinates."""
+"""The axes, slowest first in Megatron-LM's order."""
+_LISTED = f"{', '.join(MESH_ORDER[:-1])} and {MESH_ORDER[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,13 @@ class MeshShape:
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
             raise UsageError(
-                f"the order of axes is {'-'.join(self.order)}; expected tp, cp, dp and pp once each, fastest first, such as "
+                f"the order of axes is {'-'.join(self.order)}; expected {_LISTED} once each, fastest first, such as "
                 f"{'-'.join(MESH_ORDER)}"
             )
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Sizes in the order of :data:`AXES`."""
-        return (self.pp, self.dp, self.cp, self.tp)
-
-    @property
     def world(self) -> int:
-        return prod(self.sizes)
+        return prod(self._size_of_axis.values())
 
     def coordinates_of(self, rank: int) -> tuple[int, int, int, int]:
         """(pp, dp, cp, tp) of a global rank."""
@@ -60,8 +55,8 @@ class MeshShape:
         return (coordinates[Axis.PP], coordinates[Axis.DP], coordinates[Axis.CP], coordinates[Axis.TP])
 
     def rank_of(self, pp: int, dp: int, cp: int, tp: int) -> int:
-        """The global rank at a position; the inverse of :meth:`coordinates_of`."""
-        coordinates = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
+        """The global rank at a position, at 0 of any other axis; the inverse of :meth:`coordinates_of`."""
+        coordinates = {**dict.fromkeys(AXES, 0), Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
         return axes.rank_of(coordinates, self._size_of_axis, self.order)
 
     def size_of(self, axis: Axis) -> int:
@@ -69,7 +64,11 @@ class MeshShape:
 
     @property
     def _size_of_axis(self) -> dict[Axis, int]:
-        return dict(zip(AXES, self.sizes, strict=True))
+        return {axis: getattr(self, axis, 1) for axis in AXES}
+
+    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """The ranks that differ from this one in ``axis`` alone, itself included, in the order of their places on it."""
+        return axes.group_of(rank, (axis,), self._size_of_axis, self.order)
 
     def groups_of(self, *along: Axis) -> list[tuple[int, ...]]:
         """The groups of ranks that differ in ``along`` alone, each in ascending order: Megatron's ``get_ranks("tp-dp")``."""
@@ -84,14 +83,12 @@ def read_order(text: str) -> tuple[Axis, ...]:
     Raises:
         UsageError: a word that is no axis, or one that is repeated.
     """
-    names = {str(axis): axis for axis in AXES}
-    words = text.split("-")
-    if not set(words) <= set(names) or len(set(words)) != len(words):
+    order = axes.complete_order(text.split("-"))
+    if order is None:
         raise UsageError(
-            f"the order of axes is {text!r}; expected tp, cp, dp and pp, fastest first, such as tp-cp-dp-pp"
+            f"the order of axes is {text!r}; expected {_LISTED}, fastest first, such as {'-'.join(MESH_ORDER)}"
         )
-    named_axes = tuple(names[word] for word in words)
-    return named_axes + tuple(axis for axis in MESH_ORDER if axis not in named_axes)
+    return order
 
 
 def fit_shape(
@@ -176,12 +173,11 @@ class Mesh:
     @property
     def pp_ranks(self) -> tuple[int, ...]:
         """Global ranks of this rank's pipeline, first stage first."""
-        return tuple(self.global_rank(pp_rank) for pp_rank in range(self.shape.pp))
+        return self.shape.group_of(self.rank, Axis.PP)
 
     def global_rank(self, pp_rank: int) -> int:
         """The global rank of a pipeline rank in this rank's pipeline."""
-        _, dp, cp, tp = self.coordinates
-        return self.shape.rank_of(pp_rank, dp, cp, tp)
+        return self.shape.group_of(self.rank, Axis.PP)[pp_rank]
 
 
 def make_mesh(shape: MeshShape, device_type: str, backend: str, mirrored: bool = False) -> Mesh:
@@ -237,8 +233,7 @@ def _mirror_group(shape: MeshShape, backend: str) -> dist.ProcessGroup | None:
 
 def _pipelines(shape: MeshShape) -> list[list[int]]:
     """The global ranks of every pipeline, first stage first."""
-    others = product(range(shape.dp), range(shape.cp), range(shape.tp))
-    return [[shape.rank_of(pp, dp, cp, tp) for pp in range(shape.pp)] for dp, cp, tp in others]
+    return [list(pipeline) for pipeline in shape.groups_of(Axis.PP)]
 
 
 def make_groups(groups: Sequence[Sequence[int]], backend: str, description: str) -> dist.ProcessGroup | None:

@@ -21,6 +21,8 @@ class Axis(StrEnum):
     CP = "cp"
     DP = "dp"
     EP = "ep"
+    ETP = "etp"  # tensor parallelism within experts
+    EDP = "edp"  # replicas of experts
     DP_CP = "dp-cp"  # both together: the ranks that hold equal parameters and different tokens
     WORLD = "world"
     EMBEDDING = "embd"  # first and last stage, for tied embeddings
@@ -33,7 +35,19 @@ MESH_ORDER = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
 WITHIN_STAGE = tuple(axis for axis in MESH_ORDER if axis is not Axis.PP)
 """The axes along which the ranks of one stage differ."""
 SHARING = (Axis.EP,)
-"""Axes that share the ranks of others: experts are spread over ranks that tp, cp and dp number already."""
+"""Axes that share the ranks of others: experts are spread over ranks that tp, cp and dp number already. Groups of ETP and EDP
+are read too, but a mesh has no size of theirs."""
+SIZED = (*WITHIN_STAGE, *SHARING)
+"""The axes whose sizes a mesh has besides that of its pipelines."""
+
+
+def complete_order(words: Sequence[str]) -> tuple[Axis, ...] | None:
+    """An order of axes by their words, fastest first; those left out vary slowest. None where a word is no axis or repeated."""
+    by_word = {str(axis): axis for axis in MESH_ORDER}
+    if not set(words) <= set(by_word) or len(set(words)) != len(words):
+        return None
+    named = tuple(by_word[word] for word in words)
+    return named + tuple(axis for axis in MESH_ORDER if axis not in named)
 
 
 def coordinates_of(rank: int, sizes: Mapping[Axis, int], order: Sequence[Axis] = MESH_ORDER) -> dict[Axis, int]:

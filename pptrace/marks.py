@@ -176,8 +176,10 @@ class UnknownMark:
     reason: str
 
 
+P2P = ("send", "recv")
+"""Kinds of a message between two ranks."""
 _COLLECTIVES = frozenset(Collective)
-_CALLS = frozenset({*_COLLECTIVES, "send", "recv"})
+_CALLS = frozenset({*_COLLECTIVES, *P2P})
 _SPANS = frozenset(SpanKind)
 
 Mark = OpMark | P2PMark | WaitMark | CollectiveMark | ExchangeMark | CallMark | AwaitMark | SpanMark

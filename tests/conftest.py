@@ -28,7 +28,12 @@ _LONG = (
         "frameworks/test_torch_pipelining.py",
     ),
     *("cli/test_sleeping.py", "adapters/test_real_frameworks.py", "analysis/test_analyse.py", "models/test_dropout.py"),
-    *("api/test_outside.py", "ingest/test_helpers.py", "roundtrip/test_roundtrip.py", "ingest/test_oplog.py"),
+    *(
+        "api/test_outside.py",
+        "ingest/kineto/test_decode_pool.py",
+        "roundtrip/test_roundtrip.py",
+        "ingest/op_tables/test_reader.py",
+    ),
     *("cli/test_real_nsys.py", "support/test_pool.py", "schedule/test_builders.py", "context/test_context.py"),
     *("cli/test_output.py", "ingest/test_fuzz.py", "pipeline/test_sleeping_schedules.py", "clock/test_clock.py"),
 )

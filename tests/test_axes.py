@@ -8,13 +8,13 @@ import pytest
 
 from pptrace.axes import MESH_ORDER, Axis, coordinates_of, group_of, groups_of, rank_of
 
-SIZES = {Axis.TP: 2, Axis.CP: 1, Axis.DP: 3, Axis.PP: 4}
+SIZES = {**dict.fromkeys(MESH_ORDER, 1), Axis.TP: 2, Axis.DP: 3, Axis.PP: 4}
 WORLD = 24
 
 
 def test_ranks_are_numbered_by_the_formula_of_megatron() -> None:
     for pp, dp, cp, tp in product(range(4), range(3), range(1), range(2)):
-        indices = {Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
+        indices = {**dict.fromkeys(MESH_ORDER, 0), Axis.PP: pp, Axis.DP: dp, Axis.CP: cp, Axis.TP: tp}
         rank = tp + 2 * (cp + 1 * (dp + 3 * pp))
         assert rank_of(indices, SIZES) == rank
         assert coordinates_of(rank, SIZES) == indices

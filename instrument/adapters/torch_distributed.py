@@ -24,6 +24,7 @@ from instrument.adapters.calls import SETUP, Call, CallGroup, CallObserver
 from instrument.adapters.hooks import Hook, Hooks
 from instrument.adapters.unhooked_calls import UnhookedCalls
 from instrument.adapters.works import Awaited, Works, is_work
+from pptrace.marks import P2P
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class _Sequences:
     messages: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def next(self, kind: str, peer: int) -> int:
-        if kind not in ("send", "recv"):
+        if kind not in P2P:
             self.collectives += 1
             return self.collectives - 1
         count = self.messages.get((kind, peer), 0)
@@ -452,7 +453,7 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
 
 
 def _tag(function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    tag = _argument(args, kwargs, 3, "tag") if function.kind in ("send", "recv") else 0
+    tag = _argument(args, kwargs, 3, "tag") if function.kind in P2P else 0
     return tag if isinstance(tag, int) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -108,9 +107,9 @@ def _subgroup(mesh: Mesh, groups: list[list[int]], description: str) -> dist.Pro
     """Make every group of context ranks for all coordinates on the other axes; return the one that has this rank."""
     group_of_rank: dist.ProcessGroup | None = None
     backend = dist.get_backend(mesh.groups[Axis.CP])
-    for pp, dp, tp in product(range(mesh.shape.pp), range(mesh.shape.dp), range(mesh.shape.tp)):
+    for whole_group in mesh.shape.groups_of(Axis.CP):
         for context_ranks in groups:
-            members = [mesh.shape.rank_of(pp, dp, cp, tp) for cp in context_ranks]
+            members = [whole_group[cp] for cp in context_ranks]
             group = dist.new_group(members, backend=backend, group_desc=description)
             if mesh.rank in members:
                 group_of_rank = group

@@ -45,6 +45,7 @@ from instrument.optim.main_parameters import Zero, make_adamw
 from instrument.pipeline.handlers import skipped_kinds
 from instrument.pipeline.memory import MemoryUse, measure
 from instrument.pipeline.runtime import PipelineRuntime
+from pptrace.axes import MESH_ORDER
 from pptrace.errors import PptraceError
 from pptrace.marks import SpanKind
 
@@ -118,7 +119,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
 def _describe_run(observer: session.Session, settings: Settings, mesh: Mesh, options: argparse.Namespace) -> None:
     """Record mesh, plan and model in the trace."""
     shape = mesh.shape
-    sizes = {"pp": shape.pp, "vpp": settings.plan.num_chunks, "tp": shape.tp, "cp": shape.cp, "dp": shape.dp}
+    sizes = {"vpp": settings.plan.num_chunks, **{str(axis): shape.size_of(axis) for axis in MESH_ORDER}}
     observer.describe(
         mesh=sizes | {"order": "-".join(shape.order)},
         plan=settings.plan,

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from instrument.adapters.calls import Call
 from instrument.launch.backward_steps import BackwardSteps
 from instrument.recorder import Range, Recorder
-from pptrace.marks import SpanKind
+from pptrace.marks import P2P, SpanKind
 
 
 class Steps(Protocol):
@@ -78,7 +78,7 @@ class MessageWatch:
         self._look = look
 
     def posted(self, call: Call) -> None:
-        if call.kind in ("send", "recv"):
+        if call.kind in P2P:
             self._look()
 
     def returned(self, call: Call) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from instrument.pipeline.microbatch_buffers import ForwardState
-from instrument.pipeline.p2p import Cell, Message
+from instrument.pipeline.p2p import Cell, Message, cell_of
 from instrument.pipeline.step import Handler, Instruction, StepRun
 from pptrace.errors import ScheduleError
 from pptrace.schedule.actions import Action, Kind
@@ -19,7 +19,7 @@ from pptrace.schedule.plan import Plan
 def forward(run: StepRun, instruction: Instruction) -> None:
     """F: the stage's forward, and the loss in the last stage. Keeps the graph for the backward."""
     (action,) = instruction
-    cell = _cell(action)
+    cell = cell_of(action)
     _await_input(run, cell)
     with run.program.recorder.op(action, run.step):
         output = _compute_forward(run, cell)
@@ -29,7 +29,7 @@ def forward(run: StepRun, instruction: Instruction) -> None:
 def backward(run: StepRun, instruction: Instruction) -> None:
     """B: gradients of the stage's parameters and of its input. Frees the graph."""
     (action,) = instruction
-    cell = _cell(action)
+    cell = cell_of(action)
     _await_output_gradient(run, cell)
     with run.program.recorder.op(action, run.step):
         state = _compute_backward(run, cell)
@@ -39,7 +39,7 @@ def backward(run: StepRun, instruction: Instruction) -> None:
 def input_backward(run: StepRun, instruction: Instruction) -> None:
     """I: the gradient of the stage's input. Frees the graph but for what the weight gradients need."""
     (action,) = instruction
-    cell = _cell(action)
+    cell = cell_of(action)
     _await_output_gradient(run, cell)
     with run.program.recorder.op(action, run.step):
         state = _compute_input_backward(run, cell)
@@ -50,7 +50,7 @@ def weight_backward(run: StepRun, instruction: Instruction) -> None:
     """W: the weight gradients that the I of the same microbatch deferred, each released as soon as it is done."""
     (action,) = instruction
     with run.program.recorder.op(action, run.step):
-        waiting = list(run.buffers.take_deferred_weight_grads(_cell(action)))[::-1]
+        waiting = list(run.buffers.take_deferred_weight_grads(cell_of(action)))[::-1]
         while waiting:
             waiting.pop().run()
 
@@ -62,13 +62,13 @@ def overlap(run: StepRun, instruction: Instruction) -> None:
     """
     (action,) = instruction
     forward_half, backward_half = action.parts
-    _await_input(run, _cell(forward_half))
-    _await_output_gradient(run, _cell(backward_half))
+    _await_input(run, cell_of(forward_half))
+    _await_output_gradient(run, cell_of(backward_half))
     compute = _compute_backward if backward_half.kind is Kind.B else _compute_input_backward
     with run.program.recorder.op(action, run.step):
-        output = _compute_forward(run, _cell(forward_half))
-        state = compute(run, _cell(backward_half))
-    _pass_output(run, _cell(forward_half), output)
+        output = _compute_forward(run, cell_of(forward_half))
+        state = compute(run, cell_of(backward_half))
+    _pass_output(run, cell_of(forward_half), output)
     _pass_input_gradient(run, backward_half, state)
 
 
@@ -77,14 +77,14 @@ def exchange(run: StepRun, instruction: Instruction) -> None:
     messages = [_message(run, action) for action in instruction]
     for action, tensor in zip(instruction, run.program.communicator.exchange(messages, run.step), strict=True):
         if tensor is not None:
-            _store_received(run, action.kind, _cell(action), tensor)
+            _store_received(run, action.kind, cell_of(action), tensor)
 
 
 def post(run: StepRun, instruction: Instruction) -> None:
     """A group of sends and receives that are only posted: the action that reads a receive waits for it."""
     messages = [_message(run, action) for action in instruction]
     for action, arrival in run.program.communicator.post(messages, run.step):
-        run.arrivals[action.kind, _cell(action)] = arrival
+        run.arrivals[action.kind, cell_of(action)] = arrival
 
 
 def skip(run: StepRun, instruction: Instruction) -> None:
@@ -165,7 +165,7 @@ def _pass_output(run: StepRun, cell: Cell, output: Tensor) -> None:
 
 def _pass_input_gradient(run: StepRun, action: Action, state: ForwardState) -> None:
     """Pass the gradient of the input to the previous stage if that is on this rank, else store it for its send."""
-    cell = _cell(action)
+    cell = cell_of(action)
     preceding = run.program.plan.previous_stage(cell.stage)
     if preceding is None:
         return
@@ -179,9 +179,9 @@ def _pass_input_gradient(run: StepRun, action: Action, state: ForwardState) -> N
 
 def _message(run: StepRun, action: Action) -> Message:
     if action.kind is Kind.SEND_F:
-        return Message(action, run.buffers.take_output(_cell(action)))
+        return Message(action, run.buffers.take_output(cell_of(action)))
     if action.kind is Kind.SEND_B:
-        return Message(action, run.buffers.take_input_gradient(_cell(action)))
+        return Message(action, run.buffers.take_input_gradient(cell_of(action)))
     return Message(action)
 
 
@@ -203,9 +203,3 @@ def _store_received(run: StepRun, kind: Kind, cell: Cell, tensor: Tensor) -> Non
         run.buffers.put_input(cell, tensor)
     else:
         run.buffers.put_output_gradient(cell, tensor)
-
-
-def _cell(action: Action) -> Cell:
-    if action.microbatch is None:
-        raise ScheduleError(f"{action} needs a microbatch")
-    return Cell(action.stage, action.microbatch)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from instrument.pipeline.p2p import Cell
-from pptrace.errors import ScheduleError, UsageError
-from pptrace.schedule.actions import Action, Kind, iter_halves
+from instrument.pipeline.p2p import Cell, cell_of
+from pptrace.errors import UsageError
+from pptrace.schedule.actions import Kind, iter_halves
 from pptrace.schedule.plan import Plan
 
 
@@ -56,15 +56,9 @@ def recomputed_cells(plan: Plan, rank: int, num_unrecomputed: int) -> frozenset[
         raise UsageError(f"{num_unrecomputed} outstanding microbatches without full recompute; expected 0 or more")
     window = outstanding(plan, rank).in_flight
     forwards = [half for half in iter_halves(plan.ranks[rank]) if half.kind is Kind.F]
-    return frozenset(_cell(action) for index, action in enumerate(forwards) if index % window >= num_unrecomputed)
+    return frozenset(cell_of(action) for index, action in enumerate(forwards) if index % window >= num_unrecomputed)
 
 
 _CHANGES: Mapping[Kind, tuple[int, int]] = MappingProxyType(
     {Kind.F: (1, 0), Kind.B: (-1, 0), Kind.I: (-1, 1), Kind.W: (0, -1)}
 )
-
-
-def _cell(action: Action) -> Cell:
-    if action.microbatch is None:
-        raise ScheduleError(f"{action} needs a microbatch")
-    return Cell(action.stage, action.microbatch)

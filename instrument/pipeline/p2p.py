@@ -19,7 +19,7 @@ from instrument.mesh import Mesh
 from instrument.pipeline.order import Posting
 from instrument.pipeline.transport import Parcel, Pending, Transport
 from instrument.recorder import Recorder
-from pptrace.errors import PptraceError, UsageError
+from pptrace.errors import PptraceError, ScheduleError, UsageError
 from pptrace.marks import Axis, Transfer
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.messages import Direction, message_of, peer_of
@@ -33,6 +33,17 @@ class Cell(NamedTuple):
 
     stage: int
     microbatch: int
+
+
+def cell_of(action: Action) -> Cell:
+    """The cell of an action on one microbatch.
+
+    Raises:
+        ScheduleError: it has none.
+    """
+    if action.microbatch is None:
+        raise ScheduleError(f"{action} needs a microbatch")
+    return Cell(action.stage, action.microbatch)
 
 
 @dataclass(frozen=True, slots=True)

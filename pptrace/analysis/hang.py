@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pptrace.errors import TraceError
 from pptrace.hang_diagnosis import Call, CallState, Diagnosis, Group, Presence, RankCalls, diagnose
-from pptrace.hang_diagnosis.calls import P2P, Stream
+from pptrace.hang_diagnosis.calls import Stream
 from pptrace.ingest.common.rank_names import rank_of_dump_name
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup, read_dump
+from pptrace.marks import P2P
 
 _FRESH_NS = 10**9
 """Calls that were made so shortly before a dump was written are no sign of a hang."""

@@ -11,13 +11,15 @@ import pandas as pd
 from pptrace.analysis.aligned import RowsByRank
 from pptrace.analysis.result import StepReport
 from pptrace.clock import Clock
+from pptrace.marks import P2P
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
+from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
 from pptrace.recognise.run import RecognisedRun
 from pptrace.slices import rows_where, slices_by_int
 from pptrace.timeline.lanes import is_nested
 
-_MOST_LISTED = 8
+_FEW = 8
 _CERTAIN = 0.1
 """An uncertainty of the clocks up to this share of the median op is not worth a line."""
 
@@ -86,10 +88,10 @@ def _absent_ranks(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[s
     num_absent = len(absent)
     if not absent and run.mesh.num_ranks > len(present):  # counted: a file may claim any number of ranks
         num_absent = run.mesh.num_ranks - sum(0 <= rank < run.mesh.num_ranks for rank in present)
-        absent = list(islice((rank for rank in range(run.mesh.num_ranks) if rank not in present), _MOST_LISTED))
+        absent = list(islice((rank for rank in range(run.mesh.num_ranks) if rank not in present), _FEW))
     if not absent:
         return
-    line = f"no trace of rank {_listed(absent, num_absent)} (of {run.mesh.num_ranks})"
+    line = f"no trace of rank {listed(absent, _FEW, count=num_absent)} (of {run.mesh.num_ranks})"
     if not steps:
         yield line
     elif len(present) == 1:
@@ -119,15 +121,15 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
         for rank in present
         if run.mesh.lacks_ranks(rank, run.facts)
     }
-    listed = sorted({rank.rank for step in steps for rank in step.ranks if rank.rank in alone})
-    if not listed:
+    lone = sorted({rank.rank for step in steps for rank in step.ranks if rank.rank in alone})
+    if not lone:
         return
-    whose = f"rank {_listed(listed)}"
+    whose = f"rank {listed(lone, _FEW)}"
     yield (
         f"the windows of steps are those of {whose} alone, from its first op to its last, and the pipeline's may be longer; in "
         "them not_compute_ns is waiting and exposed transfer together, and bubble_low_ns and bubble_high_ns bound the bubble"
     )
-    for rank in listed[:_MOST_LISTED]:
+    for rank in lone[:_FEW]:
         if peers := _peers(run, rank):
             yield (
                 f"rank {rank} exchanges messages with {' and '.join(peers)}: give their traces to separate its "
@@ -138,7 +140,7 @@ def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
 def _peers(run: RecognisedRun, rank: int) -> list[str]:
     """The peers of a rank's messages: global ranks where known, else pipeline ranks."""
     mesh, messages = run.mesh, run.comms[(run.comms["rank"] == rank) & (run.comms["axis"] == "pp")]
-    peers = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(("send", "recv")), "peer"] if peer >= 0})
+    peers = sorted({int(peer) for peer in messages.loc[messages["kind"].isin(P2P), "peer"] if peer >= 0})
     if peers:
         return [f"rank {peer}" for peer in peers]
     plan, pp_rank = run.schedule.plan, mesh.pp_rank(rank)
@@ -189,7 +191,7 @@ def _ranks_outside_steps(run: RecognisedRun, steps: Sequence[StepReport]) -> Ite
                     count_text = f"{count} of {most}" if count else "no"
                     incomplete.setdefault(f"rank {rank}: its trace has {count_text} ops", []).append(step.step)
     for what, numbers in incomplete.items():
-        yield f"{what} of step {_listed(numbers)}: the figures of that step do not include them"
+        yield f"{what} of step {listed(numbers, _FEW)}: the figures of that step do not include them"
 
 
 def _ranks_without_bubble(steps: Sequence[StepReport]) -> list[int]:
@@ -205,15 +207,15 @@ def _unknown_bubbles(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterato
     why = "the other side of their messages is not in the traces"
     lacking = run.comms[run.comms["rank"].isin(ranks) & (run.comms["match"] < 0)]
     is_group_known = any(getattr(run.mesh, axis, None) is not None for axis in lacking["axis"].unique())
-    if run.framework == OP_TABLE and not is_group_known and not lacking["kind"].isin(("send", "recv")).any():
+    if run.framework == OP_TABLE and not is_group_known and not lacking["kind"].isin(P2P).any():
         why = "the members of collectives are unknown (add a column match, or dp_rank, tp_rank, … to the table)"
     waits = (
-        f"; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(unknown_waits)}"
+        f"; so are comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {listed(unknown_waits, _FEW)}"
         if (unknown_waits := _unknown_waits(steps))
         else ""
     )
     yield (
-        f"bubble_ns and exposed_comm_ns of rank {_listed(ranks)} are null: {why}, so that waiting cannot be "
+        f"bubble_ns and exposed_comm_ns of rank {listed(ranks, _FEW)} are null: {why}, so that waiting cannot be "
         "separated from transfer"
         f"{waits}"
     )
@@ -227,7 +229,7 @@ def _unknown_waits(steps: Sequence[StepReport]) -> list[str]:
 
 def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """A warning for pipelines of several ranks whose traces have no messages between stages."""
-    messages = run.comms["kind"].isin(("send", "recv"))
+    messages = run.comms["kind"].isin(P2P)
     is_known = any(rank.bubble_ns is not None for step in steps for rank in step.ranks)
     if is_known and not messages.any() and any(len(pipeline) > 1 for pipeline in run.mesh.pipelines):
         yield "no messages between stages in these traces: transfers cannot be separated from waiting, and count as bubble"
@@ -258,7 +260,7 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
         rank: work.missing_device_events for rank, work in sorted(run.work.items()) if work.missing_device_events
     }
     if lacking:
-        whose = "" if len(lacking) == len(run.work) else f" of rank {_listed(list(lacking))}"
+        whose = "" if len(lacking) == len(run.work) else f" of rank {listed(list(lacking), _FEW)}"
         yield (
             f"no device events{whose}, though the run computes on devices ({next(iter(lacking.values()))}): times are those of "
             "launching on the host, and compute, bubbles, transfers and the waterfall are null; record with "
@@ -305,7 +307,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
             "a pipeline"
         )
     elif plan is not None and (neighbour := [step.step for step in steps if step.bubble.ideal_ratio is None]):
-        yield f"ideal_ratio and ideal_share of step {_listed(neighbour)} are null: the step has other ops than the plan"
+        yield f"ideal_ratio and ideal_share of step {listed(neighbour, _FEW)} are null: the step has other ops than the plan"
     if not is_partial and any(step.bubble.waterfall_ns is None and step.span_ns is not None for step in steps):
         ideal = "ideal_ratio, ideal_share and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
@@ -324,14 +326,8 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
         yield "comms[].bytes and bandwidths (the calls record no sizes)"
     if (unknown_waits := _unknown_waits(steps)) and not _ranks_without_bubble(steps):
         yield (
-            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {_listed(unknown_waits)} (other members "
+            f"comms[].wait_ns, hidden_ns, exposed_ns and overlap_ratio of {listed(unknown_waits, _FEW)} (other members "
             "of the calls have no "
             "trace, or are unknown)"
         )
     yield "stragglers (not computed by this version)"
-
-
-def _listed(numbers: Sequence[object], count: int | None = None) -> str:
-    """The first few; ``count`` is how many there are, where ``numbers`` are not all."""
-    listed, total = ", ".join(map(str, numbers[:_MOST_LISTED])), len(numbers) if count is None else count
-    return listed if total <= _MOST_LISTED else f"{listed} and {total - _MOST_LISTED} more"

@@ -333,6 +333,6 @@ class Report:
 
     @property
     def typical_step(self) -> StepReport | None:
-        """The step to show first: the median by span of those whose bubble is known, else of all."""
+        """The step to show first: the median by span, of two the faster, of those whose bubble is known, else of all."""
         known = [step for step in self.steps if step.bubble.ratio is not None] or list(self.steps)
-        return sorted(known, key=lambda step: step.span_ns or 0)[len(known) // 2] if known else None
+        return sorted(known, key=lambda step: step.span_ns or 0)[(len(known) - 1) // 2] if known else None

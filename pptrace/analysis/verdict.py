@@ -39,7 +39,7 @@ def _verdict(report: Report) -> str:
     length = _length(report, step.span_ns)
     if parts := _parts_of(step):
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
-        return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+        return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -53,7 +53,7 @@ def _verdict(report: Report) -> str:
         )
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
     shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
-    return f"{length}: {_listed(shares)}{_largest(report.findings, step, len(steps))}."
+    return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
 
 
 def _parts_of(step: StepReport) -> dict[str, int]:
@@ -91,10 +91,10 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
         "idle": sum(part.idle_ns or 0 for part in known) / whole,
     }
     devices = "The device was" if len(known) == 1 else f"The {len(known)} devices were"
-    return f"No training step was recognised in these traces. {devices} {_listed(shares)}."
+    return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
 
 
-def _listed(shares: Mapping[str, float]) -> str:
+def _shares_text(shares: Mapping[str, float]) -> str:
     named = sorted(shares.items(), key=lambda item: (item[0] != "compute", -item[1]))
     return ", ".join(f"{share:.0%} {name}" for name, share in named if share >= _WORTH_NAMING)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from pptrace.api.simulate import Sizes
 from pptrace.cli.output import Outputs, option
 from pptrace.report.text import plan_size
+from pptrace.report.text_table import Stripped
 from pptrace.schedule import registry
 from pptrace.schedule.lower import lower
 from pptrace.schedule.plan import Plan
@@ -36,7 +37,7 @@ def list_schedules() -> None:
         table.add_column(column, no_wrap=column == "name")
     for entry in registry.SCHEDULES.values():
         table.add_row(f"[bold]{entry.name}[/]", entry.summary, entry.bubble_text, entry.in_flight_text, entry.source)
-    Console(width=None if Console().is_terminal else 150, highlight=False).print(table)
+    Console(width=None if Console().is_terminal else 150, highlight=False).print(Stripped(table))
     click.echo("\np ranks, m microbatches, v chunks per rank, N microbatch group size (default p)")
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.marks import P2P
+
 Matrix = npt.NDArray[np.int64]
 UNBOUNDED = np.iinfo(np.int64).max // 4
 ALL_TO_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -31,7 +33,7 @@ def lower_bounds(matched: pd.DataFrame, ranks: Sequence[int]) -> Matrix:
 
 def _ends_of_messages(matched: pd.DataFrame) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """The rows of the two ends of each message, the sends' and the receives'."""
-    sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in ("send", "recv"))
+    sends, receives = (np.flatnonzero(matched["kind"] == kind) for kind in P2P)
     match = matched["match"].to_numpy()
     receive_of = np.full(int(match.max(initial=-1)) + 1, -1, dtype=np.intp)
     receive_of[match[receives]] = receives

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptrace.clock.bounds import ALL_TO_ALL
+from pptrace.marks import P2P
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def clamp_offset(offset_ns: int | None, lower: int, upper: int) -> tuple[int, in
 def _edges(rows: pd.DataFrame) -> Iterator[_Edge]:
     collectives = rows[rows["kind"].isin(ALL_TO_ALL)].sort_values("rank")
     firsts = collectives.drop_duplicates("match")
-    sends, recvs = (rows[rows["kind"] == kind] for kind in ("send", "recv"))
+    sends, recvs = (rows[rows["kind"] == kind] for kind in P2P)
     for is_message, left, right in ((False, firsts, collectives), (True, sends, recvs)):
         pairs = left.merge(right, on="match", suffixes=("", "_other"))
         difference = (pairs["end_ns"] - pairs["end_ns_other"]).groupby([pairs["rank"], pairs["rank_other"]])

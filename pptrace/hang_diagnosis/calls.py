@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-P2P = ("send", "recv")
+from pptrace.marks import P2P
+
 ANY_PEER = -1
 
 

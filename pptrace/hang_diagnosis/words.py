@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pptrace.hang_diagnosis.calls import P2P, Call, Presence
+from pptrace.hang_diagnosis.calls import Call, Presence
 from pptrace.hang_diagnosis.conflicts import Conflict
 from pptrace.hang_diagnosis.graph import shortest_ring
 from pptrace.hang_diagnosis.verdict import Diagnosis, Hang, Verdict
+from pptrace.marks import P2P
 
 _MAX_LINES = 6
 _MAX_LINKS = 4

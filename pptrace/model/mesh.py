@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pptrace import axes
 from pptrace.axes import MESH_ORDER, Axis
@@ -30,6 +31,16 @@ class MeshInfo:
     in_order: bool = False
     is_guess: bool = False
     known_pp_ranks: tuple[tuple[int, int], ...] = ()
+
+    def size_of(self, axis: str) -> int | None:
+        """The size of an axis; None where unknown, 1 of an axis that has no field."""
+        size: int | None = getattr(self, axis, 1)
+        return size
+
+    def with_sizes(self, sizes: Mapping[str, int | None]) -> MeshInfo:
+        """The mesh with other sizes of axes; those of axes that have no field are left out."""
+        fields: dict[str, Any] = {str(axis): size for axis, size in sizes.items() if axis in self.__slots__}
+        return replace(self, **fields)
 
     @property
     def is_open(self) -> bool:
@@ -84,5 +95,5 @@ class MeshInfo:
             return tuple(pipeline[index] for index in sorted((pp_rank, len(pipeline) - 1 - pp_rank)))
         if not set(names := axis.split("-")) <= set(MESH_ORDER):
             return None
-        sizes = {name: getattr(self, name) or 1 for name in MESH_ORDER}
+        sizes = {name: self.size_of(name) or 1 for name in MESH_ORDER}
         return axes.group_of(rank, [Axis(name) for name in names], sizes, [Axis(name) for name in self.order])

@@ -19,6 +19,7 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from pptrace.intervals import NestedIntervals
+from pptrace.schedule.actions import Kind
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -432,7 +433,10 @@ def _empty(columns: tuple[tuple[str, str], ...]) -> pd.DataFrame:
     return make_table(dict(columns), {name: [] for name, _ in columns})
 
 
-COMPUTE_KINDS = ("F", "B", "I", "W", "OVERLAP_F_B")
+COMPUTE_KINDS = tuple(str(kind) for kind in Kind if kind.is_compute)
+FORWARD_KINDS = ("F", "OVERLAP_F_B")
+BACKWARD_KINDS = ("B", "I", "OVERLAP_F_B")
+"""Kinds of ops that compute; those with a forward, and with a backward that others wait for."""
 
 
 MESSAGES = ("send", "recv", "send_recv", "unknown")

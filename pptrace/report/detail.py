@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.intervals import Int64
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, FORWARD_KINDS
 
 MOST_BARS = 6_000
 """Up to this number of ops each gets a bar: a browser draws them in well under a second."""
@@ -18,7 +18,6 @@ _WIDTH_PX = 1_200
 _THIN_PX = 4
 _GAP_PX = 1
 _BLOCKS_PER_ROW = 60
-_FORWARD = ("F", "OVERLAP_F_B")
 
 
 Numbers = npt.NDArray[np.int64]
@@ -90,7 +89,7 @@ def _block_numbers(ops: pd.DataFrame, view: View) -> Numbers:
 
 
 def _blocks(ops: pd.DataFrame, numbers: Numbers) -> pd.DataFrame:
-    is_forward = ops["kind"].isin(_FORWARD)
+    is_forward = ops["kind"].isin(FORWARD_KINDS)
     length = (ops["end_ns"] - ops["start_ns"]).astype("int64")
     columns = pd.DataFrame(
         {

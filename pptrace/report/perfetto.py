@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pptrace.marks import P2P
 from pptrace.workflow.analyse import Analysis
 
 _OPS, _COMMS = 0, 1
@@ -27,7 +28,7 @@ def perfetto_object(analysis: Analysis) -> dict[str, Any]:
         args = {"axis": comm.axis, "peer": comm.peer, "bytes": comm.bytes, "step": comm.step}
         args |= {"wait_us": wait_us, "transfer_us": transfer_us}
         events.append(_slice(f"{comm.kind} {comm.axis}", "comm", comm, _COMMS, origin) | {"args": args})
-        if comm.match >= 0 and comm.kind in ("send", "recv"):
+        if comm.match >= 0 and comm.kind in P2P:
             events.append(_flow(comm, origin))
     return {"displayTimeUnit": "ms", "traceEvents": events}
 

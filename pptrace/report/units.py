@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pptrace.model.wording import counted as counted
+
 
 def milliseconds(ns: int | None) -> str:
     return "–" if ns is None else f"{ns / 1e6:,.2f}" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f}"
@@ -31,8 +33,3 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
     if gigabytes_per_second is None:
         return "–"
     return f"{gigabytes_per_second:.1f} GB" if gigabytes_per_second >= 1 else f"{gigabytes_per_second * 1e3:.1f} MB"
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """ "1 rank", "4 ranks"."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, Int64
 from pptrace.schedule.actions import Kind, Phase
 from pptrace.schedule.phases import phases_by_order
 from pptrace.schedule.plan import Plan
@@ -115,7 +115,7 @@ def phase_spans_of_steps(
     counts = np.bincount(group, minlength=len(first))
     forwards, backwards = (
         np.bincount(group, np.isin(kinds, of_kind)[kind] if len(kinds) else None, minlength=len(first)).astype(np.int64)
-        for of_kind in (("F", "OVERLAP_F_B"), ("B", "I", "OVERLAP_F_B"))
+        for of_kind in (FORWARD_KINDS, BACKWARD_KINDS)
     )
     begins, ends, num_ops = (column.reshape(num_steps, -1) for column in (first, last, counts))
     warmup, steady = phases.index(Phase.WARMUP), phases.index(Phase.STEADY)

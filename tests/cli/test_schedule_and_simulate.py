@@ -15,6 +15,13 @@ def test_the_list_names_every_schedule() -> None:
     assert all(name in out for name in ("gpipe", "1f1b", "interleaved-1f1b"))
 
 
+@pytest.mark.parametrize("command", [("schedule", "list"), ("simulate", "1f1b", "--pp", "4", "--microbatches", "8")])
+def test_lines_of_tables_end_without_blanks(command: tuple[str, ...]) -> None:
+    lines = pptrace_here(*command).out.splitlines()
+    assert [line for line in lines if line.endswith(" ")] == []
+    assert len(lines) > 5
+
+
 def test_a_plan_is_shown_on_a_grid_of_ticks_with_its_ideal() -> None:
     out = pptrace_here("schedule", "show", "1f1b", "--pp", "2", "--microbatches", "2").out
     assert "ideal bubble ratio 0.5000" in out

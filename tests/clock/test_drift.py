@@ -199,6 +199,9 @@ def test_a_contradiction_between_halves_that_bound_one_side_each_is_covered_as_w
     assert clock.offsets_ns == {0: 0, 1: -3 * MS // 2}
     assert clock.uncertainty_ns == 3 * MS // 2 - LATENCY
     assert "by 2,998.0 µs about its clock" in clock.warnings[0]
+    for behind, error_ns in ((1 * MS, 2 * MS), (2 * MS, 2 * MS)):
+        clock = clock_of([(row[0], row[1], row[2], *(time - behind * row[0] for time in row[3:])) for row in jumped])
+        assert (clock.offsets_ns, clock.uncertainty_ns) == ({0: 0, 1: 0}, error_ns - LATENCY), "one time may be right"
 
 
 def test_a_contradiction_that_drift_does_not_explain_is_covered_from_end_to_end() -> None:

@@ -54,6 +54,8 @@ def test_clocks_are_moved_into_the_middle_of_what_the_order_allows_and_only_wher
     ops = there_and_back(7, moved)
     assert from_op_order([0, 1], nothing(2), ops, [(0, 1)]) == Clock(ClockMethod.OP_ORDER, {0: 0, 1: offset}, error)
     assert estimate_clock(comms_of(), [0, 1], {}, ops, [(0, 1)]).method is ClockMethod.OP_ORDER
+    first = from_op_order([0, 1], nothing(2), ops.assign(microbatch=0), [(0, 1)])
+    assert first == Clock(ClockMethod.OP_ORDER, {0: 0, 1: offset}, error)
 
 
 def test_an_op_that_waits_inside_itself_is_ordered_by_its_end() -> None:

@@ -35,6 +35,7 @@ def follow_all(root: Path) -> None:
     _labels(root)
     _format(root)
     _analysis(root)
+    _axis(root)
 
 
 def _schedule(root: Path) -> None:
@@ -80,6 +81,23 @@ def _analysis(root: Path) -> None:
     row = "| `ranks` | one [entry per rank](#ranks), in order of ranks | |\n"
     _insert(page, row, "| `longest_ops` | one entry per stage | never |\n")
     _insert(page, "## `marked_steps[]`\n", f"{_example('the section of docs/report.md')}\n", before=True)
+
+
+def _axis(root: Path) -> None:
+    """An axis ``xp`` between cp and dp, to be read and, at size 1, to be run."""
+    axes = root / "pptrace" / "axes.py"
+    _insert(axes, '    EP = "ep"\n', '    XP = "xp"\n')
+    _insert(axes, "MESH_ORDER = (Axis.TP, Axis.CP, ", "Axis.XP, ")
+    field = "    known_pp_ranks: tuple[tuple[int, int], ...] = ()\n"
+    _insert(root / "pptrace" / "model" / "mesh.py", field, "    xp: int | None = 1\n")
+    result = root / "pptrace" / "analysis" / "result.py"
+    _insert(result, "    ep: int | None\n", "    xp: int | None = 1\n")
+    _insert(
+        root / "instrument" / "mesh.py",
+        "    tp: int = 1\n    order: tuple[Axis, ...] = MESH_ORDER\n",
+        "    xp: int = 1\n",
+    )
+    _insert(root / "docs" / "report.md", "`dp`, `ep` | sizes of the axes", " (and `xp`)")
 
 
 def _example(caption: str, indent: int = 0) -> str:

@@ -15,14 +15,17 @@ import pytest
 from tests.docs.recipes import copy_sources, follow_all
 
 ALL = bool(os.environ.get("PPTRACE_ALL"))
+LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache'
 QUICK = (
     "tests/docs/test_extending.py tests/docs/test_report_page.py tests/cli/test_schedule_table.py "
-    "tests/schedule/test_builders.py -k 'extending or described or catalogue_of or identify_leaves or unknown_name'"
+    "tests/schedule/test_builders.py tests/test_axes.py "
+    "-k 'extending or axes or described or catalogue_of or identify_leaves or unknown_name'"
 )
 NAMED = (
     "tests/schedule/test_builders.py tests/schedule/test_closed_forms.py tests/recognise/test_partial.py "
     "tests/recognise/test_catalogues.py tests/ingest/test_open.py tests/docs/test_extending.py "
-    "tests/docs/test_report_page.py tests/cli/test_schedule_table.py tests/report tests/test_axes.py tests/test_marks.py"
+    "tests/docs/test_report_page.py tests/cli/test_schedule_table.py tests/report tests/test_axes.py tests/test_marks.py "
+    "tests/recognise/test_groups.py tests/instrument/test_mesh.py"
 )
 
 
@@ -65,6 +68,8 @@ def test_what_the_recipes_add_is_used(clone: Path, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "gpipe-reversed" in ended.stdout
     assert "Longest op of each stage" in ended.stdout
+    sizes = "from pptrace.api.load import load; m = load(['sample_traces/1f1b_p2']).report.mesh; print(m.axes)"
+    assert run(clone, f'-c "{sizes}"').stdout == "{'pp': 2, 'vpp': 1, 'tp': 1, 'cp': 1, 'dp': 1, 'ep': 1, 'xp': 1}\n"
     read = run(
         clone, "-c \"from pptrace.recognise.labels import read_label as r; print(r('acme/bwd/s3/mb12').actions[0])\""
     )
@@ -72,9 +77,7 @@ def test_what_the_recipes_add_is_used(clone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ALL, reason="reads all types and imports anew: PPTRACE_ALL")
-@pytest.mark.parametrize(
-    "check", ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m importlinter.cli lint"]
-)
+@pytest.mark.parametrize("check", ["-m ruff check .", "-m ruff format --check .", "-m mypy", LINT])
 def test_the_checks_pass_where_the_recipes_were_followed(clone: Path, check: str) -> None:
     ended = run(clone, check)
     assert ended.returncode == 0, ended.stdout[-3000:]

@@ -19,7 +19,7 @@ import pytest
 from pptrace.errors import PptraceError
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
-from tests.ingest.test_damage import in_kineto_layout
+from tests.ingest.kineto.test_salvage import in_kineto_layout
 from tests.support.extent import ALL
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -155,7 +155,7 @@ def originals() -> list[tuple[str, bytes]]:
 
 def test_whole_files_can_be_read_or_are_refused_in_one_line(originals: list[tuple[str, bytes]], tmp_path: Path) -> None:
     for name, content in originals:
-        if SECONDS or not name.endswith(".parquet"):  # seconds for its many steps; test_oplog.py reads it
+        if SECONDS or not name.endswith(".parquet"):  # seconds for its many steps; op_tables/test_reader.py reads it
             check(name, content, tmp_path)
 
 

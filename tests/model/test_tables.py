@@ -9,7 +9,10 @@ import pandas as pd
 import pytest
 
 from pptrace.model.tables import (
+    BACKWARD_KINDS,
     COMMS,
+    COMPUTE_KINDS,
+    FORWARD_KINDS,
     OPS,
     as_category,
     category_of_codes,
@@ -94,3 +97,9 @@ def test_a_table_beside_empty_ones_is_not_copied() -> None:
     alone = concat_tables([empty_table(OPS), table, None])
     pd.testing.assert_frame_equal(alone, table)
     assert np.shares_memory(alone["step"].to_numpy(), table["step"].to_numpy())
+
+
+def test_kinds_that_compute_are_those_of_the_schedule_language() -> None:
+    assert COMPUTE_KINDS == ("F", "B", "I", "W", "OVERLAP_F_B")
+    assert set(FORWARD_KINDS) | set(BACKWARD_KINDS) | {"W"} == set(COMPUTE_KINDS)
+    assert set(FORWARD_KINDS) & set(BACKWARD_KINDS) == {"OVERLAP_F_B"}

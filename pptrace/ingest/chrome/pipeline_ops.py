@@ -22,8 +22,10 @@ from pptrace.ingest.chrome.ranges import Range
 from pptrace.ingest.chrome.sequence_ids import number_by_sequence
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.mesh import Facts, mesh_facts
-from pptrace.ingest.ops.stages import assign_stages
+from pptrace.ingest.ops.stages import assign_stages, number_chunks
 from pptrace.ingest.ops.steps import number_by_repetition
+from pptrace.marks import P2P
+from pptrace.model.tables import COMPUTE_KINDS
 
 _NAMES = {
     "F": "forward forward-warmup forward-compute forward_step fwd f",
@@ -52,7 +54,6 @@ _MESSAGES = {
     "backward-send": ("send", "B"),
     "backward-recv": ("recv", "B"),
 }
-_COMPUTE = ("F", "B", "I", "W")
 _MICROBATCH = ("microbatch", "micro_batch_index", "micro_batch", "mb_id", "mb", "microbatch_id", "minibatch")
 _CHUNK = ("model_chunk", "chunk", "vpp_rank", "virtual_stage")
 _STEP = ("iteration", "step", "iter")
@@ -88,18 +89,18 @@ def ops_of(ranges: Sequence[Range], ranks: Sequence[int], pp: int | None = None)
     table = pd.DataFrame([row for row in rows if row is not None])
     if table.empty or not {"F", "B"} <= set(table["kind"]):
         return None
-    is_op = table["kind"].isin(_COMPUTE)
+    is_op = table["kind"].isin(COMPUTE_KINDS)
     with_microbatches = number_by_sequence(table, is_op)
     if with_microbatches is None:
         return None
     table = with_microbatches
     has_steps = bool((table.loc[is_op, "step"] >= 0).all())
-    is_message = table["kind"].isin(("send", "recv"))
+    is_message = table["kind"].isin(P2P)
     table = table[~is_message | (table["microbatch"] >= 0) | (table["peer"] >= 0)]
     is_message = is_message[table.index]
     ops = number_by_repetition(table[~is_message].assign(step=table["step"].clip(lower=0)), has_steps)
     ops = ops.assign(stage=_stages(ops, pp), kind=_split_backward(ops))
-    ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(_COMPUTE), _chunks(ops))
+    ops["chunk"] = ops["chunk"].where(~ops["kind"].isin(COMPUTE_KINDS), number_chunks(ops))
     op_columns = ("rank", "step", "kind", "stage", "chunk", "microbatch", "start_ns", "end_ns")
     arg_names = {arg_name for entry in ranges[:2000] for arg_name in entry.args}
     framework = next((name for name, args in _FRAMEWORKS.items() if args & arg_names), "chrome")
@@ -178,7 +179,7 @@ def _split_backward(ops: pd.DataFrame) -> pd.Series[str]:
 
 def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:
     """The stage in the arguments, else from chunk and pipeline rank; -1 for rows that are no op."""
-    is_op = ops["kind"].isin(_COMPUTE)
+    is_op = ops["kind"].isin(COMPUTE_KINDS)
     if not is_op.any() or (ops.loc[is_op, "stage"] >= 0).all():
         return ops["stage"].where(is_op, -1)
     one_op_per_rank = ops[is_op & (ops["pp_rank"] >= 0)].drop_duplicates("rank")
@@ -192,16 +193,11 @@ def _stages(ops: pd.DataFrame, pp: int | None) -> pd.Series[int]:
     return pd.Series(assign_stages(chunked, pp_ranks), index=ops.index)
 
 
-def _chunks(ops: pd.DataFrame) -> pd.Series[int]:
-    staged = ops["stage"].where(ops["stage"] >= 0)
-    return (staged.groupby(ops["rank"]).rank(method="dense").fillna(0) - 1).astype("int64")
-
-
 def _messages(rows: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
     """Make COMMS of sends and receives; their stage is that of their chunk, or the only one of their rank."""
     if rows.empty:
         return comms_table({"kind": [], "start_ns": [], "end_ns": []}, 0)
-    compute = ops[ops["kind"].isin(_COMPUTE)]
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     by_chunk = {
         (rank, chunk): stage
         for rank, chunk, stage in zip(compute["rank"], compute["chunk"], compute["stage"], strict=True)

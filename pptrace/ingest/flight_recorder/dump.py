@@ -30,6 +30,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.dtype_sizes import DTYPE_BYTES
 from pptrace.ingest.common.rank_names import rank_of_dump_name, rank_of_value
+from pptrace.marks import P2P
 
 _NAME = re.compile(
     r"(?P<backend>nccl|gloo|rccl|xccl|hccl|ucc|ncclx|rcclx|mccl):_?(?P<kind>[a-z_]+)"
@@ -49,7 +50,6 @@ _KINDS = {
     "scatter": ("scatter",),
     "reduce": ("reduce",),
 }
-_P2P = ("send", "recv")
 _COALESCED = "coalesced"
 _WORLD = "default_pg"
 _UNNAMED = ("", "undefined")
@@ -108,7 +108,7 @@ class DumpCall:
     @property
     def key(self) -> tuple[str, str, int]:
         """Identifies a call: equal on all members of the group."""
-        return (self.group.name, "p2p" if self.kind in _P2P else "collective", self.seq)
+        return (self.group.name, "p2p" if self.kind in P2P else "collective", self.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup], launch: int
     return DumpCall(
         kind=kind,
         group=_group_of(entry, groups),
-        seq=counts[kind in _P2P],
+        seq=counts[kind in P2P],
         local_peer=int(match["peer"]) if match["peer"] and len(match["peer"]) < 9 else -1,
         done=is_done,
         started=entry.get("state") == "started",

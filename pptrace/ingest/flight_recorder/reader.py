@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from pptrace.axes import MESH_ORDER, SHARING
 from pptrace.errors import TraceError
 from pptrace.ingest.flight_recorder.dump import DumpCall, read_dump
 from pptrace.ingest.ops.build import Tables, comms_table, ops_table
+from pptrace.marks import P2P
 
+_WORDS = {"pp": "pipeline|", "tp": "tensor|", "cp": "context|", "ep": "expert|", "dp": "data_parallel|fsdp|"}
 _AXES = {
-    "pp": re.compile(r"pipeline|\bpp\b|mesh_pp", re.IGNORECASE),
-    "tp": re.compile(r"tensor|\btp\b|mesh_tp", re.IGNORECASE),
-    "cp": re.compile(r"context|\bcp\b|mesh_cp", re.IGNORECASE),
-    "ep": re.compile(r"expert|\bep\b|mesh_ep", re.IGNORECASE),
-    "dp": re.compile(r"data_parallel|\bdp\b|fsdp|mesh_dp", re.IGNORECASE),
+    axis: re.compile(rf"{_WORDS.get(axis, '')}\b{axis}\b|mesh_{axis}", re.IGNORECASE)
+    for axis in dict.fromkeys([*_WORDS, *map(str, MESH_ORDER), *map(str, SHARING)])
 }
 _MAX_SHOWN = 5
 DUMP_PRODUCER = "torch flight recorder"
@@ -44,7 +44,7 @@ def read_flight(path: Path) -> Tables:
             "rank": [dump.rank] * len(timed),
             "axis": [_axis(call.group.name) for call in timed],
             "peer": [call.peer for call in timed],
-            "group_size": [2 if call.kind in ("send", "recv") else len(call.group.ranks) or -1 for call in timed],
+            "group_size": [2 if call.kind in P2P else len(call.group.ranks) or -1 for call in timed],
             "bytes": [call.bytes for call in timed],
             "start_ns": [call.start_ns for call in timed],
             "end_ns": [call.end_ns for call in timed],
@@ -77,7 +77,7 @@ def _stuck(path: Path, rank: int, calls: Sequence[DumpCall]) -> Iterator[str]:
 
 def _state_on_others(call: DumpCall, rank: int, others: Mapping[int, Mapping[tuple[str, str, int], bool]]) -> str:
     """The state of the same call in the dumps of the group's other members, as text."""
-    if call.kind in ("send", "recv"):
+    if call.kind in P2P:
         return ""  # messages are numbered per pair of ranks
     members = [other for other in others if other != rank and (not call.group.ranks or other in call.group.ranks)]
     finished = [other for other in members if others[other].get(call.key) is True]

@@ -37,12 +37,14 @@ from pptrace.ingest.formats import (
 )
 from pptrace.ingest.inputs.directories import copies_of, directories_below, entries_of
 from pptrace.model.tables import InputFormat
+from pptrace.model.wording import listed
 
 RUN_FILE = "run.json"
 RUN_SCHEMA = "pptrace.run/1"
 _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _OF_OPS = (Priority.TABLE, Priority.EXTRACT)
 _MOST_SKIPPED = 20
+_FEW = 6
 """How many files a warning names."""
 _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
@@ -176,7 +178,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
     skipped += [f"{name} (a run directory; give it to read it)" for name in _runs(entries)]
     skipped += _left_below(directory, [entry for _, entry in below], files)
     if skipped:
-        warnings.append(f"{directory}: skipped {_listed(skipped, _MOST_SKIPPED)}")
+        warnings.append(f"{directory}: skipped {listed(skipped, _MOST_SKIPPED)}")
     return OpenedInputs(tuple(files), tuple(warnings))
 
 
@@ -279,8 +281,8 @@ def _runs(entries: Sequence[Path]) -> list[str]:
 
 def _no_traces(directory: Path, entries: Sequence[Path], skipped: Sequence[str]) -> str:
     if runs := _runs(entries):
-        return f"{directory}: holds run directories ({_listed(runs)}) and no traces; expected one run; give one of them"
-    content = f"no trace among {_listed(skipped)}" if skipped else ("no trace files" if entries else "empty")
+        return f"{directory}: holds run directories ({listed(runs, _FEW)}) and no traces; expected one run; give one of them"
+    content = f"no trace among {listed(skipped, _FEW)}" if skipped else ("no trace files" if entries else "empty")
     return (
         f"{directory}: {content}; expected one Kineto trace (.json, .json.gz) per rank, what Nsight Systems recorded "
         "(.sqlite, .nsys-rep, .qdstrm), or tables of ops (.csv, .parquet); check the path or record a run"
@@ -337,7 +339,8 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
         )
     if missing:
         warnings.insert(
-            0, f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {_listed(_same(missing))}"
+            0,
+            f"{directory}: {len(missing)} of {len(entries)} ranks have no trace: {listed(_same(missing), _FEW)}",
         )
     return OpenedInputs(tuple(files.values()), tuple(warnings), run, directory)
 
@@ -374,8 +377,3 @@ def _trace_path(directory: Path, name: object) -> Path | None:
         return None
     path = directory / name
     return path if path.is_file() and path.resolve().is_relative_to(directory.resolve()) else None
-
-
-def _listed(items: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(items[:most])
-    return f"{shown} and {len(items) - most} more" if len(items) > most else shown

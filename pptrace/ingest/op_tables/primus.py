@@ -27,7 +27,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import unreadable
 from pptrace.ingest.common.time_units import to_ns
 from pptrace.ingest.ops.build import Tables, ops_table
-from pptrace.ingest.ops.stages import assign_stages
+from pptrace.ingest.ops.stages import assign_stages, stages_of_chunks
 from pptrace.model.tables import MEMORY, Int64, make_table
 
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json")
@@ -198,8 +198,7 @@ def _ids(iteration: Mapping[str, Any], name: str, num: int) -> Sequence[int] | N
 
 def _stages(ops: pd.DataFrame, pp_rank: int, pp: int, is_v: bool) -> Int64:
     chunk = ops["chunk"].to_numpy(dtype=np.int64)
-    stage = np.where(is_v & (chunk == 1), 2 * pp - 1 - pp_rank, chunk * pp + pp_rank)
-    return np.where((chunk >= 0) & (pp_rank >= 0), stage, _UNKNOWN)
+    return stages_of_chunks(chunk, np.full(len(ops), pp_rank, dtype=np.int64), pp, is_v)
 
 
 def _memory(

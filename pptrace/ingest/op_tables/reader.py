@@ -25,10 +25,8 @@ from pptrace.ingest.op_tables.pptrace_json import read_pptrace_json
 from pptrace.ingest.op_tables.rows import Checked, check_table, tables_of
 from pptrace.ingest.ops.build import Tables, traces_of
 from pptrace.ingest.ops.mesh import mesh_facts, pp_ranks
-from pptrace.ingest.ops.stages import assign_stages
-from pptrace.ingest.ops.steps import COMPUTE
-from pptrace.model.tables import MEMORY, OP_TABLE, Int64, Trace, concat_tables, empty_table, make_table
-from pptrace.slices import group_codes
+from pptrace.ingest.ops.stages import assign_stages, number_chunks
+from pptrace.model.tables import COMPUTE_KINDS, MEMORY, OP_TABLE, Trace, concat_tables, empty_table, make_table
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".pq")
 _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
@@ -106,7 +104,7 @@ def _own(path: Path, files: list[tuple[Path, Frame]], framework: str) -> Tables:
         checked.append(_checked(*files.pop(0), rank))
     lines += [line for part in checked for line in part.damage]
     ops, comms = tables_of(checked)
-    compute = ops["kind"].isin(COMPUTE).to_numpy()
+    compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
     given = concat_tables([part.ops for part in checked])
     if "stage" not in given and (ops["chunk"] > 0).any():
         if ops["rank"].nunique() < 2:
@@ -115,23 +113,12 @@ def _own(path: Path, files: list[tuple[Path, Frame]], framework: str) -> Tables:
             )
         ops["stage"] = np.where(compute, assign_stages(ops, pp_ranks(given)), -1)
     if "chunk" not in given:
-        ops["chunk"] = np.where(compute & (ops["stage"] >= 0), _chunks(ops), ops["chunk"])
+        ops["chunk"] = np.where(compute & (ops["stage"] >= 0), number_chunks(ops), ops["chunk"])
     facts, facts_of = mesh_facts(given.assign(stage=ops["stage"]), comms)
     if notes := [line for part in checked for line in part.notes]:
         facts = {**facts, "notes": notes}
     source = "simulation" if (ops["source"] == "simulated").all() and len(ops) else "op table"
     return Tables(framework, source, ops, comms, _memory(path), facts, facts_of, tuple(lines))
-
-
-def _chunks(ops: pd.DataFrame) -> Int64:
-    """The place of each op's stage among the stages of its rank; −1 without a stage."""
-    pair_of_row, pairs = pd.factorize(group_codes([ops["rank"], ops["stage"]]))
-    row_of_pair = np.empty(len(pairs), dtype=np.int64)
-    row_of_pair[pair_of_row] = np.arange(len(ops))
-    of_pair = ops[["rank", "stage"]].iloc[row_of_pair]
-    staged = of_pair["stage"].where(of_pair["stage"] >= 0)
-    place = staged.groupby(of_pair["rank"]).rank(method="dense").fillna(0).to_numpy().astype(np.int64) - 1
-    return place[pair_of_row]
 
 
 def _memory(path: Path) -> pd.DataFrame:

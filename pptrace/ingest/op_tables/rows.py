@@ -39,8 +39,10 @@ from pptrace.axes import MESH_ORDER
 from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
-from pptrace.ingest.ops.steps import COMPUTE, assign_steps
-from pptrace.model.tables import COMMS, OPS, Int64, concat_tables
+from pptrace.ingest.ops.steps import assign_steps
+from pptrace.marks import P2P
+from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, concat_tables
+from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where
 
@@ -59,7 +61,8 @@ _COLLECTIVES = (
 _COMMS = ("send", "recv", *_COLLECTIVES)
 _LONG = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 _P2P = {"SEND_F": ("send", "F"), "RECV_F": ("recv", "F"), "SEND_B": ("send", "B"), "RECV_B": ("recv", "B")}
-_KINDS = (*COMPUTE, *_SPANS, *_COMMS, *_LONG, *_P2P)
+_KINDS = (*COMPUTE_KINDS, *_SPANS, *_COMMS, *_LONG, *_P2P)
+_FEW = 8
 _SHOWN_KINDS = "F, B, I, W, OVERLAP_F_B, STEP, OPTIMIZER, GRAD_SYNC, send, recv, all_reduce, …"
 _LARGEST = 2**62
 _MOST_RANKS = 1_000_000
@@ -96,7 +99,9 @@ def check_table(path: Path, table: pd.DataFrame, rank: int | None) -> Checked:
     has = frozenset(map(str, table.columns))
     kinds, directions = reader.kinds()
     if "rank" not in has and rank is None:
-        raise TraceError(f"{path}: no column {'rank'!r} ({_listed(table.columns)}); add it, or name the file rank0.csv")
+        raise TraceError(
+            f"{path}: no column {'rank'!r} (it has {listed(table.columns, _FEW)}); add it, or name the file rank0.csv"
+        )
     columns: dict[str, Any] = {"kind": kinds}
     columns["rank"] = reader.integers("rank", 0) if "rank" in has else np.full(len(table), rank)
     columns["start_ns"], columns["end_ns"] = reader.times()
@@ -153,7 +158,9 @@ class Reader:
     def kinds(self) -> tuple[pd.Categorical[Any], pd.Categorical[Any]]:
         """(kinds, directions) as categories."""
         if "kind" not in self.table:
-            raise TraceError(f"{self.path}: no column 'kind' ({_listed(self.table.columns)}); expected {_SHOWN_KINDS}")
+            raise TraceError(
+                f"{self.path}: no column 'kind' (it has {listed(self.table.columns, _FEW)}); expected {_SHOWN_KINDS}"
+            )
         kinds = self.texts("kind")
         self._refuse("kind", kinds, lambda kind: kind not in _KINDS, f"one of {_SHOWN_KINDS}")
         return (
@@ -194,13 +201,15 @@ class Reader:
         start = self._time("start")
         if start is None:
             names = " or ".join(f"start_{unit}" for unit in UNITS)
-            raise TraceError(f"{self.path}: no column for the start ({_listed(self.table.columns)}); expected {names}")
+            raise TraceError(
+                f"{self.path}: no column for the start (it has {listed(self.table.columns, _FEW)}); expected {names}"
+            )
         end = self._time("end")
         if end is None:
             dur = self._time("dur")
             if dur is None:
                 raise TraceError(
-                    f"{self.path}: no column for the end ({_listed(self.table.columns)}); expected end_ns or dur_ns "
+                    f"{self.path}: no column for the end (it has {listed(self.table.columns, _FEW)}); expected end_ns or dur_ns "
                     "(or _us, _ms, _s)"
                 )
             end = start + dur
@@ -260,7 +269,7 @@ def with_microbatches(ops: pd.DataFrame, has_microbatches: bool) -> pd.DataFrame
         return ops
     key = [name for name in ("rank", "step", "kind", "stage", "chunk") if name in ops]
     nth = ops.sort_values("start_ns", kind="stable").groupby(key).cumcount()
-    return ops.assign(microbatch=nth.where(ops["kind"].isin(COMPUTE), -1).astype("int64"))
+    return ops.assign(microbatch=nth.where(ops["kind"].isin(COMPUTE_KINDS), -1).astype("int64"))
 
 
 def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame) -> pd.DataFrame:
@@ -279,7 +288,7 @@ def _comm_steps(comms: pd.DataFrame, is_gap: pd.Series[bool], ops: pd.DataFrame)
 
 
 def _refuse_doubles(path: Path, ops: pd.DataFrame) -> None:
-    compute = ops[ops["kind"].isin(COMPUTE)]
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     key = [name for name in ("rank", "step", "kind", "stage", "chunk", "microbatch") if name in compute]
     codes = np.sort(group_codes([compute[name] for name in key]))
     if not (codes[1:] == codes[:-1]).any():
@@ -316,15 +325,10 @@ def _table(rows: pd.DataFrame, schema: Mapping[str, str], make: Any) -> pd.DataF
 
 def _with_defaults(comms: pd.DataFrame) -> pd.DataFrame:
     """Messages are of the pipeline and between two, unless the table says otherwise."""
-    p2p = comms["kind"].isin(("send", "recv"))
+    p2p = comms["kind"].isin(P2P)
     columns: dict[str, Any] = {}
     if "axis" not in comms:
         columns["axis"] = np.where(p2p, "pp", "unknown")
     if "group_size" not in comms:
         columns["group_size"] = np.where(p2p, 2, -1)
     return comms.assign(**columns)
-
-
-def _listed(names: Sequence[str] | pd.Index[Any]) -> str:
-    shown = ", ".join(map(str, list(names)[:8]))
-    return f"it has {shown}{', …' if len(names) > 8 else ''}"

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER
+from pptrace.marks import P2P
+from pptrace.model.tables import COMPUTE_KINDS
 
 _AXES = tuple(map(str, MESH_ORDER))
-_COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
 
 _COORDINATES = tuple(f"{axis}_rank" for axis in _AXES)
 
@@ -77,7 +78,7 @@ def _stride(coordinates: pd.DataFrame, axis: str) -> int:
 
 def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
     """Derive the sizes of the axes from collectives with matched members."""
-    matched = comms[(comms["match"] >= 0) & ~comms["kind"].isin(("send", "recv")) & comms["axis"].isin(_AXES)]
+    matched = comms[(comms["match"] >= 0) & ~comms["kind"].isin(P2P) & comms["axis"].isin(_AXES)]
     sizes: dict[str, int] = {}
     strides: dict[str, int] = {}
     for axis, rows in matched.groupby("axis"):
@@ -86,7 +87,7 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
         strides[str(axis)] = int(np.diff(np.sort(members)).min()) if len(members) > 1 else 0
     if not sizes or ops["rank"].nunique() == 1:  # a file of one rank does not contain the other members
         return {}, {}
-    compute = ops[ops["kind"].isin(_COMPUTE)]
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)]
     rank_by_stages: dict[tuple[int, ...], int] = {}
     for rank, stages_of_rank in sorted(compute.groupby("rank")["stage"].unique().to_dict().items()):
         rank_by_stages.setdefault(tuple(sorted(stages_of_rank.tolist())), int(str(rank)))
@@ -100,7 +101,7 @@ def _from_groups(ops: pd.DataFrame, comms: pd.DataFrame) -> Facts:
 
 
 def _mesh(sizes: Mapping[str, int], strides: Mapping[str, int], ops: pd.DataFrame) -> dict[str, Any]:
-    chunks = ops[ops["kind"].isin(_COMPUTE)].groupby("rank")["stage"].nunique()
+    chunks = ops[ops["kind"].isin(COMPUTE_KINDS)].groupby("rank")["stage"].nunique()
     by_stride = sorted(_AXES, key=lambda axis: (strides.get(axis, 0), _AXES.index(axis)))
     return {
         **{axis: sizes.get(axis) for axis in _AXES},

@@ -12,11 +12,8 @@ from collections.abc import Hashable
 import numpy as np
 import pandas as pd
 
+from pptrace.model.tables import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS
 from pptrace.slices import rows_where
-
-COMPUTE = ("F", "B", "I", "W", "OVERLAP_F_B")
-_FORWARD = ("F", "OVERLAP_F_B")
-_BACKWARD = ("B", "I", "OVERLAP_F_B")
 
 StepsAndNotes = tuple[pd.DataFrame, tuple[str, ...]]
 """(ops with steps, notes on steps that were inferred from the order of ops)."""
@@ -29,7 +26,7 @@ def assign_steps(ops: pd.DataFrame, is_gap: pd.Series[bool], has_microbatches: b
     """
     if "step" in ops and (ops["step"] >= 0).any():
         filled, notes = _fill_gaps(ops, is_gap)
-        return rows_where(filled, (filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE)), notes
+        return rows_where(filled, (filled["step"] >= 0) | ~filled["kind"].isin(COMPUTE_KINDS)), notes
     return (number_by_repetition(ops, has_steps=False), ()) if has_microbatches else _split_where_drained(ops)
 
 
@@ -47,12 +44,12 @@ def _key(ops: pd.DataFrame) -> list[str]:
 
 
 def _fill_gaps(ops: pd.DataFrame, is_gap: pd.Series[bool]) -> StepsAndNotes:
-    if not (is_gap[ops.index] & ops["kind"].isin(COMPUTE)).any():
+    if not (is_gap[ops.index] & ops["kind"].isin(COMPUTE_KINDS)).any():
         return ops, ()
     ordered = ops.sort_values("start_ns", kind="stable")
     known_steps = ordered["step"].where(ordered["step"] >= 0).groupby(ordered["rank"])
     around = pd.DataFrame({"before": known_steps.ffill(), "after": known_steps.bfill()}).fillna(-1).astype("int64")
-    compute = ordered[ordered["kind"].isin(COMPUTE)]
+    compute = ordered[ordered["kind"].isin(COMPUTE_KINDS)]
     unnumbered = compute.index[is_gap[compute.index]]
     keys = pd.Series(list(compute[_key(ops)].itertuples(index=False, name=None)), index=compute.index)
     used_ops: set[tuple[Hashable, int]] = set()
@@ -77,7 +74,7 @@ def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
 
     Within a step only the last stage is ever in that state: the others have microbatches in flight.
     """
-    compute = ops[ops["kind"].isin(COMPUTE)].sort_values("start_ns", kind="stable")
+    compute = ops[ops["kind"].isin(COMPUTE_KINDS)].sort_values("start_ns", kind="stable")
     rows_of_rank = dict(iter(compute.groupby("rank")))
     one_step = ops.assign(step=0)
     unknown_note = (
@@ -90,7 +87,7 @@ def _split_where_drained(ops: pd.DataFrame) -> StepsAndNotes:
     starts = {rank: _drained_starts(rows) for rank, rows in rows_of_rank.items()}
     common = sorted(set.intersection(*(set(starts_of_rank) for starts_of_rank in starts.values())))
     if not common:
-        totals = {(_count(rows, _FORWARD), _count(rows, _BACKWARD)) for rows in rows_of_rank.values()}
+        totals = {(_count(rows, FORWARD_KINDS), _count(rows, BACKWARD_KINDS)) for rows in rows_of_rank.values()}
         is_one_step = len(totals) == 1 and len(set(*totals)) == 1
         return one_step, () if is_one_step else (unknown_note,)
     steps = pd.Series(0, index=ops.index, dtype="int64")
@@ -108,6 +105,6 @@ def _count(rows: pd.DataFrame, kinds: tuple[str, ...]) -> int:
 
 def _drained_starts(rows: pd.DataFrame) -> dict[int, int]:
     """Starts, ns, of forwards with no microbatch in flight, by the number of microbatches done. Rows in order of start."""
-    forwards, backwards = rows["kind"].isin(_FORWARD).cumsum(), rows["kind"].isin(_BACKWARD).cumsum()
+    forwards, backwards = rows["kind"].isin(FORWARD_KINDS).cumsum(), rows["kind"].isin(BACKWARD_KINDS).cumsum()
     starts = (rows["kind"] == "F") & (forwards - 1 == backwards) & (backwards > 0)
     return dict(zip(backwards[starts].tolist(), rows.loc[starts, "start_ns"].tolist(), strict=True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from pptrace.marks import P2P
+
 COMMUNICATION_KERNEL = re.compile(
     r"(?-i:(?<![A-Za-z_])(?:nccl|rccl|msccl)[A-Z])|userbuffers|nvshmem|mscclpp|cross_device_reduce|quick_?reduce(?:_|::)"
     r"|symmetric_memory::|hybrid_ep::"
@@ -51,7 +53,7 @@ def kind_of_kernel(name: str) -> str:
     base = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
     base = re.sub(r"^nccl(?:Sym\w*?|Dev)?Kernel_|^hcom_", "", base)
     kind = kind_of(base)
-    return "send_recv" if kind in ("send", "recv") else kind or "unknown"
+    return "send_recv" if kind in P2P else kind or "unknown"
 
 
 @lru_cache(maxsize=4096)

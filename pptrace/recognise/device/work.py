@@ -63,9 +63,10 @@ def communication_rows(events: Events) -> Rows:
     """The events that carry data between devices: kernels by name, and copies that a collective launched."""
     if not len(events):
         return np.empty(0, dtype=np.intp)
-    may = _names_matching(events, COMMUNICATION_KERNEL)[events.name_id]
-    rows = np.flatnonzero((may & _is_work(events)) | (events.category == Category.MEMCPY))
-    return rows[_communicates(events, rows, launch_calls(events, rows))]
+    rows: Rows = np.flatnonzero(_is_work(events))
+    rows = rows[_are_named(events, rows, COMMUNICATION_KERNEL) | (events.category[rows] == Category.MEMCPY)]
+    carrying: Rows = rows[_communicates(events, rows, launch_calls(events, rows))]
+    return carrying
 
 
 def _is_work(events: Events) -> npt.NDArray[np.bool_]:
@@ -76,17 +77,22 @@ def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.boo
     """Which of the device rows communicate; ``calls`` are the host calls that launched them."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
-    category, name_id = events.category[rows], events.name_id[rows]
-    named = _names_matching(events, COMMUNICATION_KERNEL)
-    communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named[name_id]
+    category = events.category[rows]
+    named = _are_named(events, rows, COMMUNICATION_KERNEL)
+    communicates: npt.NDArray[np.bool_] = (category == Category.KERNEL) & named
     copies = (category == Category.MEMCPY) & (calls >= 0)
     if copies.any():
         communicates[copies] = _inside_calls(events, calls[copies])
     return communicates
 
 
-def _names_matching(events: Events, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    return np.array([bool(pattern.search(name)) for name in events.names], dtype=np.bool_)
+def _are_named(events: Events, rows: Rows, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Which of the rows have a name in which a pattern is found; only the names of these are searched."""
+    matches = np.zeros(len(events.names), dtype=np.bool_)
+    for index in np.flatnonzero(np.bincount(events.name_id[rows], minlength=len(events.names))).tolist():
+        matches[index] = bool(pattern.search(events.names[index]))
+    of_rows: npt.NDArray[np.bool_] = matches[events.name_id[rows]]
+    return of_rows
 
 
 def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, WITHIN_STAGE, Axis
+from pptrace.model.wording import listed
 from pptrace.recognise.groups.descriptions import axis_of_description
 from pptrace.recognise.groups.topology import (
     GROUP_COLUMNS,
@@ -228,7 +229,9 @@ class _AxisAssignments:
                 del self.inferred[reason]
 
     def lines(self) -> tuple[str, ...]:
-        reasons = (f"{what} (group {_listed([*map(_named, groups)])})" for what, groups in self.inferred.items())
+        reasons = (
+            f"{what} (group {listed(dict.fromkeys(map(_named, groups)), 2)})" for what, groups in self.inferred.items()
+        )
         return (*reasons, *self.doubts)
 
 
@@ -355,8 +358,3 @@ def _named(group: Group) -> str:
         return name
     listed = ", ".join(map(str, group.ranks[:4]))
     return f"{name} [{listed}{', …' if len(group.ranks) > 4 else ''}]"
-
-
-def _listed(names: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(names))
-    return ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from pptrace.axes import MESH_ORDER, SHARING
+
 _WORDS = (
     ("tp-dp", re.compile(r"TENSOR_AND_DATA_PARALLEL_GROUP\w*")),
     ("tp-cp", re.compile(r"TENSOR_AND_CONTEXT_PARALLEL_GROUP")),
@@ -40,10 +42,12 @@ _DIMS = {
     "etp": "etp",
     "world": "world",
 }
-_AXIS_OF_DIM = {dim: axis for axis, dims in _DIMS.items() for dim in dims.split()}
+_AXES = tuple(map(str, (*MESH_ORDER, *SHARING)))
+_AXIS_OF_DIM = {axis: axis for axis in _AXES} | {dim: axis for axis, dims in _DIMS.items() for dim in dims.split()}
 _BARE = frozenset(
     {
-        *("tp", "pp", "dp", "cp", "ep", "etp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard", "dp_cp"),
+        *_AXES,
+        *("etp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard", "dp_cp"),
         *("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel"),
     }
 )

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pandas as pd
 
-from pptrace.axes import MESH_ORDER, SHARING, WITHIN_STAGE
+from pptrace.axes import MESH_ORDER, SIZED, WITHIN_STAGE, complete_order
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import multiply_up
@@ -34,19 +35,21 @@ def mesh_from_metadata(metadata: Sequence[Mapping[str, object]], num_ranks: int)
         if ranks and tuple(ranks) not in pipelines:
             pipelines.append(tuple(ranks))
     world = with_mesh[0].get("world_size")
-    order = sizes.get("order")
-    names = tuple(order.split("-")) if isinstance(order, str) else MESH_ORDER
-    return MeshInfo(
+    unknown = MeshInfo(num_ranks, pp=size("pp"), vpp=size("vpp"), tp=None, cp=None, dp=None, ep=None)
+    mesh = unknown.with_sizes({axis: size(axis) for axis in SIZED})
+    return replace(
+        mesh,
         num_ranks=world if isinstance(world, int) else num_ranks,
-        pp=size("pp"),
-        vpp=size("vpp"),
-        tp=size("tp"),
-        cp=size("cp"),
-        dp=size("dp"),
-        ep=size("ep"),
         pipelines=tuple(sorted(pipelines)),
-        order=names if sorted(names) == sorted(MESH_ORDER) else MESH_ORDER,
+        order=_order_of(sizes.get("order"), mesh),
     )
+
+
+def _order_of(declared: object, mesh: MeshInfo) -> tuple[str, ...]:
+    """The order of the axes that a mesh declares, if it names all that have several ranks; else Megatron-LM's."""
+    words = declared.split("-") if isinstance(declared, str) else ()
+    is_whole = all(axis in words or mesh.size_of(axis) == 1 for axis in MESH_ORDER)
+    return (complete_order(words) if is_whole else None) or MESH_ORDER
 
 
 def mesh_with_declared_pipelines(mesh: MeshInfo, metadata: Sequence[Mapping[str, object]]) -> MeshInfo:
@@ -74,16 +77,17 @@ def mesh_from_stages(stages: Mapping[int, frozenset[int]], num_ranks: int) -> Me
     columns = _with_absent(holders) or [holders[key] for key in sorted(holders, key=min)]
     replicas = min((len(column) for column in columns), default=0)
     single = 1 if replicas == 1 else None
-    return MeshInfo(
+    mesh = MeshInfo(
         num_ranks=num_ranks,
         pp=len(columns) or None,
         vpp=max((len(key) for key in holders), default=None),
-        tp=single,
-        cp=single,
-        dp=single,
-        ep=single,
+        tp=None,
+        cp=None,
+        dp=None,
+        ep=None,
         pipelines=tuple(tuple(column[index] for column in columns) for index in range(replicas)),
     )
+    return mesh.with_sizes(dict.fromkeys(SIZED, single))
 
 
 def _with_absent(holders: Mapping[frozenset[int], list[int]]) -> list[list[int]]:
@@ -118,17 +122,17 @@ def mesh_with_collectives(mesh: MeshInfo, comms: pd.DataFrame) -> MeshInfo:
     Replicas that differ in one axis alone are as many as each of its collectives has members, where those say how many.
     """
     replicas = len(mesh.pipelines)
-    rows = comms[~comms["kind"].isin(("send", "recv")) & ~comms["axis"].isin(_OF_PIPELINES)]
+    rows = comms[~comms["kind"].isin(P2P) & ~comms["axis"].isin(_OF_PIPELINES)]
     named = set(rows["axis"].tolist())
     if replicas < 2 or replicas * (mesh.pp or 0) != mesh.num_ranks or len(named) != 1 or not named <= set(WITHIN_STAGE):
         return mesh
     if set(rows["group_size"].tolist()) - {replicas, -1}:
         return mesh
     (axis,) = named
-    sizes = dict.fromkeys(WITHIN_STAGE, 1) | {str(axis): replicas}
+    sizes: dict[str, int | None] = {**dict.fromkeys(WITHIN_STAGE, 1), str(axis): replicas}
     groups = [tuple(sorted(column)) for column in zip(*mesh.pipelines, strict=True)]
     for order in (MESH_ORDER, ("pp", *WITHIN_STAGE)):
-        candidate = replace(mesh, tp=sizes["tp"], cp=sizes["cp"], dp=sizes["dp"], order=order)
+        candidate = replace(mesh.with_sizes(sizes), order=order)
         if all(candidate.group_of(rank, str(axis)) == group for group in groups for rank in group):
             return candidate
     return mesh
@@ -161,13 +165,9 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
     if groups.world_size and not multiply_up({**named, "pp": pp}, num_ranks):
         named |= dict.fromkeys(WITHIN_STAGE)
     return replace(
-        mesh,
+        mesh.with_sizes(named),
         num_ranks=num_ranks,
         pp=pp,
-        tp=named["tp"],
-        cp=named["cp"],
-        dp=named["dp"],
-        ep=named["ep"],
         pipelines=groups.pipelines if is_consistent and compute else mesh.pipelines,
         in_order=mesh.in_order and not is_consistent,
     )
@@ -176,4 +176,4 @@ def mesh_with_groups(mesh: MeshInfo, ops: pd.DataFrame, groups: Groups) -> MeshI
 def _axis_sizes(mesh: MeshInfo, sizes: Mapping[str, int]) -> dict[str, int | None]:
     """Sizes of the axes by groups; where one of them is above 1, the ops alone cannot show that the others are 1."""
     several = any(size > 1 for size in sizes.values())
-    return {axis: sizes.get(axis, None if several else getattr(mesh, axis)) for axis in (*WITHIN_STAGE, *SHARING)}
+    return {axis: sizes.get(axis, None if several else mesh.size_of(axis)) for axis in SIZED}

@@ -39,7 +39,7 @@ def with_layout(facts: Facts, ops: pd.DataFrame) -> tuple[Facts, tuple[str, ...]
     if not with_sizes:
         return facts, ()
     sizes = next(iter(with_sizes.values()))[PARALLEL]
-    axes = {str(axis): int(sizes[axis]) for axis in MESH_ORDER}
+    axes = {str(axis): int(sizes.get(axis, 1)) for axis in MESH_ORDER}
     world = prod(axes.values())
     if any(rank >= world for rank in with_sizes) or any(
         rank_facts[PARALLEL]["pp"] != axes["pp"] for rank_facts in with_sizes.values()

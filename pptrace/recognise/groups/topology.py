@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from pptrace.axes import MESH_ORDER, SHARING, Axis
+from pptrace.marks import P2P
 from pptrace.recognise.groups.descriptions import axis_of_description
 
 UNKNOWN = "unknown"
@@ -208,7 +209,7 @@ def exchanges(calls: Mapping[int, pd.DataFrame], of_call: Mapping[CallKey, Group
     for rank, table in calls.items():
         if table.empty:
             continue
-        messages = table[table["kind"].isin(("send", "recv"))]
+        messages = table[table["kind"].isin(P2P)]
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
             both = part.groupby(["start_ns", "stream"])["kind"].nunique() == 2
             if (part["clock"] != "device").any() or not both.all():
@@ -228,7 +229,7 @@ def edges_of(
     for rank, table in calls.items():
         if table.empty:
             continue
-        messages = table[table["kind"].isin(("send", "recv"))]
+        messages = table[table["kind"].isin(P2P)]
         for columns, part in messages.groupby(GROUP_COLUMNS, sort=False):
             group = of_call[key_of(rank, columns)]
             named = group if group.id or group.ranks else unnamed[rank]

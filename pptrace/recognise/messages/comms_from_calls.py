@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pptrace.intervals import Int64, union
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, Schema, empty_table, make_table
@@ -19,8 +20,6 @@ from pptrace.slices import slices
 
 CALL_COMMS: Schema = {**COMMS, "group": "str", "seq": "int64"}
 """COMMS with what calls are matched by: ``group`` is the same text on all members, "" where the group is not known."""
-
-_P2P = ("send", "recv")
 
 
 def comms_of_calls(
@@ -67,9 +66,7 @@ def _of_rank(
     kinds = _kinds(calls, rank_ops)
     axes = [_axis(*call, groups) for call in zip(kinds, call_groups, calls["hint"], strict=True)]
     peers = [
-        global_peer(peer, group_rank, group if group.id or group.ranks else groups.unnamed[rank])
-        if kind in _P2P
-        else -1
+        global_peer(peer, group_rank, group if group.id or group.ranks else groups.unnamed[rank]) if kind in P2P else -1
         for kind, peer, group_rank, group in zip(kinds, calls["peer"], calls["local_peer"], call_groups, strict=True)
     ]
     size = len(calls)
@@ -81,7 +78,7 @@ def _of_rank(
             "kind": kinds,
             "axis": axes,
             "peer": peers,
-            "group_size": [2 if kind in _P2P else group.size for kind, group in zip(kinds, call_groups, strict=True)],
+            "group_size": [2 if kind in P2P else group.size for kind, group in zip(kinds, call_groups, strict=True)],
             "bytes": calls["bytes"].tolist(),
             "direction": [_direction(rank, *c, mesh) for c in zip(kinds, axes, peers, strict=True)],
             "stage": [-1] * size,
@@ -98,7 +95,7 @@ def _of_rank(
     )
     table = _with_microbatches(table, rank_ops)
     labelled = labelled_comms[
-        (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(_P2P) & (labelled_comms["axis"] == "pp")
+        (labelled_comms["rank"] == rank) & labelled_comms["kind"].isin(P2P) & (labelled_comms["axis"] == "pp")
     ]
     if len(labelled):
         table = table[~_is_labelled(table, labelled)]
@@ -118,7 +115,7 @@ def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]
         at = np.searchsorted(busy[:, 1], calls["start_ns"].to_numpy(), side="right")
         begins = np.append(busy[:, 0], np.iinfo(np.int64).max)[at]
         kernels &= begins < calls["end_ns"].to_numpy()
-    return is_candidate & (kernels | calls["kind"].isin(_P2P))
+    return is_candidate & (kernels | calls["kind"].isin(P2P))
 
 
 def _with_microbatches(calls: pd.DataFrame, ops: pd.DataFrame) -> pd.DataFrame:
@@ -150,7 +147,7 @@ def _key(group: Group) -> str:
 def _axis(kind: str, group: Group, hint: str, groups: Groups) -> str:
     """A group of the whole world is what the pipeline's messages use where they have no group of their own."""
     axis = groups.axes.get(group, UNKNOWN)
-    if kind in _P2P and axis in ("world", UNKNOWN):
+    if kind in P2P and axis in ("world", UNKNOWN):
         return UNKNOWN if group in groups.rings else "pp"
     return hint or axis if axis == UNKNOWN else axis
 

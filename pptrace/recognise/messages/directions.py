@@ -7,9 +7,8 @@ from collections.abc import Set
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-
-_P2P = ("send", "recv")
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -20,7 +19,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
     a stage runs the forward of a microbatch before its backward. One alone keeps "". A message whose peer is not known goes to or
     comes from the ranks of its pipeline with the stages beside its own.
     """
-    lacking = comms["kind"].isin(_P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
+    lacking = comms["kind"].isin(P2P) & (comms["axis"] == "pp") & (comms["direction"] == "")
     lacking &= comms["stage"] >= 0
     if not lacking.any():
         return comms

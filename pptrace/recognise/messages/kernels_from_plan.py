@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.recognise.messages.messages_from_plan import PlannedMessage, planned_messages
 
-_P2P = ("send", "recv")
 _NAME, _TIMES = ("kind", "stage", "microbatch"), ("start_ns", "end_ns")
 _FUSED = "send_recv"
 _DRIFT_NS = 50_000
@@ -50,7 +50,7 @@ def kernels_from_plan(
         return calls, ""
     unclear = calls[(calls["kind"] == _FUSED) & (calls["axis"] == UNKNOWN)]
     ranks_with_messages = {
-        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(_P2P), "rank"].tolist()
+        rank for table in (calls, known) for rank in table.loc[table["kind"].isin(P2P), "rank"].tolist()
     }
     parts, replaced = [], []
     for pipeline in mesh.pipelines:
@@ -123,7 +123,7 @@ def _carried(kernels: pd.DataFrame, ops: pd.DataFrame, schedule: ScheduleInfo, p
         if plan is None:
             continue
         spans = dict(zip(_tuples(rows, *_NAME), _tuples(rows, *_TIMES), strict=True))
-        for kind in _P2P:
+        for kind in P2P:
             for message in planned_messages(plan, pp_rank, sends=kind == "send"):
                 span = spans.get((message.op.kind.value, message.op.stage, message.op.microbatch))
                 if span is None:
@@ -155,7 +155,7 @@ def _can_be(messages: pd.DataFrame) -> bool:
     """Whether for each pair of ranks one offset of their clocks lets the two kernels of all messages run at the same time, and
     most of those that carry nothing else end together.
     """
-    sends, recvs = (messages[messages["kind"] == kind] for kind in _P2P)
+    sends, recvs = (messages[messages["kind"] == kind] for kind in P2P)
     made = recvs["stage"] - np.where(recvs["direction"] == "F", 1, -1)
     key = ["step", "direction", "microbatch", "stage"]
     both = sends.merge(recvs.assign(stage=made), on=key, suffixes=("", "_to"))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.axes import WITHIN_STAGE
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.slices import Slice, group_codes, rows_where, slice_of, slices
@@ -27,7 +28,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
     match = np.full(len(comms), -1, dtype=np.int64)
     if comms.empty:
         return comms.assign(match=match)
-    is_p2p = comms["kind"].isin(("send", "recv")).to_numpy()
+    is_p2p = comms["kind"].isin(P2P).to_numpy()
     match[is_p2p] = _match_p2p(rows_where(comms[list(_ENDS)], is_p2p))
     if mesh is not None and not is_p2p.all():
         match[~is_p2p] = _match_collectives(comms[~is_p2p], mesh, first=int(match.max()) + 1)
@@ -36,7 +37,7 @@ def match_comms(comms: pd.DataFrame, mesh: MeshInfo | None) -> pd.DataFrame:
 
 def with_sizes(comms: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """The comms table with the sizes of those collectives that tell their axis alone, as far as the mesh knows them."""
-    sizes = {axis: size for axis in WITHIN_STAGE if (size := getattr(mesh, axis)) is not None}
+    sizes = {axis: size for axis in WITHIN_STAGE if (size := mesh.size_of(axis)) is not None}
     unsized = (comms["group_size"] < 0) & comms["axis"].isin(sizes) & ~comms["kind"].isin(MESSAGES)
     if not unsized.any():
         return comms
@@ -274,7 +275,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
         return calls.copy()
     numbers = _MatchNumbers.for_rows(len(calls))
     ordered = _by_start(calls.assign(row=np.arange(len(calls))))
-    is_p2p = ordered["kind"].isin(("send", "recv"))
+    is_p2p = ordered["kind"].isin(P2P)
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
     _number_by_name(
         messages[(messages["direction"] != "") & (messages["microbatch"] >= 0) & (messages["stage"] >= 0)], numbers
@@ -312,7 +313,7 @@ def _with_ends(messages: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sends_and_receives(messages: Slice) -> list[Slice]:
-    return [messages.where(messages["kind"] == kind) for kind in ("send", "recv")]
+    return [messages.where(messages["kind"] == kind) for kind in P2P]
 
 
 def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
@@ -366,7 +367,7 @@ def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
     """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
     lacking: npt.NDArray[np.bool_] = (comms["match"] < 0) & (comms["stage"] < 0)
     if lacking.any():
-        lacking &= np.where(comms.among("kind", ("send", "recv")), comms["peer"], comms["group_size"]) < 0
+        lacking &= np.where(comms.among("kind", P2P), comms["peer"], comms["group_size"]) < 0
     return lacking
 
 
@@ -404,7 +405,7 @@ def warn_unmatched(comms: pd.DataFrame, present: Iterable[int]) -> tuple[str, ..
     of_steps = comms[comms["step"] >= 0]
     comms = of_steps if len(of_steps) else comms
     lacking = comms[(comms["match"] < 0) & (comms["group_size"] != 1)]
-    messages = lacking[lacking["kind"].isin(("send", "recv")) & lacking["peer"].isin(ranks)]
+    messages = lacking[lacking["kind"].isin(P2P) & lacking["peer"].isin(ranks)]
     lines = []
     for (kind, axis), rows in messages.groupby(["kind", "axis"], sort=True, observed=True):
         pairs = rows.groupby(["rank", "peer"], sort=True).size()

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS
@@ -23,7 +24,7 @@ def with_adjacent(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo, ranks:
         comms: schema COMMS; the rows meant are of the pipeline, with a direction and without stage and microbatch.
         ops: schema OPS with stages and microbatches, where they are known.
     """
-    is_open = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp") & comms["direction"].isin(PRODUCERS)
+    is_open = comms["kind"].isin(P2P) & (comms["axis"] == "pp") & comms["direction"].isin(PRODUCERS)
     is_open &= (comms["microbatch"] < 0) & (comms["stage"] < 0) & (comms["peer"] < 0) & comms["rank"].isin(ranks)
     if not is_open.any():
         return comms
@@ -68,7 +69,7 @@ def _has_other_stage(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
 
 def drop_half_matched(comms: pd.DataFrame, ranks: Collection[int]) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Drop messages between two of ``ranks`` with a span on one side only; with a warning."""
-    between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(("send", "recv"))
+    between = comms["rank"].isin(ranks) & comms["peer"].isin(ranks) & comms["kind"].isin(P2P)
     half = between & (comms["axis"] == "pp") & (comms["match"] < 0)
     if not half.any():
         return comms, ()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.schedule.actions import Action
 from pptrace.schedule.messages import Direction, messages_of_rank
@@ -101,7 +102,7 @@ def label_from_plan(
     wanted: dict[tuple[int, str], list[PlannedMessage]] = {}
     steps = {step: rows for (step,), rows in slices(ops, ("step",)).items()}
     named = {name: calls[name].to_numpy(copy=True) for name in ("direction", "stage", "microbatch", "peer")}
-    messages = calls.assign(row=np.arange(len(calls)))[calls["kind"].isin(("send", "recv")) & (calls["axis"] == "pp")]
+    messages = calls.assign(row=np.arange(len(calls)))[calls["kind"].isin(P2P) & (calls["axis"] == "pp")]
     for (step, kind), rows in slices(messages, ("step", "kind")).items():
         plan = plan_of(step)
         if plan is None or plan.pp != len(pipeline):

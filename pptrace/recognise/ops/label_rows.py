@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ def tables_of_labels(
     )
     own = times.of_ops(ranges.where(ops["range"]))
     reader_start_ns = np.append(ranges.start_ns[ops["range"]], _NOBODY)[readers]
-    comms = _comms(ranges, moved, reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own), times, messages)
+    reading = _Reading(reader_start_ns, arrivals, _read_at(ops, readers, arrivals, own))
+    comms = _comms(ranges, moved, reading, times, messages)
     return _ops(labelled, ops, source, own, _arrived(readers, arrivals, len(ops)), phases), comms
 
 
@@ -245,56 +247,60 @@ def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
     return f"{open_stage(chunk) if stage < 0 else stage}{kind}{'' if microbatch < 0 else microbatch}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Of each message the start of the op that reads it (:data:`_NOBODY` without one), until when it had been waited for where a
+    range shows that (−1: none), and when its reader had it.
+    """
+
+    reader_start_ns: Int64
+    arrival_ns: Int64
+    read_at_ns: Int64
+
+
 def _comms(
-    ranges: Ranges,
-    moved: Slice,
-    reader_start_ns: Int64,
-    arrivals: Int64,
-    read_at: Int64,
-    times: LabelTimes,
-    messages: CarriedMessages,
+    ranges: Ranges, moved: Slice, reading: _Reading, times: LabelTimes, messages: CarriedMessages
 ) -> pd.DataFrame:
-    """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
-    start, posted = ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]
-    of_call, launched = messages.kernels(start), times.launches.spans(start, posted, communication=True)
-    is_send = _IS_SEND[moved["kind"]]
-    calls_wait = megatron.calls_wait(ranges.present())
-    returns_with_it = ~is_send & calls_wait & (arrivals < 0)
-    is_read = ~is_send & ~returns_with_it & (reader_start_ns != _NOBODY)
-    end = np.where(is_read, np.maximum(posted, read_at), posted)
-    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
-    asked = np.where(is_read, np.maximum(posted, reader_start_ns), posted)
-    on_host = {
-        "start_ns": start,
-        "posted_ns": np.where(stays, start, posted),
-        "asked_ns": np.minimum(np.where(stays, start, asked), end),
-        "end_ns": end,
-    }
+    """The table of communication, in time order."""
+    start, end = ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]]
+    on_host = _times_on_host(start, end, _IS_SEND[moved["kind"]], reading, megatron.calls_wait(ranges.present()))
+    of_call, launched = messages.kernels(start), times.launches.spans(start, end, communication=True)
     on_device = of_call.launched | launched.launched
     kernels = {
         name: np.where(of_call.launched, getattr(of_call, name), getattr(launched, name))
         for name in ("start_ns", "end_ns", "stream")
     }
     kernels |= dict.fromkeys(("posted_ns", "asked_ns"), kernels["start_ns"])
-    columns = {name: np.where(on_device, kernels[name], column) for name, column in on_host.items()}
+    columns: dict[str, Any] = {name: np.where(on_device, kernels[name], column) for name, column in on_host.items()}
     is_alone = ranges.table.num_actions[ranges.label[moved["range"]]] == 1
-    sizes = messages.sizes(ranges.start_ns[moved["range"]], ranges.end_ns[moved["range"]])
-    unknown = dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
+    columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
-        **unknown,
         "step": moved["step"],
+        "kind": category_of_codes(_IS_SEND[moved["kind"]].astype(np.int64), ("recv", "send")),
+        "axis": same_category("pp", len(moved)),
         "group_size": np.full(len(moved), 2),
-        "bytes": np.where(is_alone, sizes, -1),
+        "bytes": np.where(is_alone, messages.sizes(start, end), -1),
+        "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
         "stage": np.where(moved["stage"] < 0, open_stage(moved["chunk"]), moved["stage"]),
         "microbatch": moved["microbatch"],
         "transfer_start_ns": columns["start_ns"],
         "transfer_end_ns": columns["end_ns"],
         "stream": np.where(on_device, kernels["stream"], -1),
-    }
-    texts: dict[str, Any] = {
-        "kind": category_of_codes(is_send.astype(np.int64), ("recv", "send")),
-        "axis": same_category("pp", len(moved)),
-        "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
         "clock": category_of_codes(on_device.astype(np.int64), ("host", "device")),
     }
-    return make_table(COMMS, {**columns, **texts})
+    return make_table(COMMS, columns)
+
+
+def _times_on_host(start: Int64, posted: Int64, is_send: Bool, reading: _Reading, calls_wait: bool) -> dict[str, Int64]:
+    """A send lies in a buffer when its posting is over; a receive is over when its reader has it."""
+    returns_with_it = ~is_send & calls_wait & (reading.arrival_ns < 0)
+    is_read = ~is_send & ~returns_with_it & (reading.reader_start_ns != _NOBODY)
+    end = np.where(is_read, np.maximum(posted, reading.read_at_ns), posted)
+    stays = returns_with_it | (is_read & (end == posted))  # the message was there: nobody left
+    asked = np.where(is_read, np.maximum(posted, reading.reader_start_ns), posted)
+    return {
+        "start_ns": start,
+        "posted_ns": np.where(stays, start, posted),
+        "asked_ns": np.minimum(np.where(stays, start, asked), end),
+        "end_ns": end,
+    }

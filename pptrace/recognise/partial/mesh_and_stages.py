@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from pptrace.axes import SHARING, WITHIN_STAGE
+from pptrace.axes import SIZED
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
@@ -142,7 +143,7 @@ def _lacks_ranks(
         return True
     if len(ranks) > 1:
         return not stages and mesh.in_order and not mesh.is_guess and mesh.num_ranks > len(calls)
-    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    messages = comms[comms["rank"].isin(ranks) & (comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     is_sending = bool(len(messages)) or any(
         calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
     )
@@ -209,18 +210,14 @@ def _mesh(
             traced.rank: traced.stages[0] for traced in traced_ranks
         }  # the first chunk's stage, on a loop as well as on a V
     pipelines = facts.pipelines or _pipelines(traced_ranks, readings, pp_ranks, pp, facts.world)
-    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in (*WITHIN_STAGE, *SHARING)}
+    sizes: dict[str, int | None] = {axis: groups.sizes.get(axis) for axis in SIZED}
     if pp is not None and pp == facts.world:
         sizes = {axis: size or 1 for axis, size in sizes.items()}
     is_complete = all(len(pipeline) == pp for pipeline in pipelines)
     return replace(
-        mesh,
+        mesh.with_sizes(sizes),
         pp=pp,
         vpp=chunks.pop() if len(chunks) == 1 else None,
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        dp=sizes["dp"],
-        ep=sizes["ep"],
         pipelines=pipelines,
         known_pp_ranks=()
         if is_complete

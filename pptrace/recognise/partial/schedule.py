@@ -45,14 +45,14 @@ def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
         return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(reason,))
     if len(names) == 1:
         line = (
-            f"the traced ranks run {names[0]} with {_listed(_shapes(readings))}: what depends on that is null until "
+            f"the traced ranks run {names[0]} with {_alternatives(_shapes(readings))}: what depends on that is null until "
             f"{_deciding_trace(readings, mesh)} is given"
         )
         return ScheduleInfo(
             None, names[0], PlanSource.RECOGNISED, warnings=(line,), candidates=candidates, has_phases=False
         )
     line = (
-        f"the order of ops on the traced ranks matches {_listed(names)}: the schedule, and what depends on it, is null "
+        f"the order of ops on the traced ranks matches {_alternatives(names)}: the schedule, and what depends on it, is null "
         f"until {_deciding_trace(readings, mesh)} is given"
     )
     return ScheduleInfo(None, "unknown", PlanSource.NONE, warnings=(line,), candidates=candidates, has_phases=False)
@@ -101,7 +101,7 @@ def _shapes(readings: Sequence[Reading]) -> Iterator[str]:
 _MOST_LISTED = 4
 
 
-def _listed(words: Sequence[str] | Iterator[str]) -> str:
+def _alternatives(words: Sequence[str] | Iterator[str]) -> str:
     unique = list(dict.fromkeys(words))
     more = f" or {len(unique) - _MOST_LISTED} more" if len(unique) > _MOST_LISTED else ""
     return " or ".join(unique[:_MOST_LISTED]) + more

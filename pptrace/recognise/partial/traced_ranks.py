@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.open_stages import open_stage
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
@@ -58,7 +59,7 @@ def message_kinds_of(plan: Plan, pp_rank: int) -> frozenset[tuple[str, str]]:
     """The (kind, direction) of the messages that a pipeline rank has."""
     return frozenset(
         (kind, direction)
-        for kind in ("send", "recv")
+        for kind in P2P
         for direction in PRODUCERS
         if _has_messages_of(plan, pp_rank, direction, sends=kind == "send")
     )
@@ -205,7 +206,7 @@ def _stages_in(pair: str) -> Iterator[int]:
 
 
 def _messages(comms: pd.DataFrame, calls: pd.DataFrame | None, exact: bool) -> Messages:
-    pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))]
+    pipeline_messages = comms[(comms["axis"] == "pp") & comms["kind"].isin(P2P)]
     kinds_and_directions = (
         frozenset(zip(pipeline_messages["kind"], pipeline_messages["direction"], strict=True))
         if (pipeline_messages["direction"] != "").all()

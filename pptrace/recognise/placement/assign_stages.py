@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.errors import ScheduleError
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.open_stages import chunk_of_open_stage, open_stage
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
@@ -85,7 +87,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
     instead (:mod:`pptrace.recognise.messages.comms_from_calls`).
     """
     inferred = set(ops.loc[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS), "rank"].tolist())
-    is_message = (comms["axis"] == "pp") & comms["kind"].isin(("send", "recv"))
+    is_message = (comms["axis"] == "pp") & comms["kind"].isin(P2P)
     with_messages = set(comms.loc[is_message, "rank"].tolist())
     incomplete = [
         p
@@ -98,7 +100,7 @@ def _without_incomplete_pipelines(ops: pd.DataFrame, comms: pd.DataFrame, mesh: 
 def _why_unknown(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, lacking: pd.Series[bool]) -> str:
     """A warning where ops lie between messages to unknown ranks; "" otherwise."""
     ranks = sorted(set(ops.loc[lacking, "rank"].tolist()))
-    is_p2p = comms["kind"].isin(("send", "recv")) & (comms["axis"] == "pp")
+    is_p2p = comms["kind"].isin(P2P) & (comms["axis"] == "pp")
     sends = bool((ops.loc[lacking, "source"] == "inferred").any()) or bool(is_p2p.any())
     if not sends or not (mesh.is_open or is_truncated(ops, mesh) or (len(ranks) == 1 and (mesh.pp or 1) == 1)):
         return ""
@@ -141,8 +143,9 @@ def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
 
 def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
     """The mesh without a pipeline: sizes of 1 that were only assumed become unknown."""
-    tp, cp, dp = (None if size == 1 else size for size in (mesh.tp, mesh.cp, mesh.dp))
-    return replace(mesh, pp=None, vpp=None, tp=tp, cp=cp, dp=dp, ep=None, pipelines=(), in_order=False)
+    sizes: dict[str, int | None] = dict.fromkeys(SHARING)
+    sizes |= {axis: None if (size := mesh.size_of(axis)) == 1 else size for axis in WITHIN_STAGE}
+    return replace(mesh.with_sizes(sizes), pp=None, vpp=None, pipelines=(), in_order=False)
 
 
 _NEGATIVE = re.compile(r"-\d+(?=[FBI])")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from pptrace.axes import SIZED
 from pptrace.model.mesh import MeshInfo
 from pptrace.recognise.schedule.match_by_kinds import match_by_kinds
 from pptrace.recognise.schedule.measured_steps import kinds_by_pp_rank
@@ -49,7 +50,7 @@ def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, t
         f"trace run their ops, with the pipeline as the {'slowest' if layout_chosen.is_slowest else 'fastest'} axis of the ranks"
     )
     split = replace(mesh, pp=layout_chosen.pp, pipelines=pipelines, in_order=False)
-    return replace(split, tp=one_replica, cp=one_replica, dp=one_replica, ep=one_replica), (note,)
+    return split.with_sizes(dict.fromkeys(SIZED, one_replica)), (note,)
 
 
 def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:

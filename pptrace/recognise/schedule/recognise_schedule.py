@@ -12,6 +12,7 @@ from pptrace.errors import ScheduleError
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import PlanSource, ScheduleInfo
 from pptrace.model.tables import COMPUTE_KINDS, Int64
+from pptrace.model.wording import listed
 from pptrace.recognise.schedule.closest_match import MIN_SHARE, ClosestSchedule, closest_schedule
 from pptrace.recognise.schedule.exact_match import match_registry
 from pptrace.recognise.schedule.measured_steps import MeasuredStep, measured_steps, most_complete
@@ -56,7 +57,7 @@ def recognise_schedule(
     evaluated = sorted({step.step for step in measured} - {step.step for step in training})
     if not evaluated:
         return schedule
-    line = f"step {_listed(evaluated)} has forwards only, as in evaluation: not compared with the schedule"
+    line = f"step {listed(sorted(set(evaluated)))} has forwards only, as in evaluation: not compared with the schedule"
     return replace(schedule, warnings=(*schedule.warnings, line))
 
 
@@ -99,10 +100,12 @@ def compare_with_plan(
     with_plan = [step for step, step_plan in plan_by_step.items() if step_plan is not None]
     without_plan = [step for step, step_plan in plan_by_step.items() if step_plan is None]
     if with_plan:
-        line = f"step {_listed(with_plan)} has another number of microbatches: compared with {plan.name} of that number"
+        numbers = listed(sorted(with_plan))
+        line = f"step {numbers} has another number of microbatches: compared with {plan.name} of that number"
         info = replace(info, warnings=(*info.warnings, line))
     if without_plan:
-        line = f"step {_listed(without_plan)} has another number of microbatches, for which {plan.name} has no plan: not compared"
+        numbers = listed(sorted(without_plan))
+        line = f"step {numbers} has another number of microbatches, for which {plan.name} has no plan: not compared"
         info = replace(info, warnings=(*info.warnings, line))
     return info
 
@@ -149,7 +152,8 @@ def _differences(
             by_line.setdefault(line, []).append(step.step)
     every = {step.step for step in measured}
     return tuple(
-        line if set(steps) == every else f"{line} (in step {_listed(steps)})" for line, steps in by_line.items()
+        line if set(steps) == every else f"{line} (in step {listed(sorted(set(steps)))})"
+        for line, steps in by_line.items()
     )
 
 
@@ -178,10 +182,6 @@ def _differences_of_step(plan: Plan, step: MeasuredStep, wanted: Sequence[tuple[
             )
         elif len(actual) > len(planned):
             yield f"rank {rank}: {len(actual)} ops where {plan.name} has {len(planned)}"
-
-
-def _listed(steps: Sequence[int]) -> str:
-    return ", ".join(str(step) for step in sorted(set(steps)))
 
 
 def _shape(rows: list[list[str]] | None, measured: Sequence[MeasuredStep]) -> tuple[int, int, int]:

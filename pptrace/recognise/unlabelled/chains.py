@@ -7,6 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
+from pptrace.model.wording import listed
 from pptrace.recognise.unlabelled.match_chain import match_chain
 from pptrace.recognise.unlabelled.pipeline_match import PipelineMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError
@@ -34,7 +35,7 @@ def match_pipeline(evidence: Mapping[int, Evidence], order: Sequence[int]) -> Pi
     if not matches and not named and 2 < len(order) <= MOST_PERMUTED:
         matches = list(_in_any_order(first))
     if len(matches) > 1:
-        raise MismatchError(f"ranks {_listed(order)} may be a pipeline in {len(matches)} orders")
+        raise MismatchError(f"ranks {listed(order)} may be a pipeline in {len(matches)} orders")
     if not matches:
         raise problems[0]
     return matches[0]
@@ -70,19 +71,15 @@ def chains_by_peers(evidence: Mapping[int, Evidence]) -> list[tuple[int, ...]]:
         if not chain_ends:
             rank = min(remaining)
             raise MismatchError(
-                f"the messages of rank {rank} and its peers {_listed(sorted(peers[rank]))} form no chain"
+                f"the messages of rank {rank} and its peers {listed(sorted(peers[rank]))} form no chain"
             )
         chain = [chain_ends[0]]
         while following := peers[chain[-1]] - set(chain):
             if len(peers[chain[-1]]) > 2 or len(following) > 1:
                 raise MismatchError(
-                    f"rank {chain[-1]} exchanges messages with ranks {_listed(sorted(peers[chain[-1]]))}: no chain"
+                    f"rank {chain[-1]} exchanges messages with ranks {listed(sorted(peers[chain[-1]]))}: no chain"
                 )
             chain.append(following.pop())
         chains.append(tuple(chain))
         remaining -= set(chain)
     return chains
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.model.tables import What
+from pptrace.model.wording import counted
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.match_lone_rank import LoneMatch, UnknownStepEndsError, has_numbers, match_alone
 from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
@@ -105,7 +106,3 @@ def num_operators_outside_ops(recognised: RecognisedRank, match: RankMatch) -> i
     """The operators of a rank's thread that are of no forward."""
     total = int((recognised.host["what"] == What.OPERATOR.value).sum())
     return total - int((match.forwards.high - match.forwards.low).sum())
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

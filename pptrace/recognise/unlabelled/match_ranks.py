@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.wording import counted, listed
 from pptrace.recognise.groups.axes import Groups
 from pptrace.recognise.groups.topology import GROUP_COLUMNS, global_peer, key_of
 from pptrace.recognise.ops.from_marks import warnings_of_marks
 from pptrace.recognise.recognised_rank import RecognisedRank
 from pptrace.recognise.unlabelled.chains import chains_by_peers, match_pipeline
-from pptrace.recognise.unlabelled.lone_ranks import JointMatch, counted, match_each_alone, num_operators_outside_ops
+from pptrace.recognise.unlabelled.lone_ranks import JointMatch, match_each_alone, num_operators_outside_ops
 from pptrace.recognise.unlabelled.match_tables import Assignment, steps_of_units, with_match
 from pptrace.recognise.unlabelled.pipeline_match import MessageKind, PipelineMatch
 from pptrace.recognise.unlabelled.rank_order import Evidence, MismatchError, evidence_of
@@ -66,9 +68,7 @@ _WITH_PREVIOUS: tuple[MessageKind, ...] = (("F", "recv"), ("B", "send"))
 def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
     """A warning where one rank's messages between operators could not be matched."""
     with_messages = [
-        recognised
-        for recognised in ranks
-        if len(recognised.host) and recognised.calls["kind"].isin(("send", "recv")).any()
+        recognised for recognised in ranks if len(recognised.host) and recognised.calls["kind"].isin(P2P).any()
     ]
     if len(with_messages) != 1 or any(recognised.ops["kind"].isin(COMPUTE_KINDS).any() for recognised in ranks):
         return ()
@@ -173,7 +173,7 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) ->
         microbatches = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         num_outside = sum(num_operators_outside_ops(by_rank[rank_match.rank], rank_match) for rank_match in match.ranks)
         yield (
-            f"ranks {_listed(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
+            f"ranks {_range_of(match.chain)}: {counted(len(match.units), 'step')} of {match.plan.name} with {microbatches} "
             "microbatches explain all messages between them and all that autograd's engine ran; "
             f"{counted(num_outside, 'operator')} of their threads belong to no op"
         )
@@ -187,9 +187,5 @@ def _notes(matches: Sequence[PipelineMatch], ranks: Sequence[RecognisedRank]) ->
         yield "no label names the stages: ascending order of ranks is assumed"
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return (
-        f"{ranks[0]} to {ranks[-1]}"
-        if list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-        else ", ".join(map(str, ranks))
-    )
+def _range_of(ranks: Sequence[int]) -> str:
+    return f"{ranks[0]} to {ranks[-1]}" if list(ranks) == list(range(ranks[0], ranks[-1] + 1)) else listed(ranks)

@@ -22,9 +22,7 @@ def steps_table(report: Report, typical: StepReport, amount: Amount) -> ReportTa
         steps, labels = _distribution(steps, typical)
         notes.append(f"{len(report.steps)} steps: {_spread(report.steps)}; --all lists them")
     if typical.has_pipeline:
-        notes.append(
-            "ratio = bubble / compute, share = bubble / step; ideal: this plan with F = I = W and free messages"
-        )
+        notes.append("ratio = bubble / compute, share = bubble / step; ideal: F = I = W, free messages")
         columns = ("step", "span ms", "bubble ratio", "ideal", "bubble share", "ideal ", "")
         rows = [(*_pipeline_step(step), labels.get(id(step), "")) for step in steps]
         return ReportTable("steps", "Steps", columns, tuple(rows), tuple(notes), leave_out=(5, 3, 2))

@@ -10,10 +10,10 @@ from pptrace.report import units
 from pptrace.report.tables.table import Amount, Bar, ReportTable
 
 WATERFALL = {
-    "compute": "the ops themselves, spread evenly over the ranks",
+    "compute": "the ops, spread evenly over ranks",
     "structural": "fill and drain of the schedule",
     "imbalance": "stages that cost more than others",
-    "jitter": "ops that cost more than their stage's mean",
+    "jitter": "ops above their stage's mean cost",
     "communication": "transfers that nothing hides",
     "host": "launching, where the trace shows it",
     "unexplained": "the rest",

@@ -22,7 +22,7 @@ from pptrace.schedule.messages import peer_of
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
-from tests.ingest.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
+from tests.ingest.otlp.otlp_files import Span, document, megatron_spans, printed, resource, step_begins, write_lines
 from tests.roundtrip.styles import groups_of
 from tests.support.synthetic import PaperRun, run_on_paper
 

@@ -10,7 +10,7 @@ from pptrace.model.tables import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.messages.match import has_posting_time_only
 from pptrace.workflow.analyse import analyse
-from tests.recognise.calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
+from tests.recognise.kineto_calls import ALL_REDUCE, ARGS, MAIN_THREAD, Rank
 from tests.support.synthetic import START
 
 WORKERS = (501, 502)

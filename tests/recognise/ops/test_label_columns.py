@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pptrace.model.device import DeviceWork
@@ -108,6 +108,7 @@ def weights_one_by_one(names: Sequence[str]) -> list[int]:
         st.tuples(st.integers(0, 20), st.sampled_from(["W0.0.0", "W1.0.0", "W4.0.0"])), unique_by=lambda row: row[1]
     ),
 )
+@example(["B"] * 3 + ["weight chunk"] * 4, [])
 def test_weight_gradients_without_microbatch_are_those_of_backwards(
     names: list[str], more: list[tuple[int, str]]
 ) -> None:

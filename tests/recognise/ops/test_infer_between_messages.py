@@ -13,7 +13,7 @@ from pptrace.recognise.ops.infer_between_messages import ops_between_messages
 from pptrace.recognise.ops.label_columns import Range, Ranges
 from pptrace.workflow.analyse import Analysis, analyse
 from tests.ingest.nsight_files import MIDDLE, Process, Report, write_report
-from tests.recognise.megatron_host import GLUE, Done, Rank, interleaved, one_f_one_b, run
+from tests.recognise.ops.megatron_host import GLUE, Done, Rank, interleaved, one_f_one_b, run
 
 
 def analysed(ranks: Sequence[Rank], path: Path) -> Analysis:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pptrace.axes import MESH_ORDER
 from pptrace.model.tables import Category
 from pptrace.recognise.calls.find_calls import find_calls
 from pptrace.recognise.groups.axes import Groups, configured_groups, find_groups
@@ -17,7 +18,7 @@ from pptrace.recognise.groups.topology import ranks_of
 from pptrace.recognise.messages.comms_from_calls import CALL_COMMS
 from pptrace.recognise.messages.match import match_calls, warn_unmatched
 from pptrace.recognise.run import recognise
-from tests.recognise.calls import (
+from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -29,7 +30,7 @@ from tests.recognise.calls import (
     Rank,
 )
 
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "process_group_descriptions.json"
+REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "process_group_descriptions.json"
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 NAMED = {
     "EMBED": "embd",
@@ -126,7 +127,7 @@ def test_axes_come_from_descriptions_or_from_the_use_of_groups(described: bool) 
     assert by_ranks[(0, 1)] == by_ranks[(6, 7)] == "tp"
     assert by_ranks[(0, 2)] == by_ranks[(5, 7)] == "dp"
     assert by_ranks[(0, 4)] == by_ranks[(3, 7)] == "pp"
-    assert dict(groups.sizes) == {"tp": 2, "dp": 2, "pp": 2, "cp": 1}
+    assert dict(groups.sizes) == {**dict.fromkeys(MESH_ORDER, 1), "tp": 2, "dp": 2, "pp": 2}
     assert groups.pipelines == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert bool(groups.evidence) == (not described)
 
@@ -243,7 +244,7 @@ def test_messages_of_the_default_group_go_along_the_pipelines_own_group_though_f
     present: Sequence[int],
 ) -> None:
     groups = groups_of([deepspeed(rank) for rank in present])
-    assert dict(groups.sizes) == {"pp": 4, "dp": 2, "tp": 1, "cp": 1}
+    assert dict(groups.sizes) == {**dict.fromkeys(MESH_ORDER, 1), "pp": 4, "dp": 2}
     assert set(groups.pipelines) == {tuple(range(rank % 2, 8, 2)) for rank in present}
 
 

@@ -16,7 +16,7 @@ from pptrace.ingest.nccl_inspector.reader import read_nccl_inspector
 from pptrace.model.tables import InputFormat
 from pptrace.report.to_json import dump, report_object
 from pptrace.workflow.load import load
-from tests.ingest.inspector_files import START_US, Call, Comm, line, write_process, write_run
+from tests.ingest.nccl_inspector.inspector_files import START_US, Call, Comm, line, write_process, write_run
 
 WORLD = Comm("0xabc", (0, 1, 2, 3))
 TENSOR = [Comm("0x1e0", (0, 1), "TENSOR_MODEL_PARALLEL_GROUP"), Comm("0x1e1", (2, 3), "TENSOR_MODEL_PARALLEL_GROUP")]

@@ -30,7 +30,7 @@ from pptrace.workflow.rank_store import RankStore, pack, recognise_trace, unpack
 from tests.ingest import nsight_files
 from tests.support.synthetic import START, Event
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 Op = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
 SECRET = "hunter2-do-not-tell"

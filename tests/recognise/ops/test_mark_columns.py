@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pptrace.marks import (
@@ -137,6 +137,7 @@ def test_all_marks_but_spans_get_one_name_and_all_else_keeps_its_own(listed: lis
 
 @settings(max_examples=40)
 @given(names)
+@example([f"pp1:2F3 chunk=0 phase=steady step={end}" for end in ("7", "07", "7, seq = 1", "7, seq = 2", "8")])
 def test_ops_transfers_and_waits_are_equal_where_their_marks_are(listed: list[str]) -> None:
     result, _ = split(listed)
     read = [mark for mark in map(parse_mark, listed) if mark is not None and not isinstance(mark, UnknownMark)]

@@ -13,7 +13,7 @@ from pptrace.recognise.device.work import device_work
 from pptrace.recognise.run import recognise
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
-from tests.recognise.calls import (
+from tests.recognise.kineto_calls import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -30,7 +30,7 @@ from pptrace.simulator import Simulation, simulate, uniform
 from pptrace.workflow.analyse import Analysis
 from pptrace.workflow.load import load
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Columns = dict[str, list[Any]]
 
 

@@ -10,7 +10,7 @@ import pytest
 from pptrace.recognise.labels import LabelledAction, read_label
 from pptrace.schedule.actions import Kind
 
-REFERENCE = Path(__file__).resolve().parents[2].parent / "shared" / "reference" / "framework_labels.json"
+REFERENCE = Path(__file__).resolve().parents[3].parent / "shared" / "reference" / "framework_labels.json"
 P2P = "megatron.core.pipeline_parallel.p2p_communication."
 
 

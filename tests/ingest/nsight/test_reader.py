@@ -26,6 +26,7 @@ from pptrace.model.tables import Category, InputFormat, Trace
 from pptrace.recognise.device.work import breakdown, device_work
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.ingest.nsight.nsight_oracle import device_times
 from tests.ingest.nsight_files import (
     EARLY,
     GENERATIONS,
@@ -37,7 +38,6 @@ from tests.ingest.nsight_files import (
     Report,
     write_report,
 )
-from tests.ingest.nsight_oracle import device_times
 from tests.support.synthetic import AUTOGRAD_THREAD, MAIN_THREAD, START, Event, record
 
 generations = pytest.mark.parametrize("generation", GENERATIONS, ids=lambda item: item.version)

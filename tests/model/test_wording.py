@@ -1,0 +1,29 @@
+"""Numbers and lists in sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.model.wording import counted, listed
+
+
+@pytest.mark.parametrize(
+    ("items", "most", "count", "text"),
+    [
+        ([0, 3], None, None, "0, 3"),
+        ([0, 3, 5], 3, None, "0, 3, 5"),
+        ([0, 3, 5, 7], 3, None, "0, 3, 5 and 1 more"),
+        ([0, 3, 5], 3, 1000, "0, 3, 5 and 997 more"),
+        ("ab", 1, None, "a and 1 more"),
+        ([], 3, None, ""),
+    ],
+)
+def test_a_list_names_the_first_and_counts_the_rest(
+    items: list[object], most: int | None, count: int | None, text: str
+) -> None:
+    assert listed(items, most, count=count) == text
+
+
+def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert counted(3, "microbatch", "microbatches") == "3 microbatches"
