@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -226,6 +226,11 @@ class RankStep:
     ideal: RankIdeal | None = None
 
 
+_CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
+_RARE = ("straggler", "host")
+"""Causes that are left out where a step has none of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared.
@@ -244,6 +249,21 @@ class StepReport:
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
+
+    @property
+    def span_parts(self) -> dict[str, int] | None:
+        """What the span is made of, ns: the compute spread evenly, and each cause at all its places; None where it is not known.
+
+        Where causes are not known the parts are those of the waterfall.
+        """
+        if self.causes is None or self.ideal_ns is None or self.span_ns is None:
+            waterfall = self.bubble.waterfall_ns
+            return None if waterfall is None else {name: ns for name, ns in asdict(waterfall).items() if ns is not None}
+        named = {cause.cause for cause in self.causes}
+        parts = {"compute": self.ideal_ns} | {name: 0 for name in _CAUSES if name in named or name not in _RARE}
+        for cause in self.causes:
+            parts[cause.cause] += cause.ns
+        return parts
 
     @property
     def has_pipeline(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -37,7 +36,7 @@ def _verdict(report: Report) -> str:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
-    if parts := _parts_of(step):
+    if parts := step.span_parts:
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
         return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
@@ -54,16 +53,6 @@ def _verdict(report: Report) -> str:
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
     shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
     return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
-
-
-def _parts_of(step: StepReport) -> dict[str, int]:
-    """What a step's span is made of: its compute spread evenly, and each cause at all its places; {} where that is not known."""
-    if step.causes is None or step.ideal_ns is None:
-        return {}
-    parts = Counter({"compute": step.ideal_ns})
-    for cause in step.causes:
-        parts[cause.cause] += cause.ns
-    return dict(parts)
 
 
 def _length(report: Report, span_ns: int) -> str:
@@ -104,7 +93,7 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
 
     A cause is that of this step, as the shares before it are; anything else a mean over the steps.
     """
-    parts = _parts_of(step)
+    parts = step.span_parts or {}
     gains: list[tuple[int, str]] = []
     for finding in findings:
         cause = str(finding.evidence.get("cause"))
