@@ -178,3 +178,14 @@ def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 _LARGEST_CODE = 2**62
+
+
+def group_sums(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int) -> npt.NDArray[np.int64]:
+    """The sums of the columns of each group, shape (rows, groups)."""
+    sums = np.zeros((values.shape[0], num_groups), dtype=np.int64)
+    order = np.argsort(group, kind="stable")
+    first = np.searchsorted(group[order], np.arange(num_groups))
+    present = np.flatnonzero(np.bincount(group, minlength=num_groups))
+    if len(present):
+        sums[:, present] = np.add.reduceat(values[:, order], first[present], axis=1)
+    return sums

@@ -90,10 +90,10 @@ def _bars(step: StepReport) -> Node:
 
 
 def _waterfall(step: StepReport) -> Node:
-    if step.bubble.waterfall_ns is None:
+    if step.span_parts is None:
         reason = "Not known for this step: the trace lacks ops of the plan, or there is no plan to compare with."
         return panel("Where the step went", html.P(reason, className="empty", id="waterfall"))
-    note = "the plan replayed with more and more of the measured costs"
+    note = "the plan replayed with every combination of the measured causes"
     return panel("Where the step went", still_picture(waterfall(step), "waterfall"), note=note)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -90,6 +90,44 @@ class Bubble:
     ideal_ratio: float | None
     ideal_share: float | None
     waterfall_ns: Waterfall | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A part of a step beyond its compute spread evenly; ``where`` names a stage, rank, kind or axis, or nothing."""
+
+    cause: str
+    where: Mapping[str, int | str]
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The chain of ops, transfers and idle times that ends with a step's last op. ``parts`` by kind sum to the span."""
+
+    span_ns: int
+    parts: Mapping[str, int]
+    by_stage: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedOp:
+    rank: int
+    kind: str
+    stage: int
+    microbatch: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The bubble of all ranks by what caused it; each mapping sums to the total. ``ops`` are those with the largest charges."""
+
+    total_ns: int
+    by_rank: Mapping[int, int]
+    by_stage: Mapping[int, int]
+    by_kind: Mapping[str, int]
+    ops: tuple[BlamedOp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +226,18 @@ class RankStep:
     ideal: RankIdeal | None = None
 
 
+_CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
+_RARE = ("straggler", "host")
+"""Causes that are left out where a step has none of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared."""
+    """``span_ns`` is None, and so is the bubble, where the ranks' times could not be compared.
+
+    ``causes`` sum to the span minus ``ideal_ns``, the usual compute spread evenly over the ranks. They and the critical path
+    are None where an op of the plan is not in the trace, ``blame`` where a rank's bubble is not known.
+    """
 
     step: int
     start_ns: int
@@ -198,6 +245,25 @@ class StepReport:
     span_ns: int | None
     bubble: Bubble
     ranks: tuple[RankStep, ...]
+    ideal_ns: int | None = None
+    causes: tuple[Cause, ...] | None = None
+    critical_path: CriticalPath | None = None
+    blame: Blame | None = None
+
+    @property
+    def span_parts(self) -> dict[str, int] | None:
+        """What the span is made of, ns: the compute spread evenly, and each cause at all its places; None where it is not known.
+
+        Where causes are not known the parts are those of the waterfall.
+        """
+        if self.causes is None or self.ideal_ns is None or self.span_ns is None:
+            waterfall = self.bubble.waterfall_ns
+            return None if waterfall is None else {name: ns for name, ns in asdict(waterfall).items() if ns is not None}
+        named = {cause.cause for cause in self.causes}
+        parts = {"compute": self.ideal_ns} | {name: 0 for name in _CAUSES if name in named or name not in _RARE}
+        for cause in self.causes:
+            parts[cause.cause] += cause.ns
+        return parts
 
     @property
     def has_pipeline(self) -> bool:
@@ -253,13 +319,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known."""
+    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known.
+
+    ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary.
+    """
 
     severity: Severity
     title: str
     detail: str
     gain_ns: int | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    gain_low_ns: int | None = None
+    gain_high_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import waterfalls_of_windows
+from pptrace.analysis.explain.explain import Explanation, explain_steps
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
-from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport, Waterfall
+from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
@@ -67,11 +67,16 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """Steps of one plan that are attributed together: which they are of the run's, and the longest window of each."""
+    """Steps of one plan that are explained together: which they are of the run's, and the windows of each."""
 
     plan: Plan
     indices: tuple[int, ...]
-    windows: tuple[StepWindow, ...]
+    steps: tuple[tuple[StepWindow, ...], ...]
+
+    @property
+    def windows(self) -> list[StepWindow]:
+        """The windows of all steps, one step after the other."""
+        return [window for of_step in self.steps for window in of_step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,10 @@ class StepParts:
     def joined(
         self,
         ranks: Mapping[int, Sequence[RankStep]],
-        waterfalls: Sequence[Sequence[Waterfall | None]],
+        explanations: Sequence[Sequence[Explanation]],
         mesh: MeshInfo,
     ) -> tuple[StepReport, ...]:
-        """The steps, from the reports of each rank and from the waterfalls of each plan's steps.
+        """The steps, from the reports of each rank and the explanations of each plan's steps.
 
         Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
         """
@@ -117,11 +122,11 @@ class StepParts:
             for rank, part in self.of_rank.items()
             for step, report in zip(part.windows.steps.tolist(), ranks[rank], strict=True)
         }
-        of_step: dict[int, Waterfall | None] = {}
-        for part, attributed in zip(self.of_plan, waterfalls, strict=True):
-            of_step |= zip(part.indices, attributed, strict=True)
+        of_step: dict[int, Explanation] = {}
+        for part, explained in zip(self.of_plan, explanations, strict=True):
+            of_step |= zip(part.indices, explained, strict=True)
         return tuple(
-            _report_step(step, reports, self.are_comparable[index], of_step.get(index), mesh)
+            _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
 
@@ -130,8 +135,8 @@ def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo)
     """Each step over all its pipelines."""
     parts = StepParts.of(steps, data, mesh)
     ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}
-    waterfalls = [waterfalls_of_windows(part.plan.table, part.windows, data) for part in parts.of_plan]
-    return parts.joined(ranks, waterfalls, mesh)
+    explanations = [explain_steps(part.plan.table, part.steps, data) for part in parts.of_plan]
+    return parts.joined(ranks, explanations, mesh)
 
 
 def _longest(step: PlannedStep) -> StepWindow:
@@ -148,7 +153,7 @@ def _plan_parts(steps: Sequence[PlannedStep], are_comparable: Sequence[bool]) ->
     for indices in of_plan.values():
         plan = steps[indices[0]].plan
         assert plan is not None
-        parts.append(PlanPart(plan, tuple(indices), tuple(_longest(steps[index]) for index in indices)))
+        parts.append(PlanPart(plan, tuple(indices), tuple(steps[index].windows for index in indices)))
     return tuple(parts)
 
 
@@ -176,7 +181,7 @@ def _report_step(
     step: PlannedStep,
     rank_steps: Mapping[tuple[int, int], RankStep],
     are_comparable: bool,
-    waterfall: Waterfall | None,
+    explanation: Explanation,
     mesh: MeshInfo,
 ) -> StepReport:
     windows, ideal = step.windows, step.ideal
@@ -196,9 +201,13 @@ def _report_step(
             share=bubble / total_window if complete and total_window else None,
             ideal_ratio=ideal.ratio if ideal else None,
             ideal_share=ideal.share if ideal else None,
-            waterfall_ns=waterfall,
+            waterfall_ns=explanation.waterfall,
         ),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+        ideal_ns=explanation.ideal_ns,
+        causes=explanation.causes,
+        critical_path=explanation.critical_path,
+        blame=explanation.blame if complete else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from pptrace.analysis.result import Finding, RankDevice, Report, Severity, StepReport
 
@@ -13,6 +13,7 @@ _NAMES = {
     "compute": "compute",
     "structural": "the fill and drain of {schedule}",
     "imbalance": "stages of unequal cost",
+    "straggler": "a rank slower than its replicas",
     "jitter": "ops that vary",
     "communication": "exposed communication",
     "host": "launching",
@@ -35,8 +36,7 @@ def _verdict(report: Report) -> str:
         number = "1 step was" if len(steps) == 1 else f"{len(steps)} steps were"
         return f"{number} recognised; how long is not known, because the ranks' clocks cannot be compared."
     length = _length(report, step.span_ns)
-    if step.bubble.waterfall_ns is not None:
-        parts = {name: value or 0 for name, value in asdict(step.bubble.waterfall_ns).items()}
+    if parts := step.span_parts:
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
         return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
     ranks = step.ranks
@@ -91,16 +91,17 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
     """What the largest finding to act on would give back: not the schedule itself, nor what nothing explains.
 
-    A part of the waterfall is that of this step, as the shares before it are; anything else a mean over the steps.
+    A cause is that of this step, as the shares before it are; anything else a mean over the steps.
     """
-    of_step = {} if step.bubble.waterfall_ns is None else asdict(step.bubble.waterfall_ns)
+    parts = step.span_parts or {}
     gains: list[tuple[int, str]] = []
     for finding in findings:
-        part = str(finding.evidence.get("waterfall"))
-        if finding.severity is Severity.INFO or part == "unexplained":
+        cause = str(finding.evidence.get("cause"))
+        if finding.severity is Severity.INFO or cause == "unexplained":
             continue
-        if part in of_step:
-            gains.append((of_step[part] or 0, f"of {_NAMES[part]}"))
+        if cause in parts:
+            where = "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
+            gains.append((parts[cause], f"of {_NAMES[cause]}{where}"))
         else:
             average = " on average" if num_steps > 1 else ""
             gains.append((finding.gain_ns or 0, f"{average} of {finding.title}".strip()))

@@ -51,6 +51,7 @@ PART_COLOURS: Mapping[str, str] = {
     "compute": COMPUTE,
     "structural": "#8D97A5",
     "imbalance": "#E69F00",
+    "straggler": "#CC79A7",
     "jitter": "#D55E00",
     "communication": COMMUNICATION,
     "host": "#56708F",

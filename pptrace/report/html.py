@@ -128,7 +128,7 @@ def _step(step: StepReport, analysis: Analysis, is_open: bool) -> str:
     has_windows = any(window.step == step.step for window in analysis.windows)
     body = [_figure(step_timeline(analysis, step))] if has_windows else []
     body.append(_figure(overview(step)))
-    if bubble.waterfall_ns is not None:
+    if step.span_parts is not None:
         body.append(_figure(waterfall(step)))
     body += [_report_table(table) for table in tables_of_step(step, Amount.WHOLE) if table.key not in _DRAWN]
     return f"<details{' open' if is_open else ''}>{head}{''.join(body)}</details>"

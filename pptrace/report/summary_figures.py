@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pptrace.analysis.result import RankStep, StepReport, Waterfall
+from pptrace.analysis.result import RankStep, StepReport
 from pptrace.report.colours import BUBBLE, COMMUNICATION, COMPUTE, FONT, GAIN, HOVER_LABEL, IDEAL, OTHER, PART_COLOURS
 from pptrace.report.units import milliseconds, percent
 
@@ -34,6 +34,7 @@ _CAUSES = {
     "compute": ("Ideal compute", "the ops' own time, spread evenly over the ranks"),
     "structural": ("Structural", "fill and drain of the schedule, every op of a kind at the same cost"),
     "imbalance": ("Imbalance", "stages that cost more than others"),
+    "straggler": ("Straggler", "ranks that are slower than their replicas"),
     "jitter": ("Jitter", "ops that take longer or shorter than their stage's mean"),
     "communication": ("Communication", "transfers between stages, and what ops wait for inside themselves (tp, cp)"),
     "host": ("Host", "waiting for the host to launch work"),
@@ -161,7 +162,7 @@ class _Part:
 
 def waterfall(step: StepReport) -> go.Figure:
     """The attribution of a step's span: each part begins where the one above it ends, and the last bar is the whole."""
-    measured = step.bubble.waterfall_ns
+    measured = step.span_parts
     if measured is None or step.span_ns is None:
         return note("Not known: the trace lacks ops of the plan, or there is no plan")
     parts = _waterfall_parts(measured, step.span_ns)
@@ -204,11 +205,11 @@ def waterfall(step: StepReport) -> go.Figure:
     return figure
 
 
-def _waterfall_parts(measured: Waterfall, span_ns: int) -> list[_Part]:
+def _waterfall_parts(measured: Mapping[str, int], span_ns: int) -> list[_Part]:
     parts: list[_Part] = []
     at = 0
     for field, (name, detail) in _CAUSES.items():
-        value = getattr(measured, field)
+        value = measured.get(field)
         if value is None:
             continue
         colour = PART_COLOURS[field] if value >= 0 else GAIN

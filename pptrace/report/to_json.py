@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pptrace.analysis.result import OpSummary, RankStep, Report, StepReport
+from pptrace.analysis.result import Blame, CriticalPath, OpSummary, RankStep, Report, StepReport
 from pptrace.schedule.actions import Action
 from pptrace.schedule.replay import Timed
 from pptrace.simulator import SimulatedRank, Simulation
@@ -50,8 +50,18 @@ def _step(step: StepReport, with_ops: bool) -> dict[str, Any]:
         {name: _plain(getattr(step, name)) for name in _HEAD_OF_STEP}
         | {
             "ranks": [_rank(rank, with_ops) for rank in step.ranks],
+            "critical_path": _sums(step.critical_path, {"parts": "kind", "by_stage": "stage"}),
+            "blame": _sums(step.blame, {"by_rank": "rank", "by_stage": "stage", "by_kind": "kind"}),
         },
     )
+
+
+def _sums(value: CriticalPath | Blame | None, keys: Mapping[str, str]) -> dict[str, Any] | None:
+    """The members of ``value``; sums by a key as a list of objects, for each what its key is called."""
+    if value is None:
+        return None
+    sums = {name: [{key: of, "ns": ns} for of, ns in getattr(value, name).items()] for name, key in keys.items()}
+    return {name: sums[name] if name in sums else _plain(getattr(value, name)) for name in _names_of(type(value))}
 
 
 _HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")

@@ -13,7 +13,7 @@ given, or looks at more of it, is not analysed in this way (:class:`NotSplitErro
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,8 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
-from pptrace.analysis.attribution import RankCosts, ranks_of_windows, waterfalls_of_costs
+from pptrace.analysis.explain.explain import Explanation, explain_ranks
+from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
 from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep
@@ -105,7 +106,7 @@ def analyse_on_workers(
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    steps = parts.joined(_rank_steps(reports, parts, data), _waterfalls(reports, parts), run.mesh)
+    steps = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
@@ -143,18 +144,21 @@ def _rank_steps(reports: Mapping[int, RankReport], parts: StepParts, data: Align
     return steps
 
 
-def _waterfalls(reports: Mapping[int, RankReport], parts: StepParts) -> list[Any]:
-    waterfalls = []
+def _explanations(reports: Mapping[int, RankReport], parts: StepParts) -> list[list[Explanation]]:
+    axes: Counter[str] = Counter()
+    for report in reports.values():
+        axes.update(report.axes_inside_ops)
+    explanations = []
     for index, part in enumerate(parts.of_plan):
-        costs = [_of_plan(reports[rank], index) for rank in ranks_of_windows(part.windows)]
-        waterfalls.append(waterfalls_of_costs(part.plan.table, part.windows, costs))
-    return waterfalls
+        ranks = [_of_plan(reports[rank], index) for rank in ranks_of_windows(part.windows)]
+        explanations.append(explain_ranks(part.plan.table, part.steps, ranks, dict(sorted(axes.items()))))
+    return explanations
 
 
-def _of_plan(report: RankReport, index: int) -> RankCosts:
-    costs = report.costs[index]
-    assert costs is not None
-    return costs
+def _of_plan(report: RankReport, index: int) -> RankTimes:
+    times = report.times[index]
+    assert times is not None
+    return times
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.analysis.attribution import RankCosts
+from pptrace.analysis.explain.explain import axes_inside_ops
+from pptrace.analysis.explain.step_times import RankTimes
 from pptrace.analysis.notes import count_nested
 from pptrace.analysis.rank_steps import report_rank_steps
 from pptrace.analysis.result import RankDevice, RankStep
@@ -157,13 +158,15 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What goes to the program of a rank: its steps, without ops; the costs of the actions of each plan, None where it is in no
-    window of that plan; and (messages, collectives) without a group or peer.
+    """What goes to the program of a rank: its steps, without ops; what it measured of the actions of each plan (``times``), None
+    where it is in no window of that plan; how long each axis communicated inside its ops, ns; and (messages, collectives)
+    without a group or peer.
     """
 
     steps: list[RankStep]
     device: RankDevice
-    costs: tuple[RankCosts | None, ...]
+    times: tuple[RankTimes | None, ...]
+    axes_inside_ops: Mapping[str, int]
     unknown: tuple[int, int]
 
 
@@ -215,7 +218,8 @@ def report_of_group(
         number: RankReport(
             _steps_of_rank(of_rank[number], data, run.mesh) if number in of_rank else [],
             device_of_rank(number, rank.work, own.get(number, none)),
-            tuple(_costs(plan, number, data) for plan in run.plans),
+            tuple(_times(plan, number, data) for plan in run.plans),
+            axes_inside_ops(data.rows.of_rank(number).comms),
             unknown.get(number, (0, 0)),
         )
         for number, rank in ranks.items()
@@ -236,9 +240,9 @@ def _steps_of_rank(part: RankPart, data: AlignedRun, mesh: MeshInfo) -> list[Ran
     return [replace(step, ops=()) for step in report_rank_steps(part.windows, data, part.ideals, mesh)]
 
 
-def _costs(plan: PlanPart, number: int, data: AlignedRun) -> RankCosts | None:
+def _times(plan: PlanPart, number: int, data: AlignedRun) -> RankTimes | None:
     is_in_plan = any(number in window.ranks for window in plan.windows)
-    return RankCosts.of(plan.plan.table, plan.windows, number, data) if is_in_plan else None
+    return RankTimes.of(plan.plan.table, plan.windows, number, data) if is_in_plan else None
 
 
 def _unknown_by_rank(comms: pd.DataFrame) -> dict[int, tuple[int, int]]:

@@ -208,7 +208,7 @@ def test_an_injected_cause_is_the_one_that_is_named(
     assert max(causes, key=lambda name: causes[name]) == cause
     assert causes[cause] > 0.1 * step.span_ns
     assert [name for name in causes if causes[name] and name != cause] == []
-    named = [finding for finding in report.findings if finding.evidence.get("waterfall") == cause]
+    named = [finding for finding in report.findings if finding.evidence.get("cause") == cause]
     assert len(named) == 1
     assert named[0].gain_ns == causes[cause]
     assert named[0].title.startswith(f"{cause.capitalize()}: {causes[cause] / step.span_ns:.1%} of the step goes to ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from pptrace.analysis.communication import summarise_steps, total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.result import (
     Bubble,
+    Cause,
     CommSummary,
     CommTotal,
     RankStep,
@@ -198,14 +201,22 @@ def test_a_marked_step_is_the_hull_of_its_ranges_with_the_time_of_the_others() -
 SCHEDULE = ScheduleSummary("1f1b", 8, 4, 1, "metadata", ())
 
 
-def step_with(fall: Waterfall | None, span: int = 1000) -> StepReport:
-    return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), ())
+def causes_of(fall: Waterfall | None) -> tuple[Cause, ...] | None:
+    """The parts of a waterfall as causes, at no place."""
+    if fall is None:
+        return None
+    return tuple(Cause(name, {}, ns) for name, ns in asdict(fall).items() if name != "compute" and ns is not None)
+
+
+def step_with(fall: Waterfall | None, span: int = 1000, causes: tuple[Cause, ...] | None = None) -> StepReport:
+    causes = causes or causes_of(fall)
+    return StepReport(0, 0, span, span, Bubble(0.1, 0.1, 0.1, 0.1, fall), (), 600, causes)
 
 
 def test_findings_name_causes_worth_saying_with_the_largest_gain_first() -> None:
     falls = [Waterfall(600, 100, 19, 80, 200, None, 1), Waterfall(600, 120, 19, 60, 180, None, 21)]
     findings = find([step_with(fall) for fall in falls], SCHEDULE)
-    assert [(finding.evidence["waterfall"], finding.gain_ns) for finding in findings] == [
+    assert [(finding.evidence["cause"], finding.gain_ns) for finding in findings] == [
         ("structural", 110),
         ("communication", 190),
         ("jitter", 70),
@@ -231,10 +242,10 @@ def test_causes_are_mentioned_from_two_percent_of_the_step_on_with_their_share()
     """Of 2 × 1,000 ns: exactly 2 % of imbalance, 1.9 % of jitter."""
     falls = [Waterfall(600, 300, 25, 38, 0, None, 0), Waterfall(600, 300, 15, 0, 0, None, 0)]
     structural, imbalance = find([step_with(fall) for fall in falls], SCHEDULE)
-    assert imbalance.evidence == {"waterfall": "imbalance", "share": 0.02}
+    assert imbalance.evidence == {"cause": "imbalance", "where": {}, "share": 0.02}
     assert imbalance.gain_ns == 20
     assert imbalance.title == "Imbalance: 2.0% of the step goes to stages of unequal cost"
-    assert structural.evidence == {"waterfall": "structural", "share": 0.3}
+    assert structural.evidence == {"cause": "structural", "where": {}, "share": 0.3}
     assert structural.title == "Structural: 30.0% of the step is the fill and drain of 1f1b itself"
 
 
@@ -255,10 +266,40 @@ def test_exposed_communication_is_divided_among_its_axes() -> None:
 
     ranks = rank_with(("pp", 20), ("tp", 30), ("dp", 0)), rank_with(("tp", 30), ("ep", None))
     fall = Waterfall(600, 300, 0, 30, 100, None, 0)
-    step = StepReport(0, 0, 1000, 1000, Bubble(0.1, 0.1, 0.1, 0.1, fall), ranks)
+    step = replace(step_with(fall), ranks=ranks)
     _, communication, jitter = find([step], SCHEDULE)
     assert communication.evidence["exposed_by_axis"] == {"tp": 0.75, "pp": 0.25}
     assert communication.detail.startswith("of what is exposed: tp 75%, pp 25%; overlap it")
     assert "exposed_by_axis" not in jitter.evidence
-    none_exposed = StepReport(0, 0, 1000, 1000, Bubble(0.1, 0.1, 0.1, 0.1, fall), (rank_with(("pp", 0)),))
+    none_exposed = replace(step_with(fall), ranks=(rank_with(("pp", 0)),))
     assert "exposed_by_axis" not in find([none_exposed], SCHEDULE)[1].evidence
+
+
+def test_the_place_that_has_most_of_a_cause_is_named_with_what_the_step_would_get_back() -> None:
+    """Rank 27 loses 90 of 120 ns in one step and 60 of 80 in the next; stage 1 has no half of the imbalance."""
+    steps = [
+        step_with(None, causes=(Cause("straggler", {"rank": 27}, 90), Cause("straggler", {"rank": 3}, 30))),
+        step_with(
+            None,
+            causes=(
+                *(Cause("straggler", {"rank": rank}, ns) for rank, ns in ((27, 60), (3, 20))),
+                *(Cause("imbalance", {"stage": stage}, 30) for stage in (1, 2, 3)),
+            ),
+        ),
+    ]
+    straggler, imbalance = find(steps, SCHEDULE)
+    assert straggler.title == "Straggler: 10.0% of the step is lost to rank 27, which is slower than its replicas"
+    assert straggler.evidence == {"cause": "straggler", "where": {"rank": 27}, "share": 0.1}
+    assert (straggler.gain_low_ns, straggler.gain_ns, straggler.gain_high_ns) == (80, 100, 120)
+    assert imbalance.title == "Imbalance: 4.5% of the step goes to stages of unequal cost"
+    assert imbalance.evidence["where"] == {}
+    assert (imbalance.gain_low_ns, imbalance.gain_ns, imbalance.gain_high_ns) == (0, 45, 90)
+
+
+def test_a_gain_over_many_steps_has_the_interval_of_its_mean_and_what_may_be_noise_is_no_finding() -> None:
+    steady = [step_with(None, causes=(Cause("jitter", {"rank": 1}, 100 + step % 2),)) for step in range(40)]
+    (jitter,) = find(steady, SCHEDULE)
+    assert jitter.gain_ns == 100
+    assert (jitter.gain_low_ns, jitter.gain_high_ns) == (100, 101)
+    noise = [step_with(None, causes=(Cause("jitter", {}, 1000 if step == 3 else -20),)) for step in range(40)]
+    assert find(noise, SCHEDULE) == ()

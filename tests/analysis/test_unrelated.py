@@ -78,7 +78,7 @@ def test_of_a_device_that_was_not_recorded_nothing_is_told_by_its_launches(one_h
     assert_nothing_that_compares_ranks(step)
     assert [rank.compute_ns for rank in step.ranks] == [None, None]
     assert {comm.total_ns for rank in step.ranks for comm in rank.comms} == {None}
-    assert {finding.evidence.get("waterfall") for finding in report.findings} <= {None}
+    assert {finding.evidence.get("cause") for finding in report.findings} <= {None}
     (line,) = [line for line in report.warnings if "null" in line and "null in this report" not in line]
     assert line.startswith("no device events, though the run computes on devices (nccl:send 0->1)")
     assert line.endswith("record with activities=[CPU, CUDA]")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from pptrace.analysis.result import (
     Bubble,
+    Cause,
     ClockSummary,
     Finding,
     MeshSizes,
@@ -29,7 +30,9 @@ AN_OP = OpSummary("F", 0, 0, 0, "steady", 0, 9)
 
 
 def step_of(span: int | None, fall: Waterfall | None = None, *ranks: RankStep, ratio: float | None = 0.1) -> StepReport:
-    return StepReport(0, 0, 9, span, Bubble(ratio, ratio, None, None, fall), ranks)
+    causes = () if fall is None else [Cause(name, {}, ns) for name, ns in asdict(fall).items() if name != "compute"]
+    known = (None, None) if fall is None else (fall.compute, tuple(cause for cause in causes if cause.ns is not None))
+    return StepReport(0, 0, 9, span, Bubble(ratio, ratio, None, None, fall), ranks, *known)
 
 
 def rank_of(compute: int | None, exposed: int | None, bubble: int | None, *ops: OpSummary) -> RankStep:
@@ -45,7 +48,7 @@ def verdict_of(*steps: StepReport, findings: tuple[Finding, ...] = (), device: t
 
 
 def finding(name: str, gain_ns: int | None, severity: Severity = Severity.WARNING) -> Finding:
-    return Finding(severity, name.title(), "", gain_ns, {"waterfall": name})
+    return Finding(severity, name.title(), "", gain_ns, {"cause": name})
 
 
 def test_parts_of_two_percent_and_more_are_named_compute_first_and_then_the_largest() -> None:

@@ -40,6 +40,8 @@ SECTIONS = {
     "steps.ranks.ops": "`ops[]`",
     "steps.ranks.ops.parts": "`ops[]`",
     "steps.ranks.device": "`device`",
+    **{f"steps.critical_path.{sums}": "`steps[].critical_path`" for sums in ("parts", "by_stage")},
+    **{f"steps.blame.{sums}": "`steps[].blame`" for sums in ("by_rank", "by_stage", "by_kind", "ops")},
     "device": "`device[]`",
     "device.comms": "`device[]`",
     "hang.edges": "`hang`",
@@ -48,6 +50,7 @@ FREE = {
     "clock.offsets_ns",
     "schedule.candidates.pp_ranks",
     "steps.ranks.spans",
+    "steps.causes.where",
     "marked_steps.spans",
     "findings.evidence",
 }

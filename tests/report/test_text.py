@@ -78,7 +78,7 @@ def test_the_verdict_names_what_costs_most() -> None:
     slow = record(build("1f1b", 2, 8, 1), cost=lambda action: 3000 if action.stage else 1000).traces()
     verdict = analyse(slow).report.verdict
     assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", verdict), verdict
-    assert verdict.endswith("a step of stages of unequal cost.")
+    assert verdict.endswith("a step of stages of unequal cost (stage 1).")
 
 
 def test_the_verdict_of_a_hang_is_the_hang() -> None:

@@ -36,7 +36,7 @@ def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -
         tables.append(bounds_table(step, amount))
     if any(rank.phases for rank in step.ranks):
         tables.append(phases_table(step, amount))
-    if step.bubble.waterfall_ns is not None:
+    if step.span_parts is not None:
         tables.append(waterfall_table(step, amount))
     if any(rank.comms for rank in step.ranks):
         tables.append(comms_table(step, amount))

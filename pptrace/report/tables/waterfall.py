@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from pptrace.analysis.result import StepReport
 from pptrace.report import units
@@ -13,6 +12,7 @@ WATERFALL = {
     "compute": "the ops, spread evenly over ranks",
     "structural": "fill and drain of the schedule",
     "imbalance": "stages that cost more than others",
+    "straggler": "ranks that are slower than their replicas",
     "jitter": "ops above their stage's mean cost",
     "communication": "transfers that nothing hides",
     "host": "launching, where the trace shows it",
@@ -22,23 +22,36 @@ WATERFALL = {
 
 def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
     """The parts of the step's span, which sum to it; whole, against the plan too."""
-    assert step.bubble.waterfall_ns is not None
-    assert step.span_ns is not None  # a waterfall attributes it
-    span = step.span_ns
-    parts = {name: value for name, value in asdict(step.bubble.waterfall_ns).items() if value is not None}
+    assert step.span_parts is not None
+    assert step.span_ns is not None  # they are its parts
+    span, parts = step.span_ns, step.span_parts
     rows = [
         (
             name,
             units.milliseconds(value),
             units.percent(value / span),
             Bar((("compute", abs(value) / span),)),
-            WATERFALL[name],
+            WATERFALL[name] + _places(step, name),
         )
         for name, value in parts.items()
     ]
     notes = (_against_ideal(span, parts),) if amount is Amount.WHOLE else ()
     columns = ("part", "ms", "share", "", " ")
     return ReportTable("waterfall", "Where the step went", columns, tuple(rows), notes)
+
+
+def _places(step: StepReport, name: str) -> str:
+    """Where a cause is, the largest first."""
+    places = [
+        f"{kind} {place} {units.milliseconds(cause.ns)}"
+        for cause in step.causes or ()
+        if cause.cause == name and cause.ns > 0
+        for kind, place in cause.where.items()
+    ]
+    return f": {', '.join(places[:_MOST_PLACES])}{', …' if len(places) > _MOST_PLACES else ''}" if places else ""
+
+
+_MOST_PLACES = 3
 
 
 def _against_ideal(span_ns: int, parts: Mapping[str, int]) -> str:

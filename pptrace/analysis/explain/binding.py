@@ -1,0 +1,85 @@
+"""What each op was waiting for when it started: the op before it on its rank, a message, or a peer that its rank waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.explain.step_times import UNKNOWN, Bool, StepTimes
+from pptrace.model.tables import Int64
+from pptrace.schedule.plan_table import NONE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bindings:
+    """For each op (steps, rows) the last thing that let it start.
+
+    ``row`` is the op whose end it was: the one before it on its rank or, where ``is_message``, one of another rank: the
+    sender of the message that came last, or what a peer was busy with for whom the rank waited. −1 where it is
+    the first of its rank and needs nothing. ``ready`` is when that was over and, of a message, had arrived, never after the
+    op's own start; ns.
+    """
+
+    row: Int64
+    ready: Int64
+    is_message: Bool
+
+
+def bindings_of(times: StepTimes) -> Bindings:
+    """The last of what each op needs: its rank, and the messages that it reads."""
+    table = times.table
+    row = times.before.copy()
+    steps = np.arange(len(row))[:, np.newaxis]
+    ready = np.where(row != NONE, times.end[steps, row], times.begin[:, np.newaxis])
+    is_message = np.zeros(row.shape, dtype=np.bool_)
+    entries = np.flatnonzero(table.dep_is_message & (table.dep >= 0))
+    readers, senders = table.dep_reader[entries], table.dep[entries]
+    nth = np.arange(len(entries)) - np.searchsorted(readers, readers)
+    for number in range(int(nth.max(initial=-1)) + 1):
+        of_number = nth == number
+        reader, sender, message = readers[of_number], senders[of_number], table.dep_message[entries[of_number]]
+        came = _came(times, sender, message)
+        later = came > ready[:, reader]
+        row[:, reader] = np.where(later, sender, row[:, reader])
+        ready[:, reader] = np.where(later, came, ready[:, reader])
+        is_message[:, reader] |= later
+    _bind_to_late_peers(times, row, ready, is_message)
+    return Bindings(row, np.minimum(ready, times.start), is_message)
+
+
+def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
+    """When messages came that their readers waited for; for those that a reader found waiting, the end of the sending op."""
+    sent, arrival = times.end[:, sender], times.arrival[:, message]
+    return np.where((arrival != UNKNOWN) & times.sender_is_last[:, message], np.maximum(arrival, sent), sent)
+
+
+def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: Bool) -> None:
+    """Bind ops whose rank had waited for a peer, with a message of whatever op, to the op that the peer ended before."""
+    waits, table = times.waits, times.table
+    op = np.full(len(waits.step), NONE, dtype=np.int64)
+    busy_with = op.copy()
+    for rank in np.unique(np.concatenate((waits.rank, waits.peer))).tolist():
+        rows = np.arange(*table.rank_ptr[rank : rank + 2])
+        if not len(rows):
+            continue
+        of_rank, of_peer = waits.rank == rank, waits.peer == rank
+        after = _count(times.start[:, rows], waits.step[of_rank], waits.freed[of_rank])
+        op[of_rank] = np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NONE)
+        until = _count(times.end[:, rows], waits.step[of_peer], waits.ready[of_peer] + 1)
+        busy_with[of_peer] = np.where(until > 0, rows[np.maximum(until - 1, 0)], NONE)
+    step, freed = waits.step, waits.freed
+    later = (op != NONE) & (busy_with != NONE)
+    order = np.flatnonzero(later)[np.argsort(freed[later], kind="stable")]
+    order = order[freed[order] > ready[step[order], op[order]]]
+    at = step[order], op[order]  # of several, the last one stands
+    row[at], ready[at], is_message[at] = busy_with[order], freed[order], True
+
+
+def _count(times: Int64, step: Int64, limit: Int64) -> Int64:
+    """How many times of each step (ascending in each row) are before a limit."""
+    low = int(min(times.min(), limit.min(initial=times.min())))
+    extent = int(max(times.max(), limit.max(initial=times.max()))) - low + 2
+    keys = (times - low + np.arange(len(times))[:, np.newaxis] * extent).ravel()
+    counts: Int64 = np.searchsorted(keys, limit - low + step * extent) - step * times.shape[1]
+    return counts

@@ -1,0 +1,187 @@
+"""Blame: every nanosecond of bubble is charged to the op that caused it.
+
+The bubble before an op is walked back along what the op waited for, over all ranks, until the walk returns to the op's own
+rank. What of it the plan would not have, if everything took what is usual (the median of its kind and stage), is charged to
+what took longer than usual, the nearest first; the rest goes to what the walk passed while the bubble lasted: the ops that
+others were still computing, the transfers, and the time in which an op could have run and did not. The bubble after a rank's
+last op is that of the step's last op. Bubble inside an op is the op's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.step_times import Bool, StepTimes
+from pptrace.analysis.explain.walk import walk_back
+from pptrace.model.tables import Int64
+from pptrace.schedule.plan_table import NONE, PlanTable
+from pptrace.schedule.replay_table import replay_table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Charges:
+    """Bubble charged, ns, shape (steps, rows): to ops (``work``), to what they sent (``transfer``), to the idle time before
+    them (``idle``) and to waiting inside them (``inner``).
+    """
+
+    work: Int64
+    transfer: Int64
+    idle: Int64
+    inner: Int64
+
+    @property
+    def total(self) -> Int64:
+        return self.work + self.transfer + self.idle + self.inner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Typical:
+    """What is usual in each step, ns, shape (steps, rows): the median of all ops of the row's kind and stage.
+
+    ``gap`` (steps, rows) and ``tail`` (steps, pp) are the bubbles that the plan has where everything takes what is usual.
+    """
+
+    work: Int64
+    transfer: Int64
+    idle: Int64
+    gap: Int64
+    tail: Int64
+
+
+def typical_of(times: StepTimes, bindings: Bindings) -> Typical:
+    """What is usual, of all ops, messages and pauses of a kind and stage in each step."""
+    table = times.table
+    group = table.stage.astype(np.int64) * 256 + table.kind
+    sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
+    transfer = np.where(bindings.is_message, np.maximum(bindings.ready - sent, 0), 0)
+    parts = (times.durations, transfer, times.start - bindings.ready)
+    work, reading, idle = (_medians(part, group) for part in parts)
+    return Typical(work, reading, idle, *_bubbles_of_plan(table, work, reading))
+
+
+def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64) -> tuple[Int64, Int64]:
+    """(the gap before each row, the tail of each rank): ops take ``work``, messages that a row reads ``reading``."""
+    entries = np.flatnonzero(table.dep_is_message)
+    replay = replay_table(table, work, reading[:, table.dep_reader[entries]])
+    before = np.where(table.position > 0, np.roll(replay.end, 1, axis=1), 0)
+    last = table.rank_ptr[1:] - 1
+    return replay.start - before, replay.end.max(axis=1, keepdims=True) - replay.end[:, last]
+
+
+def _medians(values: Int64, group: Int64) -> Int64:
+    medians = np.empty_like(values)
+    order = np.argsort(group, kind="stable")
+    for columns in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        medians[:, columns] = np.median(values[:, columns], axis=1, keepdims=True).astype(np.int64)
+    return medians
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bubbles:
+    """Bubbles, each before an op or at a rank's end (``is_tail``); ``row`` is the op that was waited for or with."""
+
+    step: Int64
+    row: Int64
+    rank: Int64
+    length: Int64
+    exposed: Int64
+    is_tail: Bool
+
+
+def _bubbles_of(times: StepTimes) -> _Bubbles:
+    """All bubbles between ops and after the last one."""
+    table = times.table
+    step, row = np.nonzero(times.gap_bubble)
+    tail_step, tail_rank = np.nonzero(times.tail_bubble)
+    last = times.end.argmax(axis=1)
+    return _Bubbles(
+        np.concatenate((step, tail_step)),
+        np.concatenate((row, last[tail_step])),
+        np.concatenate((table.rank[row], tail_rank)),
+        np.concatenate((times.gap_bubble[step, row], times.tail_bubble[tail_step, tail_rank])),
+        np.concatenate((times.gap_exposed[step, row], np.zeros(len(tail_step), dtype=np.int64))),
+        np.repeat([False, True], [len(step), len(tail_step)]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A piece of some walks: ``to`` is the matrix that it is charged to, ``excess`` what of it is unusual."""
+
+    walk: Int64
+    to: str
+    step: Int64
+    row: Int64
+    length: Int64
+    excess: Int64
+
+
+def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Charges:
+    """Charge all bubble of some steps; the sum of the charges of a step is the sum of its ranks' bubbles."""
+    work, transfer, idle = (np.zeros_like(times.start) for _ in range(3))
+    charges = Charges(work, transfer, idle, times.inner_bubble.copy())
+    bubbles = _bubbles_of(times)
+    of_plan = np.where(
+        bubbles.is_tail, typical.tail[bubbles.step, bubbles.rank], typical.gap[bubbles.step, bubbles.row]
+    )
+    beyond = bubbles.length - np.minimum(bubbles.length, of_plan)
+    """What is more than the plan's; then what of it no excess explains."""
+    for piece in _pieces(times, bindings, typical, bubbles, lambda walk: beyond[walk] > 0):
+        beyond[piece.walk] -= np.minimum(piece.excess, beyond[piece.walk])
+    usual = np.minimum(bubbles.length, of_plan) + beyond
+    unusual = bubbles.length - usual
+    """What is still to be charged to excesses; ``usual`` to the rest."""
+
+    def is_open(walk: Int64) -> Bool:
+        is_left: Bool = usual[walk] + unusual[walk] > 0
+        return is_left
+
+    for piece in _pieces(times, bindings, typical, bubbles, is_open):
+        first = np.minimum(piece.excess, unusual[piece.walk])
+        unusual[piece.walk] -= first
+        then = np.minimum(piece.length - first, usual[piece.walk])
+        usual[piece.walk] -= then
+        np.add.at(getattr(charges, piece.to), (piece.step, piece.row), first + then)
+    np.add.at(charges.idle, (bubbles.step, bubbles.row), usual + unusual)
+    return charges
+
+
+def _pieces(
+    times: StepTimes, bindings: Bindings, typical: Typical, bubbles: _Bubbles, is_open: Callable[[Int64], Bool]
+) -> Iterator[_Piece]:
+    """The pieces of the walks back from all bubbles, until ``is_open`` of a walk is false or it is back on its own rank."""
+    table = times.table
+    tails = np.flatnonzero(bubbles.is_tail)
+    if len(tails):
+        step, row = bubbles.step[tails], bubbles.row[tails]
+        yield _piece(tails, "work", step, row, times.durations[step, row], typical.work)
+    cursor = times.start[bubbles.step, bubbles.row]
+    walks = walk_back(times, bindings, bubbles.step, bubbles.row, cursor)
+    exposed = bubbles.exposed
+    hop, number = next(walks, None), 0
+    while hop is not None:
+        walk, source = hop.walk, np.maximum(hop.source, 0)
+        idle, transfer = hop.idle, hop.transfer
+        if number == 0:  # what of it is exposed communication is no bubble
+            transfer, rest = np.maximum(transfer - exposed, 0), np.maximum(exposed - transfer, 0)
+            idle = np.maximum(idle - rest, 0)
+        yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle)
+        yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer, hop.row)
+        goes_on = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
+        on = goes_on if goes_on.all() else np.flatnonzero(goes_on)
+        yield _piece(walk[on], "work", hop.step[on], source[on], hop.work[on], typical.work)
+        try:
+            hop, number = walks.send(goes_on & is_open(walk)), number + 1
+        except StopIteration:
+            return
+
+
+def _piece(
+    walk: Int64, to: str, step: Int64, row: Int64, length: Int64, typical: Int64, reader: Int64 | None = None
+) -> _Piece:
+    usual = typical[step, row if reader is None else reader]
+    return _Piece(walk, to, step, row, length, np.maximum(length - usual, 0))

@@ -1,0 +1,113 @@
+"""Causes of a step's length beyond its compute spread evenly, each with its share.
+
+A step is replayed with every combination of the causes present or absent; the share of a cause is its Shapley value, the mean
+over all orders of what the cause adds when it comes in. The shares therefore sum to the difference between the replay with all
+and with none, and do not depend on an order. What an op computes is a product: what its kind usually takes, times what is
+special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
+(``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import factorial
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.simulator import makespans
+
+_LEVELS = {"imbalance": ("of_stage", "of_kind"), "straggler": ("of_rank", "of_stage"), "jitter": ("own", "of_rank")}
+"""Causes in what ops compute: the cost with the cause, and the one without."""
+MESSAGES, INNER = "pp", "inner"
+"""The communication of the pipeline's messages, and that inside ops."""
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the mean of the op's kind and stage on
+    its rank (``of_rank``) and on all replicas (``of_stage``), and as the mean of its kind (``of_kind``).
+
+    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages cost their readers.
+    """
+
+    own: Int64
+    of_rank: Int64
+    of_stage: Int64
+    of_kind: Int64
+    inner: Int64
+    transfers: Int64
+
+    @cached_property
+    def players(self) -> tuple[str, ...]:
+        """The causes that change anything in any of these steps."""
+        changed = [
+            name
+            for name, (with_it, without) in _LEVELS.items()
+            if (getattr(self, with_it) != getattr(self, without)).any()
+        ]
+        added = {MESSAGES: self.transfers, INNER: self.inner}
+        return (*changed, *(name for name, times in added.items() if times.any()))
+
+    def makespans(self, present: frozenset[str], table: PlanTable) -> Int64:
+        """The makespan of every step where only some causes are present, ns."""
+        ops = self._computing(present) + (self.inner if INNER in present else 0)
+        spans: Int64 = makespans(table, ops, self.transfers if MESSAGES in present else 0)
+        return spans
+
+    def _computing(self, present: frozenset[str]) -> Int64:
+        changed = [name for name in self.players if name in _LEVELS]
+        chosen = [name for name in changed if name in present]
+        if not chosen:
+            return self.of_kind
+        if chosen == changed:
+            return self.own
+        product = self.of_kind.astype(np.float64)
+        for name in chosen:
+            with_it, without = (getattr(self, level) for level in _LEVELS[name])
+            product *= np.divide(with_it, without, out=np.ones(product.shape), where=without != 0)
+        computing: Int64 = np.rint(product).astype(np.int64)
+        return computing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """``added`` is what each cause adds to the makespan of every step, ns: from ``without`` any of them to ``with_all``."""
+
+    added: Mapping[str, Int64]
+    without: Int64
+    with_all: Int64
+
+
+def shapley_values(costs: Costs, table: PlanTable) -> Shares:
+    """Share of each cause in the makespan of every step."""
+    players = costs.players
+    spans: dict[frozenset[str], Int64] = {
+        present: costs.makespans(present, table)
+        for size in range(len(players) + 1)
+        for present in map(frozenset, combinations(players, size))
+    }
+    total = factorial(len(players))
+    values = []
+    for player in players:
+        value = np.zeros(len(costs.own), dtype=np.int64)
+        for present in (some for some in spans if player not in some):
+            weight = factorial(len(present)) * factorial(len(players) - len(present) - 1)
+            value += weight * (spans[present | {player}] - spans[present])
+        values.append(value)
+    added = dict(zip(players, apportion(np.stack(values), total), strict=True)) if values else {}
+    return Shares(added, spans[frozenset()], spans[frozenset(players)])
+
+
+def apportion(parts: Int64, divisor: int) -> Int64:
+    """``parts / divisor`` in integers, shape (parts, steps): rounded down, but the largest remainders up, so that sums stay."""
+    floors, remainders = np.divmod(parts, divisor)
+    missing = remainders.sum(axis=0) // divisor
+    by_remainder = np.argsort(-remainders, axis=0, kind="stable")
+    rank = np.argsort(by_remainder, axis=0, kind="stable")
+    rounded: Int64 = floors + (rank < missing)
+    return rounded

@@ -1,0 +1,46 @@
+"""The critical path of a step: the chain of ops, transfers and idle times that ends with its last op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pptrace.analysis.explain.binding import Bindings
+from pptrace.analysis.explain.step_times import StepTimes
+from pptrace.analysis.explain.walk import walk_back
+from pptrace.analysis.result import CriticalPath
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.slices import group_sums
+
+
+def critical_paths(times: StepTimes, bindings: Bindings, windows: Int64) -> tuple[list[CriticalPath], Int64]:
+    """The critical path of each of some windows, and how much of it lies in each op, shape (windows, rows).
+
+    The parts of a path sum to the span. A transfer counts for the stage that sent it, an idle time for that of the op after it.
+    """
+    table, numbers = times.table, np.zeros(len(times.windows), dtype=np.int64)
+    numbers[windows] = np.arange(len(windows))
+    last = times.end[windows].argmax(axis=1)
+    work, transfer, idle = (np.zeros((len(windows), len(table)), dtype=np.int64) for _ in range(3))
+    start = times.start[windows, last]
+    work[np.arange(len(windows)), last] = times.end[windows, last] - start
+    for hop in walk_back(times, bindings, windows, last, start):
+        number, source = numbers[hop.step], np.maximum(hop.source, 0)
+        idle[number, hop.row] += hop.idle
+        transfer[number, source] += hop.transfer
+        work[number, source] += hop.work
+    kinds = {str(kind): work[:, table.kind == kind.code] for kind in Kind if (table.kind == kind.code).any()}
+    parts = {name: part.sum(axis=1) for name, part in kinds.items()}
+    parts |= {"transfer": transfer.sum(axis=1), "idle": idle.sum(axis=1)}
+    by_stage = group_sums(work + transfer + idle, table.stage, table.num_stages)
+    spans = (times.finish - times.begin)[windows]
+    return [
+        CriticalPath(span, _of_step(parts, index), dict(enumerate(by_stage[index].tolist())))
+        for index, span in enumerate(spans.tolist())
+    ], work
+
+
+def _of_step(parts: Mapping[str, Int64], step: int) -> dict[str, int]:
+    return {name: int(values[step]) for name, values in parts.items()}

@@ -1,0 +1,270 @@
+"""All steps of a plan explained from one pass over their times: waterfall, causes, critical path and blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.attribution import waterfalls
+from pptrace.analysis.explain.binding import Bindings, bindings_of
+from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
+from pptrace.analysis.explain.causes import INNER, MESSAGES, Costs, shapley_values
+from pptrace.analysis.explain.critical_path import critical_paths
+from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
+from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.slices import Slice, group_sums, slice_of
+from pptrace.timeline.lanes import is_inner
+from pptrace.timeline.windows import StepWindow
+
+_CELLS, _MOST_PARTS = 80_000, 16
+"""Steps × ops that are explained together, more where there would be too many parts: all at once would take much memory."""
+_MOST_OPS = 10
+"""Ops that a step's blame names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """``causes`` sum to the span minus ``ideal_ns``, the step's usual compute spread evenly over the ranks.
+
+    They, the waterfall and the path are those of the longest window, None where it lacks an op of the plan; ``blame`` is over
+    all windows, None where one of them does or where its bubble is not known.
+    """
+
+    waterfall: Waterfall | None = None
+    ideal_ns: int | None = None
+    causes: tuple[Cause, ...] | None = None
+    critical_path: CriticalPath | None = None
+    blame: Blame | None = None
+
+
+Steps = Sequence[Sequence[StepWindow]]
+"""For each step a window for every pipeline."""
+
+
+def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
+    """Explain steps of one plan."""
+    axes = axes_inside_ops(slice_of(data.comms))
+    explanations = []
+    for first, last in _parts(table, steps):
+        windows = [window for of_step in steps[first:last] for window in of_step]
+        ranks = [RankTimes.of(table, windows, rank, data) for rank in ranks_of_windows(windows)]
+        explanations += _explain_part(table, steps[first:last], ranks, axes)
+    return explanations
+
+
+def explain_ranks(
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
+) -> list[Explanation]:
+    """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
+    before = np.cumsum([0, *map(len, steps)]).tolist()
+    explanations = []
+    for first, last in _parts(table, steps):
+        of_part = [rank.of_windows(before[first], before[last]) for rank in ranks]
+        explanations += _explain_part(table, steps[first:last], of_part, axes)
+    return explanations
+
+
+def axes_inside_ops(comms: Slice) -> dict[str, int]:
+    """How long the communication of each axis inside ops took, ns."""
+    inner = comms.where(is_inner(comms) & (comms["axis"] != "pp"))
+    return (
+        {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}
+        if len(inner)
+        else {}
+    )
+
+
+def _parts(table: PlanTable, steps: Steps) -> Iterator[tuple[int, int]]:
+    """(first, last) of the steps that are explained together: of about as many cells."""
+    cells = max(_CELLS, sum(map(len, steps)) * len(table) // _MOST_PARTS)
+    most = max(cells // max(len(table), 1), 1)
+    first = size = 0
+    for index, windows in enumerate(steps):
+        if size and size + len(windows) > most:
+            yield first, index
+            first, size = index, 0
+        size += len(windows)
+    if size:
+        yield first, len(steps)
+
+
+def _explain_part(
+    table: PlanTable, steps: Steps, ranks: Sequence[RankTimes], axes: Mapping[str, int]
+) -> list[Explanation]:
+    times = step_times(table, [window for windows in steps for window in windows], ranks)
+    step = np.repeat(np.arange(len(steps)), [len(windows) for windows in steps])
+    spans = times.finish - times.begin
+    longest = np.array([np.flatnonzero(step == index)[spans[step == index].argmax()] for index in range(len(steps))])
+    explained = np.flatnonzero(times.is_whole[longest])
+    explanations = [Explanation()] * len(steps)
+    if not len(explained):
+        return explanations
+    chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
+    step, times = step[times.is_whole], times.whole()
+    bindings, spans = bindings_of(times), (times.finish - times.begin)[chosen]
+    parts = waterfalls(
+        table, times.durations[chosen], times.communication[chosen], times.transfer[chosen], spans.tolist()
+    )
+    paths, on_path = critical_paths(times, bindings, chosen)
+    causes = _causes(times, chosen, _costs(times, step, explained, chosen), on_path, axes)
+    blames = _blames(times, bindings, step, list(map(len, steps)))
+    for index, number in enumerate(explained.tolist()):
+        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number])
+    return explanations
+
+
+def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64) -> Costs:
+    """The costs of the ops of the windows ``chosen``, compared with those of the other pipelines of their steps.
+
+    Several replicas of a stage usually take what the faster half of them takes at most (the lower median of their means).
+    """
+    table = times.table
+    key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
+    kind = key // table.num_stages
+    counts = np.bincount(of_key)
+    means = group_sums(times.durations - times.communication, of_key, len(key)) / counts
+    of_stage = np.empty((len(chosen), len(key)))
+    for index, number in enumerate(explained.tolist()):
+        replicas = np.sort(means[step == number], axis=0)
+        of_stage[index] = replicas[(len(replicas) - 1) // 2]
+    kinds, of_kind = np.unique(kind, return_inverse=True)
+    weights = np.where(np.arange(len(kinds))[:, np.newaxis] == of_kind, counts, 0)
+    mean_of_kind = of_stage @ (weights / weights.sum(axis=1, keepdims=True)).T
+    return Costs(
+        own=(times.durations - times.communication)[chosen],
+        of_rank=_rounded(means[chosen][:, of_key]),
+        of_stage=_rounded(of_stage[:, of_key]),
+        of_kind=_rounded(mean_of_kind[:, of_kind[of_key]]),
+        inner=times.communication[chosen],
+        transfers=times.transfer[chosen],
+    )
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> Int64:
+    rounded: Int64 = np.rint(values).astype(np.int64)
+    return rounded
+
+
+def _causes(
+    times: StepTimes, chosen: Int64, costs: Costs, on_path: Int64, axes: Mapping[str, int]
+) -> list[tuple[int, tuple[Cause, ...]]]:
+    """(the ideal of each step, its causes)."""
+    table = times.table
+    shares = shapley_values(costs, table)
+    ideal = costs.of_kind.sum(axis=1) // table.pp
+    spans = (times.finish - times.begin)[chosen]
+    added = {**shares.added, "structural": shares.without - ideal, "unexplained": spans - shares.with_all}
+    by_stage = group_sums(
+        np.where(on_path > 0, np.maximum(costs.of_stage - costs.of_kind, 0), 0), table.stage, table.num_stages
+    )
+    slower, varying = np.maximum(costs.of_rank - costs.of_stage, 0), np.abs(costs.own - costs.of_rank)
+    of_slower, of_varying = (
+        group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying)
+    )
+    steps = []
+    for index, window in enumerate(chosen.tolist()):
+        ranks = times.windows[window].ranks
+        places: dict[str, Mapping[tuple[str, int | str], int]] = {
+            "imbalance": {("stage", stage): weight for stage, weight in enumerate(by_stage[index].tolist())},
+            "straggler": {
+                ("rank", rank): weight for rank, weight in zip(ranks, of_slower[index].tolist(), strict=True)
+            },
+            "jitter": {("rank", rank): weight for rank, weight in zip(ranks, of_varying[index].tolist(), strict=True)},
+            MESSAGES: {("axis", "pp"): 1},
+            INNER: {("axis", axis): weight for axis, weight in axes.items()},
+        }
+        causes = [
+            cause for name, values in added.items() for cause in _placed(name, int(values[index]), places.get(name, {}))
+        ]
+        steps.append(
+            (int(ideal[index]), tuple(sorted(causes, key=lambda cause: (-cause.ns, cause.cause, str(cause.where)))))
+        )
+    return steps
+
+
+_LEAST_PLACE = 0.05
+"""A place with a smaller part of a cause is not named."""
+
+
+def _placed(name: str, ns: int, places: Mapping[tuple[str, int | str], int]) -> list[Cause]:
+    """A cause at the places where it is, in proportion to their weights."""
+    cause = "communication" if name in (MESSAGES, INNER) else name
+    total = sum(places.values())
+    named = {place: weight for place, weight in places.items() if total and weight >= _LEAST_PLACE * total}
+    if not named:
+        return [Cause(cause, {}, ns)]
+    parts = _proportional(ns, list(named.values()))
+    return [Cause(cause, {kind: place}, part) for (kind, place), part in zip(named, parts, strict=True)]
+
+
+def _proportional(ns: int, weights: Sequence[int]) -> list[int]:
+    """``ns`` in parts of these weights, which sum to it: rounded down, but the largest remainders up."""
+    total = sum(weights)
+    divided = [divmod(weight * ns, total) for weight in weights]
+    missing = ns - sum(part for part, _ in divided)
+    up = sorted(range(len(weights)), key=lambda index: (-divided[index][1], index))[:missing]
+    return [part + (index in up) for index, (part, _) in enumerate(divided)]
+
+
+def _blames(times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[int]) -> list[Blame | None]:
+    """The blame of each step over all its windows, as many as ``sizes`` has for it; None where some lack an op."""
+    charges = charge_bubbles(times, bindings, typical_of(times, bindings))
+    table, names = times.table, {kind.code: str(kind) for kind in Kind}
+    total = charges.total
+    by_rank, by_stage = group_sums(total, table.rank, table.pp), group_sums(total, table.stage, table.num_stages)
+    by_kind = group_sums(charges.work, table.kind.astype(np.int64), len(Kind))
+    others = {name: getattr(charges, of).sum(axis=1) for name, of in _OTHER_CHARGES.items()}
+    blames: list[Blame | None] = []
+    for number, size in enumerate(sizes):
+        windows = np.flatnonzero(step == number)
+        if len(windows) < size:
+            blames.append(None)
+            continue
+        kinds = {
+            names[code]: int(ns) for code, ns in enumerate(by_kind[windows].sum(axis=0).tolist()) if code in table.kind
+        }
+        ranks = [
+            (rank, ns)
+            for window in windows.tolist()
+            for rank, ns in zip(times.windows[window].ranks, by_rank[window].tolist(), strict=True)
+        ]
+        blames.append(
+            Blame(
+                int(total[windows].sum()),
+                dict(sorted(ranks)),
+                dict(enumerate(by_stage[windows].sum(axis=0).tolist())),
+                kinds | {name: int(of_windows[windows].sum()) for name, of_windows in others.items()},
+                _most_blamed(charges, times, windows),
+            )
+        )
+    return blames
+
+
+_OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}
+"""Kinds of blame beside those of ops, and the charges that they are."""
+
+
+def _most_blamed(charges: Charges, times: StepTimes, windows: Int64) -> tuple[BlamedOp, ...]:
+    """The ops of some windows with the largest charges."""
+    table, work = times.table, charges.work[windows]
+    most = np.argsort(-work, axis=None, kind="stable")[:_MOST_OPS]
+    window, row = np.unravel_index(most, work.shape)
+    names = {kind.code: str(kind) for kind in Kind}
+    return tuple(
+        BlamedOp(
+            rank=times.windows[windows[index]].ranks[table.rank[op]],
+            kind=names[int(table.kind[op])],
+            stage=int(table.stage[op]),
+            microbatch=int(table.microbatch[op]),
+            ns=int(work[index, op]),
+        )
+        for index, op in zip(window.tolist(), row.tolist(), strict=True)
+        if work[index, op]
+    )

@@ -1,0 +1,303 @@
+"""Measured times of many steps of one plan as matrices: a row per step of a pipeline, a column per action of the plan.
+
+Each rank's window is cut at its ops: before each op lies the *gap* since the ops before it, and after the last one the *tail*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.aligned import AlignedRun
+from pptrace.intervals import Int64, clip, lengths_within
+from pptrace.model.tables import MESSAGES
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import NONE, PlanTable
+from pptrace.slices import Slice
+from pptrace.timeline.lanes import Lane, communication_inside_ops, is_inner
+from pptrace.timeline.windows import StepWindow
+
+Bool = npt.NDArray[np.bool_]
+
+UNKNOWN = np.iinfo(np.int64).min
+"""The arrival of a message that was not matched."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerWaits:
+    """Messages for which a rank waited, because its peer came later: a row each.
+
+    In step ``step``, ``rank`` (of the pipeline) went on at ``freed``; ``peer`` was ready at ``ready``; ns.
+    """
+
+    step: Int64
+    rank: Int64
+    freed: Int64
+    peer: Int64
+    ready: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Times of steps, ns. Matrices of ops have the shape (steps, rows of the table), of messages (steps, messages of the table).
+
+    ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
+    communicated and did not compute, ``before`` the row that ran before each on its rank (−1: none). ``gap_bubble`` and
+    ``gap_exposed`` are the bubble and the exposed communication in the gap before each op, ``inner_bubble`` the bubble inside
+    it, ``tail_bubble`` (steps, pp) that after the last op of each rank. ``arrival`` is when the reader of a message had it,
+    ``transfer`` what the transfer cost it; ``sender_is_last``: it began when the sender was ready, not when the reader was.
+    ``is_whole``: the trace has every op of the plan. ``waits``: the messages that held up a rank, whatever it ran after them.
+    """
+
+    table: PlanTable
+    windows: tuple[StepWindow, ...]
+    start: Int64
+    end: Int64
+    communication: Int64
+    before: Int64
+    gap_bubble: Int64
+    gap_exposed: Int64
+    inner_bubble: Int64
+    tail_bubble: Int64
+    arrival: Int64
+    transfer: Int64
+    sender_is_last: Bool
+    is_whole: Bool
+    waits: PeerWaits
+
+    @property
+    def durations(self) -> Int64:
+        return self.end - self.start
+
+    def whole(self) -> StepTimes:
+        """The windows that have every op of the plan."""
+        if self.is_whole.all():
+            return self
+        kept = np.flatnonzero(self.is_whole)
+        number = np.cumsum(self.is_whole) - 1
+        of_kept = self.is_whole[self.waits.step]
+        waits = PeerWaits(*(getattr(self.waits, name)[of_kept] for name in PeerWaits.__slots__))
+        matrices = {item.name: getattr(self, item.name)[kept] for item in fields(self) if item.name not in _NO_MATRIX}
+        windows = tuple(self.windows[index] for index in kept.tolist())
+        return replace(self, windows=windows, waits=replace(waits, step=number[waits.step]), **matrices)
+
+    @property
+    def begin(self) -> Int64:
+        """The start of each window, shape (steps,)."""
+        return np.array([window.start_ns for window in self.windows], dtype=np.int64)
+
+    @property
+    def finish(self) -> Int64:
+        """The end of each window, shape (steps,)."""
+        return np.array([window.end_ns for window in self.windows], dtype=np.int64)
+
+
+_NO_MATRIX = ("table", "windows", "waits")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimes:
+    """What one rank measured in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
+
+    Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
+    """
+
+    ops: Slice
+    tails: Slice
+    messages: Slice
+    waits: Slice
+
+    @classmethod
+    def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankTimes:
+        """The times in those of the windows that are of the rank's pipeline."""
+        indices = np.array([index for index, window in enumerate(windows) if rank in window.ranks], dtype=np.int64)
+        chosen = [windows[index] for index in indices.tolist()]
+        steps = np.array([window.step for window in chosen], dtype=np.int64)
+        begin, finish = (np.array([getattr(window, name) for window in windows]) for name in ("start_ns", "end_ns"))
+        lane = _clipped(data.lanes[rank], int(begin[indices].min()), int(finish[indices].max()))
+        rows = data.rows.of_rank(rank)
+        measured, window = _in_steps(rows.ops, steps, indices)
+        comms, window_of_comms = _in_steps(rows.comms, steps, indices)
+        planned = _planned_rows(table, measured)
+        known = planned >= 0
+        measured, window, planned = measured.where(known), window[known], planned[known]
+        ops, tails = _cut(lane, begin, finish, window, planned, measured)
+        ops = Slice({**ops.columns, "communication": _inside_ops(comms, measured, lane)})
+        return cls(
+            ops, tails, _received(table, comms, window_of_comms), _waits(rank, chosen[0].ranks, comms, window_of_comms)
+        )
+
+    def of_windows(self, first: int, last: int) -> RankTimes:
+        """The times in the windows from ``first`` to before ``last``, which are counted from 0."""
+        parts = []
+        for part in (self.ops, self.tails, self.messages, self.waits):
+            inside = part.where((part["window"] >= first) & (part["window"] < last))
+            parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
+        return RankTimes(*parts)
+
+
+def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
+    """The measured times of windows whose steps have the plan of ``table``, from those of each of their ranks."""
+    shape, messages = (len(windows), len(table)), (len(windows), table.num_messages)
+    waits = [np.concatenate([rank.waits[name] for rank in ranks]) for name in _WAITS]
+    times = StepTimes(
+        table=table,
+        windows=tuple(windows),
+        before=np.full(shape, NONE, dtype=np.int64),
+        tail_bubble=np.zeros((len(windows), table.pp), dtype=np.int64),
+        arrival=np.full(messages, UNKNOWN, dtype=np.int64),
+        transfer=np.zeros(messages, dtype=np.int64),
+        sender_is_last=np.zeros(messages, dtype=np.bool_),
+        is_whole=np.zeros(len(windows), dtype=np.bool_),
+        waits=PeerWaits(*waits),
+        **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
+    )
+    is_measured = np.zeros(shape, dtype=np.bool_)
+    for rank in ranks:
+        ops, received = rank.ops, rank.messages
+        is_measured[ops["window"], ops["row"]] = True
+        for name in (*_OF_OPS, "before"):
+            getattr(times, name)[ops["window"], ops["row"]] = ops[name]
+        times.tail_bubble[rank.tails["window"], table.rank[rank.tails["row"]]] = rank.tails["bubble"]
+        for name in ("arrival", "transfer", "sender_is_last"):
+            getattr(times, name)[received["window"], received["message"]] = received[name]
+    times.is_whole[:] = is_measured.all(axis=1)
+    return times
+
+
+def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
+    """The ranks of some windows, each once, as they come first."""
+    return tuple(dict.fromkeys(rank for window in windows for rank in window.ranks))
+
+
+_OF_OPS = ("start", "end", "communication", "gap_bubble", "gap_exposed", "inner_bubble")
+_WAITS = ("window", "rank", "freed", "peer", "ready")
+
+
+def _clipped(lane: Lane, begin: int, end: int) -> Lane:
+    """The lane with its compute and exposed communication between two times alone."""
+    return replace(lane, compute=clip(lane.compute, begin, end), exposed=clip(lane.exposed, begin, end))
+
+
+def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
+    """The messages of the plan that a rank received."""
+    is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
+    received, window = comms.where(is_received), window[is_received]
+    message = _planned_messages(table, received)
+    known = message >= 0
+    columns = {
+        "window": window,
+        "message": message,
+        "arrival": received["transfer_end_ns"],
+        "transfer": _transfer_ns(received),
+        "sender_is_last": received["transfer_start_ns"] > received["start_ns"],
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
+
+
+def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> Slice:
+    """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
+    is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
+    is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
+    held, window = comms.where(is_held), window[is_held]
+    ranks = np.array(pipeline, dtype=np.int64)
+    order = np.argsort(ranks)
+    peer = order[np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)]
+    known = ranks[peer] == held["peer"]
+    columns = {
+        "window": window,
+        "rank": np.full(len(window), pipeline.index(rank), dtype=np.int64),
+        "freed": held["end_ns"],
+        "peer": peer,
+        "ready": held["transfer_start_ns"],
+    }
+    return Slice({name: column[known] for name, column in columns.items()})
+
+
+def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops: Slice) -> tuple[Slice, Slice]:
+    """Cut a rank's windows at its ops, which are in order of step and start: the ops with their bubbles, and the tails."""
+    start, end = ops["start_ns"], ops["end_ns"]
+    is_first = np.ones(len(window), dtype=np.bool_)
+    is_first[1:] = window[1:] != window[:-1]
+    busy_until = _latest_before(np.cumsum(is_first), end, begin[window], is_first)
+    gap_begin = np.minimum(busy_until, start)
+    compute, exposed = (lengths_within(part, gap_begin, start) for part in (lane.compute, lane.exposed))
+    inner_begin, inner_end = np.maximum(start, busy_until), np.maximum(end, busy_until)
+    cut = {
+        "window": window,
+        "row": row,
+        "start": start,
+        "end": end,
+        "before": np.where(is_first, NONE, np.roll(row, 1)),
+        "gap_exposed": exposed,
+        "gap_bubble": start - gap_begin - compute - exposed,
+        "inner_bubble": _bubble(lane, inner_begin, inner_end),
+    }
+    last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
+    bubble = _bubble(lane, inner_end[last], finish[window[last]])
+    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble})
+
+
+def _bubble(lane: Lane, begin: Int64, end: Int64) -> Int64:
+    return end - begin - lengths_within(lane.compute, begin, end) - lengths_within(lane.exposed, begin, end)
+
+
+def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
+    """For each op the latest end of those before it in its group, or the begin of its window."""
+    if not len(end):
+        return end
+    low = int(min(end.min(), begin.min()))
+    extent = int(max(end.max(), begin.max())) - low + 1
+    offset = group * extent - low
+    before = np.where(is_first, begin, np.roll(end, 1)) + offset
+    latest: Int64 = np.maximum.accumulate(before) - offset
+    return latest
+
+
+def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
+    """(rows of these steps, for each of them the index that belongs to its step); ``rows`` are in the order of steps."""
+    order = np.argsort(steps, kind="stable")
+    first, last = np.searchsorted(rows["step"], (steps[order[0]], steps[order[-1]] + 1))
+    rows = rows.where(slice(first, last))
+    position = np.searchsorted(steps[order], rows["step"])
+    inside = position < len(steps)
+    inside[inside] = steps[order][position[inside]] == rows["step"][inside]
+    return rows.where(inside), indices[order][position[inside]]
+
+
+def _planned_rows(table: PlanTable, ops: Slice) -> Int64:
+    """The row of the plan that each op is; −1 where it is none."""
+    kind, kinds = ops.codes("kind")
+    code = np.array([Kind(name).code for name in kinds], dtype=np.int64)[kind]
+    rows = table.rows_of(code, ops["stage"], ops["microbatch"])
+    return np.where((rows >= 0) & (table.kind[rows] == code), rows, NONE)
+
+
+def _planned_messages(table: PlanTable, received: Slice) -> Int64:
+    """The message of the plan that each received one is; −1 where it is none."""
+    is_forward = received["direction"] == "F"
+    producer = np.where(is_forward, Kind.F.code, Kind.B.code)
+    stage = received["stage"] + np.where(is_forward, -1, 1)
+    slots = table.slots_of(producer, stage, received["microbatch"])
+    return np.where(slots >= 0, table.slot_to_message[slots], NONE)
+
+
+def _transfer_ns(received: Slice) -> Int64:
+    """What each transfer cost its reader; one posted ahead is seen complete when its reader asks for it."""
+    begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
+    durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
+    return durations
+
+
+def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> Int64:
+    """Time in which each op communicated without compute, in order of step, from the communication of its own step, ns."""
+    inside = np.zeros(len(ops), dtype=np.int64)
+    if not is_inner(comms).any():
+        return inside
+    for step in np.unique(ops["step"]).tolist():
+        of_step, communication = ops["step"] == step, comms.where(comms["step"] == step)
+        inside[of_step] = communication_inside_ops(ops.where(of_step), communication, lane)
+    return inside

@@ -1,0 +1,52 @@
+"""Steps explained in parts, from ranks one by one, or all at once: the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.analysis.explain import explain
+from pptrace.analysis.explain.step_times import RankTimes, ranks_of_windows
+from pptrace.schedule.actions import Action
+from pptrace.schedule.registry import build
+from pptrace.slices import slice_of
+from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.synthetic import record, without
+
+
+def analysed(lacking: int | None = None) -> Analysis:
+    def cost(action: Action) -> int:
+        return 100 + 37 * (action.stage == 1) + 11 * ((action.microbatch or 0) % 3)
+
+    traces = record(build("interleaved-1f1b", 2, 6, 2), cost, latency=9, dp=2, steps=5).traces()
+    return analyse(traces if lacking is None else without(traces, lacking))
+
+
+def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = analysed()
+    plan = analysis.schedule.plan
+    assert plan is not None
+    table = plan.table
+    steps = [[window for window in analysis.windows if window.step == step] for step in range(5)]
+    assert [len(windows) for windows in steps] == [2] * 5
+    together = explain.explain_steps(table, steps, analysis.data)
+    assert all(explanation.blame is not None and explanation.causes for explanation in together)
+    monkeypatch.setattr(explain, "_CELLS", 4 * len(table))
+    assert list(explain._parts(table, steps)) == [(0, 2), (2, 4), (4, 5)]
+    assert explain.explain_steps(table, steps, analysis.data) == together
+    windows = [window for of_step in steps for window in of_step]
+    ranks = [RankTimes.of(table, windows, rank, analysis.data) for rank in ranks_of_windows(windows)]
+    axes = explain.axes_inside_ops(slice_of(analysis.data.comms))
+    assert explain.explain_ranks(table, steps, ranks, axes) == together
+
+
+def test_where_a_rank_has_no_trace_nobody_is_blamed_and_the_other_pipeline_is_explained() -> None:
+    for step in analysed(lacking=1).report.steps:
+        assert step.blame is None
+        assert step.critical_path is not None
+        assert sum(step.critical_path.parts.values()) == step.critical_path.span_ns == step.span_ns
+
+
+def test_nothing_is_explained_where_no_pipeline_is_whole() -> None:
+    traces = record(build("1f1b", 3, 6), latency=9, steps=2).traces()
+    for step in analyse(without(traces, 1), num_ranks=3).report.steps:
+        assert (step.ideal_ns, step.causes, step.critical_path, step.blame) == (None, None, None, None)
