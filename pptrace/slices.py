@@ -30,6 +30,10 @@ class Slice:
         """The rows that a mask, places or a slice choose."""
         return Slice({name: column[chosen] for name, column in self.columns.items()})
 
+    def only(self, names: Sequence[str]) -> Slice:
+        """The rows with some columns alone."""
+        return Slice({name: self.columns[name] for name in names})
+
     def in_order_of(self, name: str) -> Slice:
         """The rows by a column, equal ones as they are."""
         return self.where(np.argsort(self.columns[name], kind="stable"))
@@ -66,12 +70,11 @@ class Slice:
         """(index into the values, the values in ascending order) of a column."""
         column: Any = self.columns[name]
         if isinstance(column, pd.Categorical):
-            present, codes = np.unique(column.codes, return_inverse=True)
-            texts = [column.categories[code] for code in present.tolist()]
-            ascending = sorted(range(len(texts)), key=texts.__getitem__)
-            index = np.empty(len(texts), dtype=np.int64)
-            index[ascending] = np.arange(len(texts))
-            return index[codes], tuple(texts[place] for place in ascending)
+            present = np.flatnonzero(np.bincount(column.codes, minlength=len(column.categories))).tolist()
+            present.sort(key=column.categories.tolist().__getitem__)
+            index = np.zeros(len(column.categories), dtype=np.int64)
+            index[present] = np.arange(len(present))
+            return index[column.codes], tuple(column.categories[code] for code in present)
         codes, values = pd.factorize(column)
         ascending = sorted(range(len(values)), key=values.tolist().__getitem__)
         index = np.empty(len(values), dtype=np.int64)

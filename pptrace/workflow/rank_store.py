@@ -157,10 +157,10 @@ def _packed_column(column: pd.Series[Any], name: str, arrays: dict[str, npt.NDAr
         codes, texts = column.cat.codes.to_numpy(), column.cat.categories
     else:
         codes, texts = pd.factorize(column, use_na_sentinel=False)
-    if not all(type(text) is str for text in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{name}: a column with values that are not texts")
     arrays[name] = codes.astype(np.int32)
-    return [is_categorical, [text.replace(path, _PATH) for text in texts]]
+    return [is_categorical, [str(text).replace(path, _PATH) for text in texts]]
 
 
 def _unpacked(hint: Any, node: Any, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:

@@ -51,6 +51,7 @@ def run(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.skipif(not ALL, reason="runs hundreds of tests: PPTRACE_ALL")
 def test_the_tests_that_the_recipes_name_pass_where_they_were_followed(clone: Path) -> None:
     ended = run(clone, f"-m pytest -q -p no:cacheprovider {NAMED if ALL else QUICK}")
     assert ended.returncode == 0, ended.stdout[-5000:]

@@ -74,10 +74,10 @@ class Pool:
         Raises:
             RankFailureError: with the traceback of the rank that raised, or the stacks of all when time ran out.
         """
-        world = self.world if world is None else world
-        assert world <= self.size
         if function.__module__ == "__main__":
             raise ValueError(f"{function.__name__} is a function of the script itself, which ranks cannot import")
+        world = self.world if world is None else world
+        assert world <= self.size
         self._start(world)
         self._num_cases += 1
         for rank in range(world):

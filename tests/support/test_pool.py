@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import FunctionType
 
 import pytest
 
@@ -25,3 +26,11 @@ def test_a_case_that_hangs_is_ended_with_the_stacks_of_all_ranks() -> None:
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_function_of_the_script_itself_is_refused_before_ranks_start() -> None:
+    with Pool(size=2) as pool:
+        function = FunctionType((lambda: None).__code__, {"__name__": "__main__"}, "of_script")
+        with pytest.raises(ValueError, match="of_script is a function of the script itself"):
+            pool.run(function)
+        assert pool._processes == []

@@ -145,9 +145,14 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Ch
         unusual[piece.walk] -= first
         then = np.minimum(piece.length - first, usual[piece.walk])
         usual[piece.walk] -= then
-        np.add.at(getattr(charges, piece.to), (piece.step, piece.row), first + then)
-    np.add.at(charges.idle, (bubbles.step, bubbles.row), usual + unusual)
+        _add(getattr(charges, piece.to), piece.step, piece.row, first + then)
+    _add(charges.idle, bubbles.step, bubbles.row, usual + unusual)
     return charges
+
+
+def _add(matrix: Int64, step: Int64, row: Int64, ns: Int64) -> None:
+    """Add to cells, of which some may be named several times."""
+    np.add.at(matrix.reshape(-1), step * matrix.shape[1] + row, ns)
 
 
 def _pieces(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.intervals import Int64, clip, lengths_within
+from pptrace.intervals import Int64, clip, lengths_within, merge
 from pptrace.model.tables import MESSAGES
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -123,7 +123,8 @@ class RankTimes:
         comms, window_of_comms = _in_steps(rows.comms, steps, indices)
         planned = _planned_rows(table, measured)
         known = planned >= 0
-        measured, window, planned = measured.where(known), window[known], planned[known]
+        if not known.all():
+            measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
         ops = Slice({**ops.columns, "communication": _inside_ops(comms, measured, lane)})
         return cls(
@@ -175,6 +176,7 @@ def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
 
 _OF_OPS = ("start", "end", "communication", "gap_bubble", "gap_exposed", "inner_bubble")
 _WAITS = ("window", "rank", "freed", "peer", "ready")
+_OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
 
 
 def _clipped(lane: Lane, begin: int, end: int) -> Lane:
@@ -185,7 +187,7 @@ def _clipped(lane: Lane, begin: int, end: int) -> Lane:
 def _received(table: PlanTable, comms: Slice, window: Int64) -> Slice:
     """The messages of the plan that a rank received."""
     is_received = (comms["kind"] == "recv") & (comms["match"] >= 0)
-    received, window = comms.where(is_received), window[is_received]
+    received, window = comms.only(_OF_RECEIVED).where(is_received), window[is_received]
     message = _planned_messages(table, received)
     known = message >= 0
     columns = {
@@ -202,7 +204,7 @@ def _waits(rank: int, pipeline: Sequence[int], comms: Slice, window: Int64) -> S
     """The messages between the ranks of a pipeline for which one of them waited, until its peer was ready."""
     is_held = (comms["axis"] == "pp") & comms.among("kind", MESSAGES) & (comms["match"] >= 0)
     is_held &= (comms["transfer_start_ns"] > comms["start_ns"]) & (comms["end_ns"] > comms["asked_ns"])
-    held, window = comms.where(is_held), window[is_held]
+    held, window = comms.only(("peer", "end_ns", "transfer_start_ns")).where(is_held), window[is_held]
     ranks = np.array(pipeline, dtype=np.int64)
     order = np.argsort(ranks)
     peer = order[np.minimum(np.searchsorted(ranks[order], held["peer"]), len(ranks) - 1)]
@@ -224,7 +226,7 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
     is_first[1:] = window[1:] != window[:-1]
     busy_until = _latest_before(np.cumsum(is_first), end, begin[window], is_first)
     gap_begin = np.minimum(busy_until, start)
-    compute, exposed = (lengths_within(part, gap_begin, start) for part in (lane.compute, lane.exposed))
+    busy = merge(lane.compute, lane.exposed)
     inner_begin, inner_end = np.maximum(start, busy_until), np.maximum(end, busy_until)
     cut = {
         "window": window,
@@ -232,17 +234,13 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
         "start": start,
         "end": end,
         "before": np.where(is_first, NONE, np.roll(row, 1)),
-        "gap_exposed": exposed,
-        "gap_bubble": start - gap_begin - compute - exposed,
-        "inner_bubble": _bubble(lane, inner_begin, inner_end),
+        "gap_exposed": lengths_within(lane.exposed, gap_begin, start),
+        "gap_bubble": start - gap_begin - lengths_within(busy, gap_begin, start),
+        "inner_bubble": inner_end - inner_begin - lengths_within(busy, inner_begin, inner_end),
     }
     last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
-    bubble = _bubble(lane, inner_end[last], finish[window[last]])
+    bubble = finish[window[last]] - inner_end[last] - lengths_within(busy, inner_end[last], finish[window[last]])
     return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble})
-
-
-def _bubble(lane: Lane, begin: Int64, end: Int64) -> Int64:
-    return end - begin - lengths_within(lane.compute, begin, end) - lengths_within(lane.exposed, begin, end)
 
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
@@ -263,9 +261,11 @@ def _in_steps(rows: Slice, steps: Int64, indices: Int64) -> tuple[Slice, Int64]:
     first, last = np.searchsorted(rows["step"], (steps[order[0]], steps[order[-1]] + 1))
     rows = rows.where(slice(first, last))
     position = np.searchsorted(steps[order], rows["step"])
-    inside = position < len(steps)
-    inside[inside] = steps[order][position[inside]] == rows["step"][inside]
-    return rows.where(inside), indices[order][position[inside]]
+    position = np.minimum(position, len(steps) - 1)
+    inside = steps[order][position] == rows["step"]
+    if not inside.all():
+        rows, position = rows.where(inside), position[inside]
+    return rows, indices[order][position]
 
 
 def _planned_rows(table: PlanTable, ops: Slice) -> Int64:

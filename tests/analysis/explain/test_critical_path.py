@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import cache
 
@@ -13,7 +14,7 @@ from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
 from tests.support.replayed_times import replayed_times
 
-NUM_GRAPHS = 1000
+NUM_GRAPHS = 1000 if os.environ.get("PPTRACE_ALL") else 250
 
 
 def paths_to_the_end(table: PlanTable, durations: list[int], latency: int) -> dict[int, int]:
