@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.recipes import copy_sources, follow_all
+from tests.support.extent import ALL
 
-ALL = bool(os.environ.get("PPTRACE_ALL"))
 LINT = '-c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache'
 QUICK = (
     "tests/docs/test_extending.py tests/docs/test_report_page.py tests/cli/test_schedule_table.py "

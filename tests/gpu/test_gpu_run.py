@@ -21,11 +21,11 @@ from tests.gpu.examples import EXAMPLES
 from tests.gpu.marked_tests import read_junit
 from tests.gpu.parts import PARTS, Part, gpu_test_files
 from tests.gpu.summary import outcome_of
+from tests.support.extent import ALL
 from tests.support.programs import ROOT
 from tests.tools import gpu_env
 from tests.tools.gpu import BUDGET_S, main, run_parts
 
-ALL = bool(os.environ.get("PPTRACE_ALL"))
 TOOL = ROOT / "tests" / "tools" / "gpu.py"
 
 

@@ -15,6 +15,7 @@ from pptrace.report.tables import Amount, tables_of
 from pptrace.report.text import print_report
 from pptrace.schedule.registry import build
 from pptrace.workflow.analyse import analyse
+from tests.support.extent import ALL
 from tests.support.synthetic import record, without
 
 TRACES = record(build("1f1b", 2, 3, 1)).traces()
@@ -41,7 +42,9 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
     return replace(WHOLE, steps=steps, warnings=tuple(f"warning {number}" for number in range(20)))
 
 
-@pytest.mark.parametrize(("num_steps", "num_ranks", "num_stages"), [(43, 64, 8), (1000, 1000, 16), (20, 1024, 1024)])
+@pytest.mark.parametrize(
+    ("num_steps", "num_ranks", "num_stages"), [(43, 64, 8), (1000, 1000, 16), *([(20, 1024, 1024)] if ALL else [])]
+)
 def test_a_run_of_any_size_fits_a_screen(num_steps: int, num_ranks: int, num_stages: int) -> None:
     report = many(num_steps, num_ranks, num_stages)
     text = printed(report)

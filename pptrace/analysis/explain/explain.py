@@ -23,8 +23,10 @@ from pptrace.slices import Slice, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
-_CELLS, _MOST_PARTS = 80_000, 16
-"""Steps × ops that are explained together, more where there would be too many parts: all at once would take much memory."""
+_CELLS = 80_000
+"""Steps × ops that are explained together: more would take much memory."""
+_MOST_PARTS = 16
+"""Parts of a run whose ranks are gone through one after the other: each rank takes a while, however few ops it has there."""
 _MOST_OPS = 10
 """Ops that a step's blame names."""
 
@@ -51,11 +53,12 @@ Steps = Sequence[Sequence[StepWindow]]
 def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
     """Explain steps of one plan."""
     axes = axes_inside_ops(slice_of(data.comms))
+    size = sum(map(len, steps)) * len(table)
     explanations = []
-    for first, last in _parts(table, steps):
+    for first, last in _parts(table, steps, max(_CELLS, size // _MOST_PARTS)):
         windows = [window for of_step in steps[first:last] for window in of_step]
         ranks = [RankTimes.of(table, windows, rank, data) for rank in ranks_of_windows(windows)]
-        explanations += _explain_part(table, steps[first:last], ranks, axes)
+        explanations += explain_ranks(table, steps[first:last], ranks, axes)
     return explanations
 
 
@@ -65,7 +68,7 @@ def explain_ranks(
     """The same from what each rank measured in all windows, in the order of the steps, and :func:`axes_inside_ops`."""
     before = np.cumsum([0, *map(len, steps)]).tolist()
     explanations = []
-    for first, last in _parts(table, steps):
+    for first, last in _parts(table, steps, _CELLS):
         of_part = [rank.of_windows(before[first], before[last]) for rank in ranks]
         explanations += _explain_part(table, steps[first:last], of_part, axes)
     return explanations
@@ -81,9 +84,8 @@ def axes_inside_ops(comms: Slice) -> dict[str, int]:
     )
 
 
-def _parts(table: PlanTable, steps: Steps) -> Iterator[tuple[int, int]]:
-    """(first, last) of the steps that are explained together: of about as many cells."""
-    cells = max(_CELLS, sum(map(len, steps)) * len(table) // _MOST_PARTS)
+def _parts(table: PlanTable, steps: Steps, cells: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of steps that have about so many cells together."""
     most = max(cells // max(len(table), 1), 1)
     first = size = 0
     for index, windows in enumerate(steps):

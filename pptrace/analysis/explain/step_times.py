@@ -132,10 +132,11 @@ class RankTimes:
         )
 
     def of_windows(self, first: int, last: int) -> RankTimes:
-        """The times in the windows from ``first`` to before ``last``, which are counted from 0."""
+        """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
         parts = []
         for part in (self.ops, self.tails, self.messages, self.waits):
-            inside = part.where((part["window"] >= first) & (part["window"] < last))
+            begin, end = np.searchsorted(part["window"], (first, last))
+            inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
         return RankTimes(*parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from functools import cache
 
@@ -12,9 +11,10 @@ from pptrace.analysis.explain.binding import bindings_of
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.schedule.plan_table import PlanTable
 from pptrace.schedule.registry import SCHEDULES, build
+from tests.support.extent import ALL
 from tests.support.replayed_times import replayed_times
 
-NUM_GRAPHS = 1000 if os.environ.get("PPTRACE_ALL") else 250
+NUM_GRAPHS = 1000 if ALL else 250
 
 
 def paths_to_the_end(table: PlanTable, durations: list[int], latency: int) -> dict[int, int]:

@@ -31,7 +31,7 @@ def test_parts_and_ranks_one_by_one_explain_as_all_at_once(monkeypatch: pytest.M
     together = explain.explain_steps(table, steps, analysis.data)
     assert all(explanation.blame is not None and explanation.causes for explanation in together)
     monkeypatch.setattr(explain, "_CELLS", 4 * len(table))
-    assert list(explain._parts(table, steps)) == [(0, 2), (2, 4), (4, 5)]
+    assert list(explain._parts(table, steps, explain._CELLS)) == [(0, 2), (2, 4), (4, 5)]
     assert explain.explain_steps(table, steps, analysis.data) == together
     windows = [window for of_step in steps for window in of_step]
     ranks = [RankTimes.of(table, windows, rank, analysis.data) for rank in ranks_of_windows(windows)]
