@@ -295,7 +295,7 @@ def _first_steps(ops: pd.DataFrame, num_blocks: int) -> Int64:
     return firsts
 
 
-# What workers call beside :mod:`pptrace.workflow.on_workers`: results that several calls share come as one future.
+# What workers call besides :mod:`pptrace.workflow.on_workers`: results that several calls share come as one future.
 
 
 def _same(value: Any) -> Any:

@@ -230,8 +230,8 @@ def test_ranks_with_fewer_forwards_and_backwards_than_their_pipeline_are_named_b
     ops = [op(0, kind, step=step) for step in (3, 4, 5) for kind in ("F", "B", "W")]
     ops += [op(1, "OVERLAP_F_B", step=3), op(1, "I", step=4), op(1, "F", step=4, microbatch=-1)]
     steps = [step_of(rank_step(0), rank_step(1), step=step) for step in (3, 4, 5)]
-    told = those_with("its trace has", lines_of(run_of(ops), steps))
-    assert told == [
+    reported = those_with("its trace has", lines_of(run_of(ops), steps))
+    assert reported == [
         "rank 1: its trace has 1 of 2 ops of step 4: the figures of that step do not include them",
         "rank 1: its trace has no ops of step 5: the figures of that step do not include them",
     ]
@@ -337,8 +337,8 @@ def test_of_a_plan_what_it_does_not_cover_is_null() -> None:
         (run_of(), [without_fall], ["ideal_ratio, ideal_share and waterfall_ns are null where there is no plan"]),
         (run_of(), [replace(without_fall, span_ns=None)], []),
     ):
-        told = those_with("waterfall_ns is null", got := lines_of(run, steps)) + those_with("ideal_ratio", got)
-        assert sorted(line[: len(expected)] for line, expected in zip(sorted(told), lines, strict=True)) == lines
+        reported = those_with("waterfall_ns is null", got := lines_of(run, steps)) + those_with("ideal_ratio", got)
+        assert sorted(line[: len(expected)] for line, expected in zip(sorted(reported), lines, strict=True)) == lines
 
 
 def test_fields_that_are_null_are_listed_with_their_reasons() -> None:

@@ -68,8 +68,8 @@ def test_the_largest_gain_is_that_of_a_warning() -> None:
         finding("imbalance", 300_000),
         finding("jitter", None),
     )
-    said = verdict_of(step_of(2_000_000, FALL), findings=findings)
-    assert said.endswith("; the most to win back is 0.3 ms a step of stages of unequal cost.")
+    verdict = verdict_of(step_of(2_000_000, FALL), findings=findings)
+    assert verdict.endswith("; the most to win back is 0.3 ms a step of stages of unequal cost.")
     assert "win back" not in verdict_of(step_of(2_000_000, FALL), findings=(finding("unexplained", 40_000),))
     other = Finding(Severity.WARNING, "Rank 3 is slow", "", 700_000)
     assert verdict_of(step_of(2_000_000, FALL), findings=(other,)).endswith(" 0.7 ms a step of Rank 3 is slow.")
@@ -102,8 +102,10 @@ def test_without_a_waterfall_the_ranks_are_summed() -> None:
 
 @pytest.mark.parametrize("unknown", [rank_of(500, None, 300), rank_of(500, 200, None)])
 def test_what_one_rank_does_not_know_is_not_summed(unknown: RankStep) -> None:
-    said = verdict_of(step_of(1_000_000, None, rank_of(700, 100, 200), unknown))
-    assert said == "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, not told apart."
+    verdict = verdict_of(step_of(1_000_000, None, rank_of(700, 100, 200), unknown))
+    assert (
+        verdict == "The step takes 1.0 ms: 60% compute; the rest is waiting and exposed communication, not told apart."
+    )
 
 
 def test_a_step_without_compute_or_a_common_clock_says_what_is_not_known() -> None:
@@ -141,8 +143,8 @@ def test_the_gain_is_that_of_the_step_whose_shares_stand_before_it() -> None:
 
 def test_an_unexplained_part_does_not_silence_a_smaller_one_that_can_be_acted_on() -> None:
     findings = (finding("unexplained", 900_000), finding("communication", 40_000))
-    said = verdict_of(step_of(2_000_000, FALL), findings=findings)
-    assert said.endswith("; the most to win back is 0.0 ms a step of exposed communication.")
+    verdict = verdict_of(step_of(2_000_000, FALL), findings=findings)
+    assert verdict.endswith("; the most to win back is 0.0 ms a step of exposed communication.")
 
 
 def test_of_some_of_the_ranks_the_length_is_that_of_their_window() -> None:

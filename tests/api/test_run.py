@@ -204,7 +204,7 @@ def test_a_table_that_a_user_changes_is_unchanged_at_the_next_look_and_in_files(
     changed = getattr(run, name)
     for column in changed.columns:
         changed[column] = 0
-    changed["mine"] = 1
+    changed["added"] = 1
     pd.testing.assert_frame_equal(getattr(run, name), before)
     run.to_csv(tmp_path)
     if name in ("ops", "comms"):
@@ -218,5 +218,5 @@ def test_tables_of_a_run_on_paper_are_copies_too() -> None:
     for name in ("ops", "ranks"):
         before, changed = getattr(step, name).copy(), getattr(step, name)
         changed.loc[:, "rank"] = 7
-        changed["mine"] = 1
+        changed["added"] = 1
         pd.testing.assert_frame_equal(getattr(step, name), before)

@@ -155,8 +155,8 @@ def test_only_ranks_of_one_host_add_the_error_of_its_readings() -> None:
     """A message each way of 40 between ranks 0 and 1; ranks 1 and 2 may be on one host."""
     rows = [(0, "send", 0, 100, 101), (1, "recv", 0, 90, 140), (1, "send", 1, 200, 201), (0, "recv", 1, 190, 240)]
     assert estimate_clock(comms_of(*rows), [0, 1], named("a", "b")) == Clock(ClockMethod.BOUNDS, {0: 0, 1: 0}, 40)
-    beside = [*rows, (2, "send", -1, 95, 230)]
-    clock = estimate_clock(comms_of(*beside), [0, 1, 2], named("a", "b", "b"))
+    more = [*rows, (2, "send", -1, 95, 230)]
+    clock = estimate_clock(comms_of(*more), [0, 1, 2], named("a", "b", "b"))
     assert clock == Clock(ClockMethod.BOUNDS, {0: 0, 1: 0, 2: 0}, 40 + 50_000)
 
 

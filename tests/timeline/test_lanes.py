@@ -81,8 +81,8 @@ def test_communication_is_transfer_where_its_other_side_is_there_and_else_waitin
     assert spans(lane) == expected
     if not lacks_peers:
         assert spans(lane_of(0, ops_of(), comms_of(comm(10, 30, **row)), None, AS_IT_IS)) == expected
-    beside = lane_of(0, ops_of(), comms_of(comm(10, 30, **row), comm(100, 110)), None, AS_IT_IS, lacks_peers)
-    assert beside.unknown.tolist() == lane.unknown.tolist()
+    with_another = lane_of(0, ops_of(), comms_of(comm(10, 30, **row), comm(100, 110)), None, AS_IT_IS, lacks_peers)
+    assert with_another.unknown.tolist() == lane.unknown.tolist()
 
 
 def test_what_compute_or_an_exposed_transfer_overlaps_is_not_unknown() -> None:

@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tools")]
 
-from mutation_tests import PACKAGES, Children, Plugin, choose_tests, measure, run_pytest, test_files  # noqa: E402
+from mutation_tests import PACKAGES, Children, Plugin, choose_tests, files_of_tests, measure, run_pytest  # noqa: E402
 from mutations import Mutant, mutants_of, mutated  # noqa: E402
 
 PROJECT = ("pptrace", "instrument", "dashboards")
@@ -234,7 +234,7 @@ def main() -> int:
             children.start(lambda mutant=mutant, tests=tests: run_mutant(mutant, tests, by_name), done, limit)
         children.wait()
 
-    run_pytest([str(path.relative_to(ROOT)) for path in test_files()], Plugin(instead=try_all))
+    run_pytest([str(path.relative_to(ROOT)) for path in files_of_tests()], Plugin(instead=try_all))
     print(f"{len(equivalent)} mutants that change nothing are left out ({EQUIVALENT.name})")
     score = report({name: group for name, group in mutants.items() if any(m.name in survived for m in group)}, survived)
     return int(score < TARGET)

@@ -138,7 +138,7 @@ def measure(children: Children) -> Measured:
     code = sorted(ROOT.glob("pptrace/**/*.py")) + sorted(ROOT.glob("tests/support/*.py")) + [ROOT / "tests/conftest.py"]
     measured: Measured = {}
     with tempfile.TemporaryDirectory() as folder:
-        for path in test_files():
+        for path in files_of_tests():
             name = str(path.relative_to(ROOT))
             neighbours = sorted(other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
             key = hashlib.sha256(b"".join(part.read_bytes() for part in [*code, *neighbours, path])).hexdigest()
@@ -161,7 +161,7 @@ def measure(children: Children) -> Measured:
     return {test: row for name in measured for test, row in measured[name]["tests"].items()}
 
 
-def test_files() -> list[Path]:
+def files_of_tests() -> list[Path]:
     """The files of ``TESTS``."""
     paths = [ROOT / "tests" / name for name in TESTS]
     return [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]

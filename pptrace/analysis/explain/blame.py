@@ -176,11 +176,11 @@ def _pieces(
             idle = np.maximum(idle - rest, 0)
         yield _piece(walk, "idle", hop.step, hop.row, idle, typical.idle)
         yield _piece(walk, "transfer", hop.step, source, transfer, typical.transfer, hop.row)
-        goes_on = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
-        on = goes_on if goes_on.all() else np.flatnonzero(goes_on)
+        continues = (hop.source != NONE) & (table.rank[source] != bubbles.rank[walk])
+        on = continues if continues.all() else np.flatnonzero(continues)
         yield _piece(walk[on], "work", hop.step[on], source[on], hop.work[on], typical.work)
         try:
-            hop, number = walks.send(goes_on & is_open(walk)), number + 1
+            hop, number = walks.send(continues & is_open(walk)), number + 1
         except StopIteration:
             return
 

@@ -250,7 +250,7 @@ def _blames(times: StepTimes, bindings: Bindings, step: Int64, sizes: Sequence[i
 
 
 _OTHER_CHARGES = {"transfer": "transfer", "idle": "idle", "wait": "inner"}
-"""Kinds of blame beside those of ops, and the charges that they are."""
+"""Kinds of blame other than those of ops, and the charges that they are."""
 
 
 def _most_blamed(charges: Charges, times: StepTimes, windows: Int64) -> tuple[BlamedOp, ...]:

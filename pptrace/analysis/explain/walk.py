@@ -56,6 +56,6 @@ def walk_back(
         start = np.where(has_source, np.minimum(sent, times.start[step, source]), sent)
         moving = np.where(is_message, 0, np.minimum(times.gap_exposed[step, row], cursor - begun))
         idle, transfer = cursor - begun - moving, begun - sent + moving
-        goes_on = yield Hop(walk, step, row, source, idle, transfer, sent - start)
-        on = has_source if goes_on is None else has_source & goes_on
+        continues = yield Hop(walk, step, row, source, idle, transfer, sent - start)
+        on = has_source if continues is None else has_source & continues
         walk, step, row, cursor = walk[on], step[on], source[on], start[on]

@@ -1,4 +1,4 @@
-"""A slow rank is told from a heavy stage by what its replicas take."""
+"""A slow rank is distinguished from a heavy stage by what its replicas take."""
 
 from __future__ import annotations
 

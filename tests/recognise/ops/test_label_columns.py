@@ -1,4 +1,4 @@
-"""Labelled ranges by columns, beside loops over one range after the other."""
+"""Labelled ranges by columns, against loops over one range after the other."""
 
 from __future__ import annotations
 
