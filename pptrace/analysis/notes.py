@@ -50,12 +50,12 @@ def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> It
     if all(work.missing_device_events for work in run.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
-    ops = rows_where(run.ops, run.ops["kind"].isin(COMPUTE_KINDS))
+    durations = (run.ops["end_ns"] - run.ops["start_ns"])[run.ops["kind"].isin(COMPUTE_KINDS)]
     uncertainty = clock.uncertainty_ns or 0
-    if steps and ops.empty:
+    if steps and durations.empty:
         yield from _clocks_of_steps(uncertainty, steps)
         return
-    if not steps or uncertainty <= _CERTAIN * (median := float((ops["end_ns"] - ops["start_ns"]).median())):
+    if not steps or uncertainty <= _CERTAIN * (median := float(durations.median())):
         return
     doubt = "only that exact"
     if all(step.span_ns is None for step in steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, overload
 
 from pptrace.api.files import FilePath, text_or_file
@@ -23,9 +24,13 @@ class Exports(ABC):
         Raises:
             PptraceError: the file cannot be written.
         """
-        from pptrace.report.to_json import dump
+        return text_or_file(self.json_parts(ops), path)
 
-        return text_or_file(dump(self._json_object(ops)), path)
+    def json_parts(self, ops: bool = False) -> Iterator[str]:
+        """The text of :meth:`to_json` in parts: that of all steps of a long run is large."""
+        from pptrace.report.to_json import parts_of
+
+        return parts_of(self._json_object(ops))
 
     @overload
     def to_html(self, path: None = None) -> str: ...

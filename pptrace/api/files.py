@@ -36,15 +36,16 @@ def as_path(path: FilePath) -> Path:
     return Path(path)
 
 
-def write_text(path: FilePath, text: str) -> None:
-    """Write a text file, UTF-8.
+def write_text(path: FilePath, parts: str | Iterable[str]) -> None:
+    """Write a text file, UTF-8, whole or from its parts.
 
     Raises:
         PptraceError: it cannot be written.
     """
     file = as_path(path)
     try:
-        file.write_text(text, encoding="utf-8")
+        with file.open("w", encoding="utf-8") as stream:
+            stream.writelines([parts] if isinstance(parts, str) else parts)
     except (OSError, ValueError) as err:  # ValueError: a null character in its name
         raise PptraceError(f"{path}: cannot be written ({reason(err)}); give another file") from None
 
@@ -54,13 +55,13 @@ def reason(err: OSError | ValueError) -> str:
     return str((err.strerror or err) if isinstance(err, OSError) else err)
 
 
-def text_or_file(text: str, path: FilePath | None) -> str | None:
-    """Write a text where a path is given; else return it.
+def text_or_file(parts: str | Iterable[str], path: FilePath | None) -> str | None:
+    """Write a text, whole or from its parts, where a path is given; else return it.
 
     Raises:
         PptraceError: the file cannot be written.
     """
     if path is None:
-        return text
-    write_text(path, text)
+        return parts if isinstance(parts, str) else "".join(parts)
+    write_text(path, parts)
     return None

@@ -145,9 +145,9 @@ class Run(Exports):
         return chosen
 
     def _json_object(self, with_ops: bool) -> dict[str, Any]:
-        from pptrace.report.to_json import report_object
+        from pptrace.report.to_json import report_in_parts
 
-        return report_object(self.report, with_ops)
+        return report_in_parts(self.report, with_ops)
 
     def _page(self) -> str:
         from pptrace.report.html import report_page
@@ -165,9 +165,9 @@ class Run(Exports):
             PptraceError: the file cannot be written.
         """
         from pptrace.report.perfetto import perfetto_object
-        from pptrace.report.to_json import dump
+        from pptrace.report.to_json import parts_of
 
-        return text_or_file(dump(perfetto_object(self.analysis)), path)
+        return text_or_file(parts_of(perfetto_object(self.analysis)), path)
 
     def to_csv(self, directory: FilePath) -> None:
         """Write ops.csv, comms.csv and, where there are memory events, memory.csv into a directory, which is made.

@@ -106,7 +106,7 @@ def _analyze(paths: Sequence[Path], options: AnalyzeOptions) -> None:
         _write_tables("--parquet", run.to_parquet, options.parquet_dir)
         outputs.write(
             {
-                "--json": lambda: run.to_json(ops=options.with_ops),
+                "--json": lambda: run.json_parts(options.with_ops),
                 "--html": lambda: run.to_html(),
                 "--perfetto": lambda: run.to_perfetto(),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,17 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _write_text(target: str | Path, text: str) -> None:
+def _write_text(target: str | Path, parts: str | Iterable[str]) -> None:
     """Write to a file, or to stdout for "-".
 
     Raises:
         PptraceError: the file cannot be written.
     """
     if str(target) == "-":
+        text = parts if isinstance(parts, str) else "".join(parts)
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
-    write_text(target, text)
+    write_text(target, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Outputs:
         """Whether one of them goes to stdout, so that nothing else may be printed."""
         return bool(self._for_stdout())
 
-    def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
+    def write(self, texts: Mapping[str, Callable[[], str | Iterable[str]]]) -> None:
         """Make and write each output; stdout last, since its reader may end the program, as `| head` does.
 
         Raises:

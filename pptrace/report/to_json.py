@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,6 +20,12 @@ SIMULATION_SCHEMA = "pptrace.simulation/1"
 
 def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
     """The report as a JSON object; ``ops`` of each rank only on request."""
+    value = report_in_parts(report, with_ops)
+    return value | {"steps": list(value["steps"])}
+
+
+def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
+    """The same for :func:`parts_of`: ``steps`` is an iterator."""
     return _with_rest(
         report,
         {
@@ -30,7 +36,7 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
             "mesh": _plain(report.mesh),
             "schedule": _plain(report.schedule),
             "clock": _plain(report.clock),
-            "steps": [_step(step, with_ops) for step in report.steps],
+            "steps": (_step(step, with_ops) for step in report.steps),
             "marked_steps": _plain(report.marked_steps),
             "device": [
                 {"rank": entry.rank, **_plain(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
@@ -146,8 +152,37 @@ def _named(action: Action) -> dict[str, Any]:
     return {"kind": str(action.kind), "stage": action.stage, "chunk": action.chunk, "microbatch": action.microbatch}
 
 
-def dump(value: dict[str, Any]) -> str:
+def dump(value: Mapping[str, Any]) -> str:
     """Strict JSON: NaN and infinity are errors, never written."""
+    return "".join(parts_of(value))
+
+
+def parts_of(value: Mapping[str, Any]) -> Iterator[str]:
+    """The same text in parts, one for each member of a list that belongs to the object: of all steps at once it is long.
+
+    Such a list may be an iterator, whose members are made when they are written.
+    """
+    before = "{"
+    for name, member in value.items():
+        head = f"{before}\n {json.dumps(name, ensure_ascii=False)}: "
+        before = ","
+        if isinstance(member, Iterator | list):
+            yield from _parts_of_list(head, member)
+        else:
+            yield head + _indented(member, 1)
+    yield "\n}" if value else "{}"
+
+
+def _parts_of_list(head: str, members: Iterable[Any]) -> Iterator[str]:
+    before = f"{head}["
+    for member in members:
+        yield f"{before}\n  {_indented(member, 2)}"
+        before = ","
+    yield f"{head}[]" if before != "," else "\n ]"
+
+
+def _indented(value: Any, depth: int) -> str:
+    """Strict JSON of a value that stands at some depth of an object."""
     compact = json.dumps(value, ensure_ascii=False, allow_nan=False)  # indenting, it would be written in Python
     indented: bytes = msgspec.json.format(compact.encode("utf-8", "surrogatepass"), indent=1)
-    return indented.decode("utf-8", "surrogatepass")
+    return indented.decode("utf-8", "surrogatepass").replace("\n", "\n" + " " * depth)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
-from pptrace.slices import rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,8 @@ class StepWindow:
 
 def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
     """The windows of all steps and pipelines, in time order. ``ops`` must be on one clock."""
-    compute = rows_where(ops[["rank", "step", "start_ns", "end_ns"]], ops["kind"].isin(COMPUTE_KINDS))
-    spans = compute.groupby(["rank", "step"]).agg(start=("start_ns", "min"), end=("end_ns", "max"))
     of_rank: dict[int, dict[int, tuple[int, int]]] = {}
-    for rank, step, start, end in spans.reset_index().itertuples(index=False):
+    for rank, step, start, end in _spans(ops).itertuples(index=False):
         of_rank.setdefault(rank, {})[step] = (start, end)
     windows = []
     for pipeline in mesh.pipelines:
@@ -42,3 +40,24 @@ def step_windows(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[StepWindow, ...]:
             first, last = min(start for start, _ in present.values()), max(end for _, end in present.values())
             windows.append(StepWindow(step, tuple(present), first, last))
     return tuple(sorted(windows, key=lambda window: (window.step, window.ranks)))
+
+
+def _spans(ops: pd.DataFrame) -> pd.DataFrame:
+    """Start and end of the compute ops of each rank and step.
+
+    Rows of a rank and step that follow one another, which are all of them where the table is in that order, become one first.
+    """
+    rank, step = ops["rank"].to_numpy(), ops["step"].to_numpy()
+    first = np.flatnonzero(np.r_[len(ops) > 0, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])])
+    is_compute = ops["kind"].isin(COMPUTE_KINDS).to_numpy()
+    starts = np.where(is_compute, ops["start_ns"].to_numpy(), _LATEST)
+    start = np.minimum.reduceat(starts, first) if len(first) else starts
+    del starts  # as long as the table
+    ends = np.where(is_compute, ops["end_ns"].to_numpy(), -_LATEST)
+    end = np.maximum.reduceat(ends, first) if len(first) else ends
+    runs = pd.DataFrame({"rank": rank[first], "step": step[first], "start": start, "end": end})
+    runs = runs[runs["start"] != _LATEST]
+    return runs.groupby(["rank", "step"], as_index=False).agg({"start": "min", "end": "max"})
+
+
+_LATEST = np.iinfo(np.int64).max
