@@ -192,3 +192,11 @@ def group_sums(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_group
     if len(present):
         sums[:, present] = np.add.reduceat(values[:, order], first[present], axis=1)
     return sums
+
+
+def group_medians(values: npt.NDArray[np.int64], group: npt.NDArray[Any], num_groups: int) -> npt.NDArray[np.int64]:
+    """The medians of the columns of each group, rounded down, shape (rows, groups); 0 of a group without any."""
+    medians = np.zeros((values.shape[0], num_groups), dtype=np.int64)
+    for number in np.unique(group).tolist():
+        medians[:, number] = np.median(values[:, group == number], axis=1)
+    return medians

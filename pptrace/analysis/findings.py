@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
+from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
+from pptrace.analysis.step_findings import findings_of_series
 from pptrace.model.tables import Int64
 
 _CAUSES = {
@@ -39,17 +41,18 @@ _CAUSES = {
     ),
 }
 """What a finding says of a cause, what where most of it is at one place, and what to do."""
-_LEAST_SHARE = 0.02
-"""A cause below this share of the step is not mentioned."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
-_FEWEST_STEPS = 5
-"""With fewer steps the interval of a gain is from the least to the largest."""
-_NUM_SAMPLES = 1000
+_MOST_FINDINGS = 10
 
 
-def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Finding, ...]:
-    """Findings over all steps, the largest gain first."""
+def find(
+    steps: Sequence[StepReport], schedule: ScheduleSummary, series: StepSeries | None = None
+) -> tuple[Finding, ...]:
+    """Findings over all steps, the largest gain first, ten at most.
+
+    Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others.
+    """
     findings = [
         Finding(
             Severity.CRITICAL,  # every figure that rests on the plan is in doubt
@@ -58,16 +61,18 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
         )
         for _ in schedule.mismatches[:1]  # one finding, however many differ
     ]
-    explained = [step for step in steps if step.causes is not None]
+    of_series = list(findings_of_series(series, steps)) if series else []
+    apart = {outlier.step for outlier in series.outliers} if series else set()
+    explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        return tuple(findings)
+        return (*findings, *of_series)
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [_with_axes(finding, explained) for finding in candidates if finding]
-    ordered = sorted(named, key=lambda finding: -(finding.gain_ns or 0))
+    ordered = sorted([*named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
-    return (*findings, *structural, *ordered)
+    return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,13 +96,7 @@ class _Loss:
         return {place[0]: place[1]} if ns >= _MOST_OF_IT * max(self.total, 1) else {}
 
     def interval(self) -> tuple[int, int]:
-        """The 90 % interval of the mean over steps, by bootstrap; with few steps from the least to the largest, ns."""
-        values = self.of_steps
-        if len(values) < _FEWEST_STEPS:
-            return int(values.min()), int(values.max())
-        chosen = np.random.default_rng(0).integers(0, len(values), (_NUM_SAMPLES, min(len(values), _NUM_SAMPLES)))
-        low, high = np.percentile(values[chosen].mean(axis=1), (5, 95))
-        return int(np.floor(low)), int(np.ceil(high))
+        return gain_interval(self.of_steps)
 
 
 def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
@@ -113,8 +112,8 @@ def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
 
 def _finding(loss: _Loss, span: int) -> Finding | None:
     low, high = loss.interval()
-    is_noise = low <= 0 and len(loss.of_steps) >= _FEWEST_STEPS
-    if loss.total < _LEAST_SHARE * span or is_noise:
+    is_noise = low <= 0 and len(loss.of_steps) >= FEWEST_STEPS
+    if loss.total < LEAST_SHARE * span or is_noise:
         return None
     anywhere, somewhere, advice = _CAUSES[loss.name]
     where = loss.where

@@ -272,6 +272,55 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StepOutlier:
+    """A step far above the usual length: ``usual_step`` is the typical one of its time, with ``usual_ns``.
+
+    ``differences`` are what it has more of, by cause and place, and sum to ``excess_ns``; None where a step is not explained.
+    ``ops`` has the op that is to blame for most of its bubble, if one is.
+    """
+
+    step: int
+    span_ns: int
+    usual_step: int
+    usual_ns: int
+    differences: tuple[Cause, ...] | None
+    ops: tuple[BlamedOp, ...]
+
+    @property
+    def excess_ns(self) -> int:
+        return self.span_ns - self.usual_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """From ``step`` on, steps take as long as ``after_step``; until then as long as ``before_step``.
+
+    ``differences`` are what they have more or less of, by cause and place; None where a step is not explained.
+    """
+
+    step: int
+    before_step: int
+    before_ns: int
+    after_step: int
+    after_ns: int
+    differences: tuple[Cause, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """How long steps take over a run, ns: percentiles, the outliers, the longest first, and where the level changes."""
+
+    num_steps: int
+    min_ns: int
+    p10_ns: int
+    median_ns: int
+    p90_ns: int
+    max_ns: int
+    outliers: tuple[StepOutlier, ...]
+    changes: tuple[StepChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CommTotal:
     """All communication of one kind on one axis by one rank in its whole trace, pipeline or not. Bandwidths are in GB/s.
 
@@ -350,6 +399,7 @@ class Report:
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
     """Who is to blame for a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
+    step_series: StepSeries | None = None
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -22,6 +22,7 @@ from pptrace.analysis.result import (
     ScheduleSummary,
     StepReport,
 )
+from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
@@ -122,7 +123,7 @@ def make_report(
         ops: of all ranks, on one clock.
         step: the only step of the report, if it is of one.
     """
-    summary = _schedule_summary(run.schedule)
+    summary, series = _schedule_summary(run.schedule), series_of(steps)
     report = Report(
         pptrace_version=__version__,
         inputs=inputs,
@@ -135,8 +136,9 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary),
+        findings=find(steps, summary, series),
         warnings=warnings,
+        step_series=series,
     )
     return with_verdict(report)
 

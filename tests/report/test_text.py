@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from pptrace.analysis.result import Report
+from pptrace.analysis.step_series import series_of
 from pptrace.analysis.verdict import with_verdict
 from pptrace.report.tables import Amount, tables_of
 from pptrace.report.text import print_report
@@ -39,7 +40,8 @@ def many(num_steps: int, num_ranks: int, num_stages: int) -> Report:
     )
     spans = [*(step.span_ns + number % 7 for number in range(num_steps - 1)), 5 * step.span_ns]
     steps = tuple(replace(step, step=number, span_ns=span, ranks=ranks) for number, span in enumerate(spans))
-    return replace(WHOLE, steps=steps, warnings=tuple(f"warning {number}" for number in range(20)))
+    warnings = tuple(f"warning {number}" for number in range(20))
+    return replace(WHOLE, steps=steps, step_series=series_of(steps), warnings=warnings)
 
 
 @pytest.mark.parametrize(

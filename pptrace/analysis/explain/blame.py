@@ -20,6 +20,7 @@ from pptrace.analysis.explain.walk import walk_back
 from pptrace.model.tables import Int64
 from pptrace.schedule.plan_table import NONE, PlanTable
 from pptrace.schedule.replay_table import replay_table
+from pptrace.slices import group_medians
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +56,11 @@ class Typical:
 def typical_of(times: StepTimes, bindings: Bindings) -> Typical:
     """What is usual, of all ops, messages and pauses of a kind and stage in each step."""
     table = times.table
-    group = table.stage.astype(np.int64) * 256 + table.kind
+    keys, group = np.unique(table.stage.astype(np.int64) * 256 + table.kind, return_inverse=True)
     sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
     transfer = np.where(bindings.is_message, np.maximum(bindings.ready - sent, 0), 0)
     parts = (times.durations, transfer, times.start - bindings.ready)
-    work, reading, idle = (_medians(part, group) for part in parts)
+    work, reading, idle = (group_medians(part, group, len(keys))[:, group] for part in parts)
     return Typical(work, reading, idle, *_bubbles_of_plan(table, work, reading))
 
 
@@ -70,14 +71,6 @@ def _bubbles_of_plan(table: PlanTable, work: Int64, reading: Int64) -> tuple[Int
     before = np.where(table.position > 0, np.roll(replay.end, 1, axis=1), 0)
     last = table.rank_ptr[1:] - 1
     return replay.start - before, replay.end.max(axis=1, keepdims=True) - replay.end[:, last]
-
-
-def _medians(values: Int64, group: Int64) -> Int64:
-    medians = np.empty_like(values)
-    order = np.argsort(group, kind="stable")
-    for columns in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        medians[:, columns] = np.median(values[:, columns], axis=1, keepdims=True).astype(np.int64)
-    return medians
 
 
 @dataclass(frozen=True, slots=True, eq=False)

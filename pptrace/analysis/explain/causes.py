@@ -29,7 +29,7 @@ MESSAGES, INNER = "pp", "inner"
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the mean of the op's kind and stage on
+    """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the median of the op's kind and stage on
     its rank (``of_rank``) and on all replicas (``of_stage``), and as the mean of its kind (``of_kind``).
 
     ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages cost their readers.

@@ -19,7 +19,7 @@ from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterf
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
-from pptrace.slices import Slice, group_sums, slice_of
+from pptrace.slices import Slice, group_medians, group_sums, slice_of
 from pptrace.timeline.lanes import is_inner
 from pptrace.timeline.windows import StepWindow
 
@@ -125,24 +125,25 @@ def _explain_part(
 def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64) -> Costs:
     """The costs of the ops of the windows ``chosen``, compared with those of the other pipelines of their steps.
 
-    Several replicas of a stage usually take what the faster half of them takes at most (the lower median of their means).
+    A rank usually takes the median of its ops of a kind and stage, so that single long ones are not the stage's cost. Several
+    replicas of a stage usually take what the faster half of them takes at most (the lower median of theirs).
     """
     table = times.table
     key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
     kind = key // table.num_stages
     counts = np.bincount(of_key)
-    means = group_sums(times.durations - times.communication, of_key, len(key)) / counts
-    of_stage = np.empty((len(chosen), len(key)))
+    medians = group_medians(times.durations - times.communication, of_key, len(key))
+    of_stage = np.empty((len(chosen), len(key)), dtype=np.int64)
     for index, number in enumerate(explained.tolist()):
-        replicas = np.sort(means[step == number], axis=0)
+        replicas = np.sort(medians[step == number], axis=0)
         of_stage[index] = replicas[(len(replicas) - 1) // 2]
     kinds, of_kind = np.unique(kind, return_inverse=True)
     weights = np.where(np.arange(len(kinds))[:, np.newaxis] == of_kind, counts, 0)
     mean_of_kind = of_stage @ (weights / weights.sum(axis=1, keepdims=True)).T
     return Costs(
         own=(times.durations - times.communication)[chosen],
-        of_rank=_rounded(means[chosen][:, of_key]),
-        of_stage=_rounded(of_stage[:, of_key]),
+        of_rank=medians[chosen][:, of_key],
+        of_stage=of_stage[:, of_key],
         of_kind=_rounded(mean_of_kind[:, of_kind[of_key]]),
         inner=times.communication[chosen],
         transfers=times.transfer[chosen],

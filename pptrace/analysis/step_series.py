@@ -1,0 +1,152 @@
+"""Lengths of a run's steps as a series: where their level changes, which are outliers, and what differs in them.
+
+Levels are separated where Pettitt's test (Applied Statistics 28, 1979: a change of the median, whatever the distribution) finds a
+change, in each part again until there is none. An outlier is far above the median of its own level.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.result import Cause, StepChange, StepOutlier, StepReport, StepSeries
+from pptrace.model.tables import Int64
+
+_FEWEST_STEPS = 5
+"""A level with fewer steps has no outliers."""
+_OUTLIER = 3.0
+"""A step longer than its level's median by this many scaled median deviations, and by ``_LEAST_EXCESS``, is an outlier."""
+_LEAST_EXCESS = 0.1
+_DEVIATION = 1.4826
+"""The median deviation of a normal distribution times this is its standard deviation."""
+_CHANCE = 0.005
+"""A change that chance alone would show more often than this is none."""
+_LEAST_CHANGE = 0.03
+"""Levels closer than this are one: the difference is not worth a word."""
+
+
+def series_of(steps: Sequence[StepReport]) -> StepSeries | None:
+    """The series of the steps whose length is known; None where there is none.
+
+    ``steps`` are in order. Differences are those between single steps, so that they sum exactly: between an outlier and the
+    typical step of its level, and between the typical steps of the levels before and after a change.
+    """
+    known = [step for step in steps if step.span_ns is not None]
+    if not known:
+        return None
+    spans = np.array([step.span_ns for step in known], dtype=np.int64)
+    levels = _levels(spans)
+    low, middle, high = (int(value) for value in np.percentile(spans, (10, 50, 90), method="nearest"))
+    outliers: list[StepOutlier] = []
+    for first, last in levels:
+        of_level = known[first:last]
+        typical = _typical(of_level)
+        outliers += [_outlier(of_level[index], typical) for index in _far_above(spans[first:last])]
+    changes = [
+        _change(known[first], _typical(known[before:first]), _typical(known[first:last]))
+        for (before, _), (first, last) in pairwise(levels)
+    ]
+    by_excess = sorted(outliers, key=lambda outlier: (-outlier.excess_ns, outlier.step))
+    return StepSeries(
+        len(known), int(spans.min()), low, middle, high, int(spans.max()), tuple(by_excess), tuple(changes)
+    )
+
+
+def _levels(spans: Int64) -> list[tuple[int, int]]:
+    """(first, last) of the parts of the series that have one level each."""
+    cuts = [0, *_cuts(spans), len(spans)]
+    for index in range(1, len(cuts) - 1):  # the test finds that there is a change, and about where
+        before, after = cuts[index - 1], cuts[index + 1]
+        cuts[index] = before + _least_squares_cut(spans[before:after])
+    return list(pairwise(cuts))
+
+
+def _cuts(spans: Int64) -> list[int]:
+    """The first steps of all levels but the first, in order."""
+    cut = _strongest_change(spans)
+    if cut is None:
+        return []
+    return [*_cuts(spans[:cut]), cut, *(cut + later for later in _cuts(spans[cut:]))]
+
+
+def _strongest_change(spans: Int64) -> int | None:
+    """The first step after the change of level that Pettitt's test finds; None where it finds none."""
+    n = len(spans)
+    if n < 2 * _FEWEST_STEPS:
+        return None
+    cut, statistic = _strongest(spans)
+    by_chance = 2 * np.exp(-6.0 * statistic**2 / (n**3 + n**2))
+    before, after = (float(np.median(part)) for part in (spans[:cut], spans[cut:]))
+    is_large = abs(after - before) >= _LEAST_CHANGE * min(before, after)
+    return cut if by_chance < _CHANCE and is_large else None
+
+
+def _strongest(spans: Int64) -> tuple[int, float]:
+    """(where the series falls into two parts that differ most, Pettitt's statistic there)."""
+    n = len(spans)
+    statistic = np.abs(2 * np.cumsum(_ranks(spans))[:-1] - np.arange(1, n) * (n + 1))
+    inside = statistic[_FEWEST_STEPS - 1 : n - _FEWEST_STEPS]
+    cut = int(inside.argmax())
+    return cut + _FEWEST_STEPS, float(inside[cut])
+
+
+def _least_squares_cut(spans: Int64) -> int:
+    """The cut into two parts whose values, the extreme ones clipped, are closest to the means of their parts."""
+    values = np.clip(spans, *np.percentile(spans, (5, 95)))
+    values = values - values.mean()
+    first, n = np.arange(1, len(values)), len(values)
+    between = np.cumsum(values)[:-1] ** 2 / (first * (n - first))
+    return _FEWEST_STEPS + int(between[_FEWEST_STEPS - 1 : n - _FEWEST_STEPS].argmax())
+
+
+def _ranks(values: Int64) -> npt.NDArray[np.float64]:
+    """Ranks from 1 on, equal values with the mean of theirs."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[index]
+    return ranks
+
+
+def _far_above(spans: Int64) -> list[int]:
+    """The outliers of a level."""
+    if len(spans) < _FEWEST_STEPS:
+        return []
+    middle = float(np.median(spans))
+    deviation = _DEVIATION * float(np.median(np.abs(spans - middle)))
+    far: list[int] = np.flatnonzero(spans > middle + max(_OUTLIER * deviation, _LEAST_EXCESS * middle)).tolist()
+    return far
+
+
+def _typical(steps: Sequence[StepReport]) -> StepReport:
+    """The step of median length, of two the shorter; of those that are explained, if there are any."""
+    explained = [step for step in steps if step.causes is not None] or steps
+    return sorted(explained, key=lambda step: step.span_ns or 0)[(len(explained) - 1) // 2]
+
+
+def _outlier(step: StepReport, typical: StepReport) -> StepOutlier:
+    ops = step.blame.ops if step.blame is not None else ()
+    return StepOutlier(
+        step.step, step.span_ns or 0, typical.step, typical.span_ns or 0, _differences(step, typical), ops[:1]
+    )
+
+
+def _change(first: StepReport, before: StepReport, after: StepReport) -> StepChange:
+    return StepChange(
+        *(first.step, before.step, before.span_ns or 0, after.step, after.span_ns or 0), _differences(after, before)
+    )
+
+
+def _differences(step: StepReport, usual: StepReport) -> tuple[Cause, ...] | None:
+    """What ``step`` has more of than ``usual``, the most first: sums to the difference of their spans; None if not explained."""
+    if step.causes is None or usual.causes is None:
+        return None
+    more: Counter[tuple[str, tuple[tuple[str, int | str], ...]]] = Counter()
+    for report, sign in ((step, 1), (usual, -1)):
+        more["compute", ()] += sign * (report.ideal_ns or 0)
+        for cause in report.causes or ():
+            more[cause.cause, tuple(cause.where.items())] += sign * cause.ns
+    differences = [Cause(cause, dict(where), ns) for (cause, where), ns in more.items() if ns]
+    return tuple(sorted(differences, key=lambda part: (-abs(part.ns), part.cause, str(part.where))))

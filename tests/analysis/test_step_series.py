@@ -1,0 +1,160 @@
+"""Outliers and changes in the length of steps: against definitions counted out, and in runs whose lengths are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis import step_series
+from pptrace.analysis.result import Report, StepSeries
+from pptrace.analysis.step_series import series_of
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.registry import build
+from pptrace.schedule.replay_table import replay_table
+from pptrace.workflow.analyse import analyse
+from pptrace.workflow.load import load
+from tests.support.synthetic import record
+
+GAP_NS = 1_000
+NAMES = [str(kind) for kind in Kind]
+TABLE = build("1f1b", 4, 8).table
+USUAL = np.where(TABLE.kind == Kind.F.code, 100_000, 200_000)
+ONE_STEP = analyse(record(build("1f1b", 2, 3, 1)).traces()).report
+
+
+def report_of(tmp_path: Path, durations: Int64, table: PlanTable = TABLE) -> Report:
+    """The report of steps whose ops take ``durations`` (steps, rows); replayed, as a table of ops."""
+    replay = replay_table(table, durations)
+    begin = np.cumsum([0, *(replay.end.max(axis=1)[:-1] + GAP_NS)])[:, np.newaxis]
+    num_steps = len(durations)
+    columns = {
+        "rank": np.tile(table.rank, num_steps),
+        "step": np.repeat(np.arange(num_steps), len(table)),
+        "kind": [NAMES[code] for code in table.kind] * num_steps,
+        "stage": np.tile(table.stage, num_steps),
+        "microbatch": np.tile(table.microbatch, num_steps),
+        "start_ns": (replay.start + begin).ravel(),
+        "end_ns": (replay.end + begin).ravel(),
+    }
+    pd.DataFrame(columns).to_csv(tmp_path / "ops.csv", index=False)
+    return load([tmp_path / "ops.csv"]).report
+
+
+def series_with(spans: Int64) -> StepSeries:
+    """The series of steps of these lengths, ns."""
+    (step,) = ONE_STEP.steps
+    series = series_of([replace(step, step=number, span_ns=int(span)) for number, span in enumerate(spans)])
+    assert series is not None
+    return series
+
+
+def test_the_strongest_change_is_that_of_pettitts_statistic_counted_out() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(random.integers(16, 40))
+        spans = random.integers(100, 120, n) + np.where(np.arange(n) < random.integers(5, n - 4), 0, 30)
+        statistic = [
+            abs(sum(int(np.sign(spans[later] - spans[earlier])) for earlier in range(cut) for later in range(cut, n)))
+            for cut in range(5, n - 4)
+        ]
+        cut = 5 + int(np.argmax(statistic))
+        significant = 2 * np.exp(-6 * max(statistic) ** 2 / (n**3 + n**2)) < 0.005
+        assert step_series._strongest_change(spans) == (cut if significant else None)
+
+
+def test_a_series_of_one_level_seldom_changes() -> None:
+    random = np.random.default_rng(1)
+    changed = sum(
+        bool(series_with((random.normal(1e6, 5e4, int(random.integers(10, 200)))).astype(np.int64)).changes)
+        for _ in range(400)
+    )
+    assert changed <= 0.01 * 400
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_levels_are_told_apart_where_they_change(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    levels = np.repeat([1_000_000, 1_200_000, 1_050_000], [40, 30, 50])
+    spans = (levels * random.normal(1, 0.01, len(levels))).astype(np.int64)
+    assert [change.step for change in series_with(spans).changes] == [40, 70]
+
+
+def test_an_outlier_is_far_above_its_own_level_and_not_above_the_whole_run() -> None:
+    spans = np.repeat([1_000_000, 2_000_000], 20)
+    spans[7], spans[30] = 1_500_000, 3_000_000
+    outliers = series_with(spans).outliers
+    assert [(outlier.step, outlier.excess_ns) for outlier in outliers] == [(30, 1_000_000), (7, 500_000)]
+
+
+def test_few_steps_have_neither_outliers_nor_changes() -> None:
+    series = series_with(np.array([1, 1, 1, 10]) * 1_000_000)
+    assert (series.outliers, series.changes) == ((), ())
+
+
+def test_one_long_op_in_a_run_is_an_outlier_with_its_op_its_place_and_what_it_costs(tmp_path: Path) -> None:
+    durations = np.tile(USUAL, (30, 1))
+    (row,) = np.flatnonzero((TABLE.rank == 2) & (TABLE.kind == Kind.F.code) & (TABLE.microbatch == 3))
+    durations[17, row] += 5_000_000
+    report = report_of(tmp_path, durations)
+    series = report.step_series
+    assert series is not None
+    (outlier,) = series.outliers
+    assert outlier.step == 17
+    assert outlier.differences is not None
+    assert sum(part.ns for part in outlier.differences) == outlier.excess_ns
+    (op,) = outlier.ops
+    assert (op.rank, op.kind, op.microbatch) == (2, "F", 3)
+    _, finding = report.findings
+    assert finding.evidence == {"cause": "jitter", "where": {"rank": 2}, "steps": [17]}
+    assert finding.gain_ns == outlier.excess_ns // 30
+    assert "rank 2" in finding.title
+
+
+def test_a_stage_that_gets_slower_within_the_run_is_a_change_from_that_step_on(tmp_path: Path) -> None:
+    durations = np.tile(USUAL, (40, 1))
+    durations[24:] = np.where(TABLE.stage == 1, 13 * USUAL // 10, USUAL)
+    report = report_of(tmp_path, durations)
+    series = report.step_series
+    assert series is not None
+    (change,) = series.changes
+    assert change.step == 24
+    assert change.differences is not None
+    assert sum(part.ns for part in change.differences) == change.after_ns - change.before_ns
+    assert change.differences[0].where == {"stage": 1}
+    (finding,) = [finding for finding in report.findings if "step" in finding.evidence]
+    assert finding.evidence == {"cause": "imbalance", "where": {"stage": 1}, "step": 24}
+
+
+def test_a_run_that_gets_faster_has_a_change_and_no_finding_about_it(tmp_path: Path) -> None:
+    durations = np.tile(USUAL, (40, 1))
+    durations[:24] = 13 * USUAL // 10
+    report = report_of(tmp_path, durations)
+    assert report.step_series is not None
+    assert [change.step for change in report.step_series.changes] == [24]
+    assert [finding.evidence["cause"] for finding in report.findings] == ["structural"]
+
+
+def test_first_steps_that_are_long_on_all_ranks_are_no_finding_and_those_that_one_rank_delays_are(
+    tmp_path: Path,
+) -> None:
+    durations = np.tile(USUAL, (30, 1))
+    durations[0] = 3 * USUAL
+    warm = report_of(tmp_path, durations)
+    assert warm.step_series is not None
+    assert [outlier.step for outlier in warm.step_series.outliers] == [0]
+    assert [finding.evidence["cause"] for finding in warm.findings] == ["structural"]
+    durations[0] = USUAL
+    durations[0, np.flatnonzero(TABLE.rank == 3)[0]] += 20_000_000
+    late = report_of(tmp_path, durations)
+    assert [finding.evidence.get("where") for finding in late.findings] == [{}, {"rank": 3}]
+
+
+def test_a_report_without_known_lengths_has_no_series() -> None:
+    (step,) = ONE_STEP.steps
+    assert series_of([replace(step, span_ns=None)]) is None
