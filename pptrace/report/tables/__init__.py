@@ -8,6 +8,7 @@ kind. Means are over what is known.
 from __future__ import annotations
 
 from pptrace.analysis.result import Report, StepReport
+from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
@@ -38,6 +39,8 @@ def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -
         tables.append(phases_table(step, amount))
     if step.span_parts is not None:
         tables.append(waterfall_table(step, amount))
+    if step.blame is not None and step.blame.total_ns > 0:
+        tables.append(blame_table(step, amount))
     if any(rank.comms for rank in step.ranks):
         tables.append(comms_table(step, amount))
     return tables

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 from pptrace.analysis.result import StepReport
 from pptrace.report import units
+from pptrace.report.tables.blame import critical_path_line
 from pptrace.report.tables.table import Amount, Bar, ReportTable
 
 WATERFALL = {
-    "compute": "the ops, spread evenly over ranks",
+    "compute": "what the ops usually take, spread evenly over ranks",
     "structural": "fill and drain of the schedule",
     "imbalance": "stages that cost more than others",
     "straggler": "ranks that are slower than their replicas",
-    "jitter": "ops above their stage's mean cost",
+    "jitter": "ops that vary",
     "communication": "transfers that nothing hides",
     "host": "launching, where the trace shows it",
     "unexplained": "the rest",
@@ -35,9 +36,10 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
         )
         for name, value in parts.items()
     ]
-    notes = (_against_ideal(span, parts),) if amount is Amount.WHOLE else ()
+    notes = [critical_path_line(step.critical_path)] if step.critical_path is not None else []
+    notes += [_against_ideal(span, parts)] if amount is Amount.WHOLE else []
     columns = ("part", "ms", "share", "", " ")
-    return ReportTable("waterfall", "Where the step went", columns, tuple(rows), notes)
+    return ReportTable("waterfall", "Where the step went", columns, tuple(rows), tuple(notes))
 
 
 def _places(step: StepReport, name: str) -> str:
