@@ -159,10 +159,18 @@ def bounds_table(step: StepReport, amount: Amount) -> ReportTable:
     )
 
 
+_PHASE_ROWS = 4
+
+
 def phases_table(step: StepReport, amount: Amount) -> ReportTable:
     """Length, forwards, backwards and bubble of each phase; of many ranks, the means of each stage."""
     names = ("warmup", "steady", "cooldown")
-    groups, left_out = _shortened(_groups(step, amount), amount)
+    groups = _groups(step, amount)
+    if amount is Amount.BRIEF and len(groups) > _PHASE_ROWS:  # they change evenly from the first to the last
+        left_out = len(groups) - _PHASE_ROWS
+        groups = [groups[index * (len(groups) - 1) // (_PHASE_ROWS - 1)] for index in range(_PHASE_ROWS)]
+    else:
+        left_out = 0
     grouped = any(len(group.ranks) > 1 for group in groups)
     columns = (
         "stage" if grouped else "rank",
