@@ -46,7 +46,7 @@ _MESSAGES = {
     "tensor_send_prev": Kind.SEND_B,
 }
 _SHAPE_BYTES = 24
-"""Of the shape of a tensor, three int64, that is sent before it where sequence lengths vary."""
+"""Bytes of the shape of a tensor, three int64, that is sent before it where sequence lengths vary."""
 
 
 class MegatronHooks:
@@ -138,7 +138,7 @@ class MegatronHooks:
         self._run = None
 
     def transfers(self, arguments: Mapping[str, Any]) -> dict[str, Transfer]:
-        """By name of the tensor, the messages of a call; {} where no pass runs."""
+        """Messages of a call by name of the tensor; {} where no pass runs."""
         run = self.run
         named: dict[str, Transfer] = {}
         if run is None:

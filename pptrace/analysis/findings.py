@@ -38,13 +38,13 @@ _CAUSES = {
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive",
     ),
 }
-"""What a finding says of a cause, what where most of it is at one place, and what to do."""
+"""Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
 _LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
 _FEWEST_STEPS = 5
-"""With fewer steps the interval of a gain is from the least to the largest."""
+"""Number of steps below which the interval of a gain is from the least to the largest."""
 _NUM_SAMPLES = 1000
 
 
@@ -72,7 +72,7 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loss:
-    """What a cause took of each step, ns, shape (steps,), and of all steps at each place."""
+    """Time that a cause took of each step, ns, shape (steps,), and of all steps at each place."""
 
     name: str
     of_steps: Int64

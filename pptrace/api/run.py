@@ -27,7 +27,7 @@ FigureKind = Literal["timeline", "waterfall", "overview"]
 
 @dataclass(frozen=True, eq=False)
 class Run(Exports):
-    """What :func:`pptrace.load` returns. A notebook shows it as a summary: figures of the typical step, findings, steps.
+    """Result of :func:`pptrace.load`. A notebook shows it as a summary: figures of the typical step, findings, steps.
 
     Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,
     ``comms`` and ``memory`` an unknown number is -1 and an unknown text "", as in the files of ``pptrace analyze --csv``.

@@ -1,4 +1,4 @@
-"""How the ``stage`` column of OPS and COMMS holds a stage that is open until the ranks are joined: by its rank's chunk.
+"""Codes of the ``stage`` column of OPS and COMMS for a stage that is open until the ranks are joined: its rank's chunk.
 
 Chunk 0 is −1, chunk 1 is −2, and so on; −1 is also the stage of what has none. A rank whose stage and chunk are both open
 has chunk 0.

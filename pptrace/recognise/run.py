@@ -279,7 +279,7 @@ def _locate(
 
 
 def _is_split(ops: pd.DataFrame) -> bool:
-    """Whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
+    """Return whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
     inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
     return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
 

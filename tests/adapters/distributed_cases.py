@@ -17,7 +17,7 @@ from instrument.adapters.works import Works
 
 @dataclass
 class Diary:
-    """What an observer heard: (event, kind, peer, bytes, sequence, group's ranks)."""
+    """Record of an observer: (event, kind, peer, bytes, sequence, group's ranks)."""
 
     entries: list[tuple[str, str, int, int, int, tuple[int, ...]]] = field(default_factory=list)
 

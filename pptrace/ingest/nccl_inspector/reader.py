@@ -137,7 +137,7 @@ _COLUMNS = (
 
 
 def sniff_nccl_inspector(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
+    """Return whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
     return _MARK.search(start) is not None and b'"header"' in start
 
 

@@ -64,7 +64,7 @@ class Frame:
 
 
 def sniff_rows(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
+    """Return whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
     text = text.removeprefix("[").lstrip()
     if not text.startswith("{"):

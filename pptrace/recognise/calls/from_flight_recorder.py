@@ -109,7 +109,7 @@ def _name_calls(recognised: RecognisedRank, dump: Dump) -> _NamedCalls:
 
 
 def _num_during_dump(rows: pd.DataFrame, dump: Dump) -> int:
-    """How many of the calls were made while the dump's were; all of them on a clock of their own."""
+    """Count the calls that were made while the dump's were; all of them on a clock of their own."""
     if not is_wall_clock(rows):
         return len(rows)
     times = [call.created_ns for call in dump.calls if call.created_ns >= 0]

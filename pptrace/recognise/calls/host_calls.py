@@ -242,7 +242,7 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
 
 
 def _may_post(call: HostCall) -> bool:
-    """Whether a worker thread may execute this call."""
+    """Return whether a worker thread may execute this call."""
     return not (call.on_worker or call.is_enqueued or call.kernels) and call.end_ns < 0
 
 
@@ -275,14 +275,16 @@ class _Queue:
         return owners
 
     def _give_bytes(self, work: HostCall, call: HostCall) -> None:
-        """Of a list of tensors the work alone has the type; whose work it is, is unsure where groups have calls at once."""
+        """Fill in the bytes of lists of tensors from their works, which alone have the type; it is uncertain where groups
+        have calls at once.
+        """
         is_same = work.kind == call.kind and work.elements == call.elements >= 0
         if call.num_bytes < 0 and is_same and (not call.is_unsure or len(self._sizes[work.kind, work.elements]) == 1):
             call.num_bytes = work.num_bytes
 
 
 def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[int]]:
-    """By kind and elements the bytes of works."""
+    """Bytes of works by kind and elements."""
     sizes: dict[tuple[str, int], set[int]] = {}
     for work in works:
         sizes.setdefault((work.kind, work.elements), set()).add(work.num_bytes)
@@ -290,7 +292,7 @@ def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[i
 
 
 def _does(work: HostCall, call: HostCall) -> bool:
-    """Whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
+    """Return whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
     if work.kind == call.kind and min(work.elements, call.elements) >= 0:
         return work.elements == call.elements
     return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")

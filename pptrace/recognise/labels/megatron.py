@@ -40,7 +40,7 @@ def messages_of_function(match: re.Match[str]) -> Label | None:
 
 
 def calls_wait(labels: Iterable[Label]) -> bool:
-    """Whether Megatron's functions of messages return when these have come.
+    """Return whether Megatron's functions of messages return when these have come.
 
     They do but in its interleaved schedule with --overlap-p2p-communication, which sends and receives forwards and backwards in
     calls of their own where it otherwise has one call for all four.

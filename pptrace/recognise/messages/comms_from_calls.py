@@ -104,7 +104,7 @@ def _of_rank(
 
 
 def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
-    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
+    """Mark the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """

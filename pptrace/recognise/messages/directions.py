@@ -41,7 +41,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
 
 
 def _holds(mesh: MeshInfo, held: Set[tuple[int, int]], rank: int, peer: int, stage: int) -> bool:
-    """Whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
+    """Return whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
     peers = (peer,) if peer >= 0 else mesh.pipeline_of(rank)
     return any((candidate, stage) in held for candidate in peers if candidate != rank or peer >= 0)
 

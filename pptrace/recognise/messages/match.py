@@ -70,7 +70,7 @@ class _MatchNumbers:
 
 
 _ENDS = ("rank", "step", "kind", "axis", "peer", "bytes", "direction", "stage", "microbatch", "start_ns")
-"""What tells which ends of messages belong together."""
+"""Columns whose values the two ends of a message share."""
 _BLOCK, _MOST_BLOCKS = 200_000, 20
 """Rows that are matched or timed together, more where there would be too many blocks: all at once would take much memory."""
 
@@ -196,7 +196,9 @@ _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """By match number: when all sides are ready, when the first of them is done, ns, and whether all were timed on devices."""
+    """Times at which all sides of a match are ready and the first is done, ns, by match number, and whether all were timed on
+    devices.
+    """
 
     ready_ns: Int64
     first_end_ns: Int64
@@ -250,7 +252,7 @@ def with_transfers(comms: pd.DataFrame, untimed: npt.NDArray[np.bool_] | None = 
 
 
 def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows have only the host's posting call: the end of the transfer is unknown.
+    """Mark the rows that have only the host's posting call: the end of the transfer is unknown.
 
     A send on a rank without devices lies in a buffer when its posting is over.
     """
@@ -298,7 +300,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
 
 
 def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
-    """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
+    """Yield the sends and the receives of each pair of ranks and each way, in each step or in all."""
     for rows in slices(messages, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
         ends = _sends_and_receives(rows)
         if all(len(end) for end in ends):
@@ -306,7 +308,7 @@ def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Ite
 
 
 def _with_ends(messages: pd.DataFrame) -> pd.DataFrame:
-    """With the ranks that each message comes from and goes to."""
+    """Add the ranks that each message comes from and goes to."""
     is_send = (messages["kind"] == "send").to_numpy()
     rank, peer = messages["rank"].to_numpy(), messages["peer"].to_numpy()
     return messages.assign(source=np.where(is_send, rank, peer), target=np.where(is_send, peer, rank))
@@ -337,7 +339,7 @@ def _common_steps(sides: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | None:
-    """How many calls of each side come before the first that all sides have; None where sizes do not tell.
+    """Number of calls of each side before the first that all sides have; None where sizes do not tell.
 
     Equally many are taken to be the same, unless ``exact`` asks for equal sizes, as the ends of a message have. Of more, those
     are left out that no call of the shortest side fits; only one way to do that will do.
@@ -364,7 +366,7 @@ def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bo
 
 
 def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
-    """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
+    """Mark the rows with neither a label's stage nor a group nor a peer, as of kernels alone."""
     lacking: npt.NDArray[np.bool_] = (comms["match"] < 0) & (comms["stage"] < 0)
     if lacking.any():
         lacking &= np.where(comms.among("kind", P2P), comms["peer"], comms["group_size"]) < 0

@@ -24,7 +24,7 @@ PlanOf = Callable[[int], Plan]
 """The plan of a step."""
 
 PRODUCERS = {str(direction): direction.producers for direction in Direction}
-"""By direction: the kinds of ops whose output moves that way."""
+"""Kinds of ops whose output moves in a direction."""
 
 
 def cross_rank_ops(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:

@@ -170,7 +170,7 @@ def _without_stage(ops: Ranges) -> Ranges:
 
 
 def _is_pipeline(inference: Inference) -> bool:
-    """Whether the inferred ops have forwards, about as many backwards, and messages between them."""
+    """Return whether the inferred ops have forwards, about as many backwards, and messages between them."""
     kinds = [entry.action.kind for entry in inference.ranges]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0

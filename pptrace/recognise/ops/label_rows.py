@@ -35,7 +35,7 @@ from pptrace.slices import Slice, distinct_rows, last_like
 _IS_SEND = np.array([kind.is_send for kind in KINDS])
 _IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
 _READ_BY = np.full(len(KINDS) + 1, NONE)
-"""By the code of a kind that of the receive whose message it reads."""
+"""Code of the receive whose message a kind reads, by the kind's code."""
 _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
 
 
@@ -134,7 +134,7 @@ def _arrived(readers: Int64, arrivals: Int64, num_ops: int) -> Int64:
 
 
 def _read_at(ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]) -> Int64:
-    """When the reader of each message had it, which had been waited for by ``arrivals`` where that is known.
+    """Time at which the reader of each message had it, ns, which had been waited for by ``arrivals`` where that is known.
 
     An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
     second half of an overlapped pair waits after operators of the first.
@@ -249,8 +249,8 @@ def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Of each message the start of the op that reads it (:data:`_NOBODY` without one), until when it had been waited for where a
-    range shows that (−1: none), and when its reader had it.
+    """Readers of messages: the start of the op that reads each (:data:`_NOBODY` without one), until when it had been waited
+    for where a range shows that (−1: none), and when its reader had it.
     """
 
     reader_start_ns: Int64

@@ -129,8 +129,8 @@ def _lacks_ranks(
     is_declared: bool,
     is_exact: bool,
 ) -> bool:
-    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank that is
-    not the only one of the run.
+    """Return whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank
+    that is not the only one of the run.
     """
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     ranks = set(compute["rank"].tolist())
@@ -157,7 +157,7 @@ def _pipeline_facts(
     distributed: Mapping[int, Mapping[str, Any]],
     framework: str,
 ) -> PipelineFacts:
-    """What groups, sizes and the framework determine of the pipeline."""
+    """Facts of the pipeline that follow from groups, sizes and the framework."""
     ranks = {traced.rank for traced in traced_ranks}
     own_pipelines = tuple(pipeline for pipeline in groups.pipelines if ranks & set(pipeline))
     if ranks <= {rank for pipeline in own_pipelines for rank in pipeline} and mesh.pipelines == groups.pipelines:
@@ -281,7 +281,7 @@ def _are_peers_neighbours(
     pp_ranks: Mapping[int, int],
     pipelines: Sequence[Sequence[int]],
 ) -> bool:
-    """Whether all known peers of the ranks are their neighbours in these pipelines."""
+    """Return whether all known peers of the ranks are their neighbours in these pipelines."""
     for traced in traced_ranks:
         pipeline = next(pipeline for pipeline in pipelines if traced.rank in pipeline)
         neighbours = {

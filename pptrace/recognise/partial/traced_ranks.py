@@ -22,7 +22,7 @@ MESSAGE_CALLS = ("send", "recv", "send_recv")
 
 
 class Detail(StrEnum):
-    """What the labels of ops name: stages, chunks of a rank, or kinds alone."""
+    """Contents of the labels of ops: stages, chunks of a rank, or kinds alone."""
 
     STAGES = "stages"
     CHUNKS = "chunks"
@@ -42,7 +42,7 @@ class Messages:
     is_exact: bool
 
     def allow(self, plan: Plan, pp_rank: int) -> bool:
-        """Whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
+        """Return whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
         others.
         """
         needed = message_kinds_of(plan, pp_rank)
@@ -108,12 +108,12 @@ class TracedRank:
 
     @property
     def is_last_first(self) -> bool:
-        """Whether all forwards come first, and then their backwards from the last one to the first."""
+        """Return whether all forwards come first, and then their backwards from the last one to the first."""
         count = len(self.pairs or ())
         return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
 
     def follows(self, plan: Plan, pp_rank: int) -> bool:
-        """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
+        """Return whether the order of the ops is exactly that of a pipeline rank of a plan."""
         actions = plan.compute_actions(pp_rank)
         if len(actions) != len(self.kinds) or any(
             action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
@@ -125,7 +125,7 @@ class TracedRank:
 
 
 def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
-    """For each backward in order the index of its forward among the forwards."""
+    """Index of each backward's forward among the forwards."""
     forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
     index = {key: position for position, key in enumerate(forwards)}
     return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)

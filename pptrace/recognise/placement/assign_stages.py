@@ -132,7 +132,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
 
 
 def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
-    """Whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
+    """Return whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return True
@@ -207,7 +207,9 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
 
 
 def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
-    """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
+    """Recognise the layout by messages: at a V's turn the last rank hands its first chunk's output to itself; on a loop it
+    sends it to the first rank.
+    """
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
     sent_and_received = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
     if sent_and_received.empty:

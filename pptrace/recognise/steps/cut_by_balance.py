@@ -109,7 +109,7 @@ def with_balanced_spans(
 
 
 def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
-    """After how many forwards each step ends; none where the first rank does not tell or another one contradicts it.
+    """Number of forwards after which each step ends; none where the first rank does not tell or another one contradicts it.
 
     What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
     """
@@ -123,7 +123,7 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 
 
 def _is_one_counted_step(recognised: RecognisedRank) -> bool:
-    """Whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
+    """Return whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
     compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
     counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
     return bool(counted) and len(compute) == len(recognised.ops)

@@ -1,4 +1,4 @@
-"""What the names of each framework's ranges say, and that others say nothing."""
+"""Labels that the names of each framework's ranges give, and names that give none."""
 
 from __future__ import annotations
 
