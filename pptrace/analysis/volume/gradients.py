@@ -110,7 +110,7 @@ class GradientVolume:
         yield collective(self.axis, Collective.ALL_GATHER, self.replicas, length * self.facts.item_bytes)
 
     def _buckets(self) -> Iterator[tuple[bool, int]]:
-        """(True if it waits for the step to end, numbers in it) of each bucket: in reverse order those that leave during backward."""
+        """(True if it waits for the step to end, numbers) of each bucket: in reverse order those that leave during backward."""
         parameters = self._parameters()
         late = [parameter for parameter in parameters if self._is_late(parameter)]
         early = [parameter for parameter in reversed(parameters) if not self._is_late(parameter)]
