@@ -82,6 +82,7 @@ def _of_rank(
             "bytes": calls["bytes"].tolist(),
             "direction": [_direction(rank, *c, mesh) for c in zip(kinds, axes, peers, strict=True)],
             "stage": [-1] * size,
+            "chunk": [-1] * size,
             "microbatch": [-1] * size,
             **{name: calls[name].tolist() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
             "transfer_start_ns": calls["start_ns"].tolist(),

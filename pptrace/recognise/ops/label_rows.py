@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.open_stages import open_stage
+from pptrace.model.stage_texts import stage_text
 from pptrace.model.tables import (
     COMMS,
     OPS,
+    UNKNOWN,
     Category,
     Events,
     Int64,
@@ -161,12 +162,11 @@ def _ops(
     start = np.where(is_seen, start, np.minimum(np.maximum(start, arrived), end))
     length, part, parts = end - start, ops["part"], ops["parts"]
     start, end = start + length * part // parts, start + length * (part + 1) // parts
-    stage = np.where(ops["stage"] < 0, open_stage(ops["chunk"]), ops["stage"])
     columns: dict[str, Any] = {
         "step": ops["step"],
         "kind": np.array([kind.value for kind in KINDS], dtype=object)[ops["kind"]],
-        "stage": stage,
-        "chunk": _chunks(stage),
+        "stage": ops["stage"],
+        "chunk": _chunks(ops["stage"], ops["chunk"]),
         "microbatch": ops["microbatch"],
         "start_ns": start,
         "end_ns": end,
@@ -218,10 +218,12 @@ def _ops_table(columns: Mapping[str, Any], phases: LabelledPhases | None) -> pd.
     return make_table(OPS, {**columns, **texts, "rank": np.full(len(start), -1)})
 
 
-def _chunks(stage: Int64) -> Int64:
-    """The index of each known stage among those of the rank; −1 for the others."""
-    known = np.unique(stage[stage >= 0])
-    return np.where(stage >= 0, np.searchsorted(known, stage), -1)
+def _chunks(stage: Int64, labelled: Int64) -> Int64:
+    """The index of each known stage among those of the rank; where labels name chunks in place of stages, these."""
+    is_known = stage >= 0
+    known = np.unique(stage[is_known])
+    names_chunks = bool((labelled[~is_known] > 0).any())
+    return np.where(is_known, np.searchsorted(known, stage), labelled if names_chunks else UNKNOWN)
 
 
 def _pairs(ops: Slice) -> npt.NDArray[np.object_]:
@@ -244,7 +246,7 @@ def _pair(stage: int, chunk: int, microbatch: int, second_kind: int, *second: in
 
 
 def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
-    return f"{open_stage(chunk) if stage < 0 else stage}{kind}{'' if microbatch < 0 else microbatch}"
+    return f"{stage_text(stage, chunk)}{kind}{'' if microbatch < 0 else microbatch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,8 @@ def _comms(
         "group_size": np.full(len(moved), 2),
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
         "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
-        "stage": np.where(moved["stage"] < 0, open_stage(moved["chunk"]), moved["stage"]),
+        "stage": moved["stage"],
+        "chunk": np.where(moved["stage"] < 0, moved["chunk"], UNKNOWN),
         "microbatch": moved["microbatch"],
         "transfer_start_ns": columns["start_ns"],
         "transfer_end_ns": columns["end_ns"],

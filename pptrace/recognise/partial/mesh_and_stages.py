@@ -11,8 +11,7 @@ import pandas as pd
 from pptrace.axes import SIZED
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.open_stages import chunk_of_open_stage
-from pptrace.model.tables import COMPUTE_KINDS, with_categories
+from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, with_categories
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.partial.readings import (
@@ -333,14 +332,11 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
-        ops.loc[lacking, "chunk"] = chunk_of_open_stage(ops.loc[lacking, "stage"])
+        ops.loc[lacking, "chunk"] = ops.loc[lacking, "chunk"].clip(lower=0)
     else:
-        ops.loc[lacking, "microbatch"] = -1
-    ops.loc[lacking, "stage"], ops.loc[lacking, "pair"] = -1, ""
-    open_ends = (comms["stage"] < 0) & (comms["microbatch"] >= 0)
-    return ops, comms.assign(
-        stage=comms["stage"].where(~open_ends, -1), microbatch=comms["microbatch"].where(~open_ends, -1)
-    )
+        ops.loc[lacking, ["chunk", "microbatch"]] = UNKNOWN
+    ops.loc[lacking, "pair"] = ""
+    return ops, comms.assign(microbatch=comms["microbatch"].where(comms["stage"] >= 0, UNKNOWN))
 
 
 def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings: Sequence[Reading]) -> pd.DataFrame:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.open_stages import open_stage
+from pptrace.model.stage_texts import chunks_in, stage_text
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.recognise.schedule.measured_steps import cells
@@ -84,8 +84,8 @@ def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
 class TracedRank:
     """The fullest step of one rank: its ops in time order as text, with the detail of its labels.
 
-    ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
-    known, for each backward in order the index of its forward.
+    ``stages`` are its chunks where labels name these. ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks
+    where kinds alone are known; ``pairs`` is then, if known, for each backward in order the index of its forward.
     """
 
     rank: int
@@ -137,13 +137,15 @@ def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
         if detail is Detail.STAGES:
             yield str(action)
         elif detail is Detail.CHUNKS:
-            yield str(_by_chunk(action))
+            yield _by_chunk(action)
         else:
             yield action.kind.value
 
 
-def _by_chunk(action: Action) -> Action:
-    return replace(action, stage=open_stage(action.chunk), parts=tuple(map(_by_chunk, action.parts)))
+def _by_chunk(action: Action) -> str:
+    if action.parts:
+        return f"({';'.join(map(_by_chunk, action.parts))}){action.kind}"
+    return f"{stage_text(None, action.chunk)}{action.kind}{'' if action.microbatch is None else action.microbatch}"
 
 
 def find_traced_ranks(
@@ -181,9 +183,13 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
     has_stage = ops["stage"] >= 0
     if has_stage.any() and not has_stage.all():
         return None
-    pairs = filter(None, ops["pair"].tolist())
-    stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
-    detail = Detail.STAGES if has_stage.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
+    pairs = list(filter(None, ops["pair"].tolist()))
+    if has_stage.all():
+        stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
+        detail = Detail.STAGES
+    else:
+        stages = {chunk for text in pairs for chunk in chunks_in(text)} | set(ops["chunk"].clip(lower=0).tolist())
+        detail = Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
     kinds = tuple(ops["kind"].tolist())
     microbatches = int(ops["microbatch"].max()) + 1
     forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
@@ -200,7 +206,7 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
 
 
 def _stages_in(pair: str) -> Iterator[int]:
-    """The stages of the two halves of an overlapped pair, known or not."""
+    """The stages of the two halves of an overlapped pair."""
     for half in pair[1 : pair.index(")")].split(";"):
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 

@@ -29,7 +29,7 @@ def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> MicrobatchAssignment | None:
     """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
-    steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
+    steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
     if not pipeline_steps:
         return None

@@ -125,8 +125,13 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 def _is_one_counted_step(recognised: RecognisedRank) -> bool:
     """Return whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
     compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
-    counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
+    counted = (compute["step"] == 0).all() and _names_nothing(compute).all() and (compute["microbatch"] >= 0).all()
     return bool(counted) and len(compute) == len(recognised.ops)
+
+
+def _names_nothing(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark the rows that name neither a stage nor a chunk other than the first."""
+    return (table["stage"] < 0) & (table["chunk"] <= 0)
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -144,7 +149,7 @@ def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
     ops = recognised.ops.copy()
     ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)
     comms = recognised.comms.copy()
-    is_message = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
+    is_message = ((comms["axis"] == "pp") & _names_nothing(comms) & (comms["microbatch"] >= 0)).to_numpy()
     if is_message.any():
         comms.loc[is_message, "step"] = _steps_of_messages(comms[is_message], ops)
         count = _in_order(comms[is_message]).groupby(["step", "kind", "direction"], observed=True).cumcount()
