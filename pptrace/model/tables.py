@@ -19,7 +19,9 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from pptrace.intervals import NestedIntervals
+from pptrace.marks import P2P
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.messages import Direction
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -445,7 +447,12 @@ BACKWARD_KINDS = ("B", "I", "OVERLAP_F_B")
 """Kinds of ops that compute; those with a forward, and with a backward that others wait for."""
 
 
-MESSAGES = ("send", "recv", "send_recv", "unknown")
+DIRECTIONS = tuple(str(direction) for direction in Direction)
+"""Directions of the pipeline's messages."""
+
+MESSAGE_CALLS = (*P2P, "send_recv")
+"""Kinds of calls and kernels that carry messages, or may."""
+MESSAGES = (*MESSAGE_CALLS, "unknown")
 """Kinds that are, or may be, messages between two ranks."""
 
 

@@ -22,6 +22,7 @@ from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps import PlanPart, RankPart
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Int64, with_categories
@@ -99,7 +100,7 @@ _LACKING = ("step", "match", "group_size", "kind", "peer", "axis", "rank")
 
 def facts_of_block(block: pd.DataFrame, without_devices: Sequence[int]) -> BlockFacts:
     """The facts of a matched block; ``without_devices`` are ranks whose times are those of launching."""
-    is_p2p = block["kind"].isin(("send", "recv")).to_numpy()
+    is_p2p = block["kind"].isin(P2P).to_numpy()
     match = block["match"].to_numpy()
     num_messages = int(match[is_p2p].max(initial=-1)) + 1
     timed = (block["clock"] != "none") & ~block["rank"].isin(without_devices) & ~_posting_only(block)

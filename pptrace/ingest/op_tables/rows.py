@@ -58,7 +58,7 @@ _COLLECTIVES = (
     "scatter",
     "barrier",
 )
-_COMMS = ("send", "recv", *_COLLECTIVES)
+_COMMS = (*P2P, *_COLLECTIVES)
 _LONG = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 _P2P = {"SEND_F": ("send", "F"), "RECV_F": ("recv", "F"), "SEND_B": ("send", "B"), "RECV_B": ("recv", "B")}
 _KINDS = (*COMPUTE_KINDS, *_SPANS, *_COMMS, *_LONG, *_P2P)

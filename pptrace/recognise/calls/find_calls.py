@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.tables import CALLS, Category, Events, make_table
 from pptrace.recognise.calls.host_calls import HostCall, host_calls, message_bytes, with_works
 from pptrace.recognise.calls.thread_activity import Backward, BusyThreads
@@ -140,9 +141,7 @@ class _CallsOfKernels:
 
 def _carries(kernel_kind: str, call_kind: str) -> bool:
     """Return whether a kernel of that kind can do what a call of this kind asks for."""
-    return kernel_kind in (call_kind, "unknown") or (
-        kernel_kind == "send_recv" and call_kind in ("send", "recv", "all_to_all")
-    )
+    return kernel_kind in (call_kind, "unknown") or (kernel_kind == "send_recv" and call_kind in (*P2P, "all_to_all"))
 
 
 def _row(call: HostCall, events: Events, backward: Backward, busy: BusyThreads) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.marks import P2P
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.device.communication_names import kind_of
 
@@ -26,7 +27,6 @@ _WORK = re.compile(
 )
 _OPERATOR = re.compile(r"_?c10d(?P<functional>_functional)?::(?P<what>\w+)", re.ASCII)
 _LIBRARY = re.compile(r"p?nccl(?P<what>[A-Z]\w+)", re.ASCII)
-_P2P = frozenset({"send", "recv"})
 _LASTING = frozenset({"gloo", "mpi"})
 """Backends whose ranges end with the work; those of the others when it is enqueued."""
 _BLOCKING = "monitoredbarrier"
@@ -184,7 +184,7 @@ class _Gatherer:
 
     def _add_range(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
         call = self._record if self._inside(self._record, start_ns) else None
-        if call is not None and {call.kind, name.kind} == _P2P:
+        if call is not None and {call.kind, name.kind} == {*P2P}:
             call = None  # posted in the same instant
         if call is None and self._inside(self._operator, start_ns):
             call = self._operator

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -85,7 +86,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
     known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
-    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
+    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(P2P)
     if not known_groups or not unnamed.any():
         return calls
     name_of = calls["worker"].map(workers).where(unnamed)
@@ -161,7 +162,7 @@ def _table(
         base[name] = np.append(outside[name].to_numpy(), unknown)[recorded]
     for name, column in _columns_of_groups(watched["group"], metadata).items():
         base[name] = np.where(column == "", base[name], column)
-    is_message = np.isin(watched["kind"].astype(str), ("send", "recv")) if len(watched) else np.zeros(0, dtype=np.bool_)
+    is_message = np.isin(watched["kind"].astype(str), P2P) if len(watched) else np.zeros(0, dtype=np.bool_)
     base |= {
         "kind": watched["kind"],
         "peer": np.where(is_message, watched["peer"], -1),

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall
+from pptrace.marks import P2P
 from pptrace.model.tables import Int64
 
-P2P = ("send", "recv")
 _FUSED = "send_recv"
 _FAR_NS = 5_000_000
 """A call is recorded within this of its beginning on the host: tracebacks are gathered first."""

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import DIRECTIONS
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -51,4 +52,4 @@ def _by_order(rows: pd.DataFrame) -> list[str]:
     key = ["rank", "step", "kind", "stage", "microbatch", "peer"]
     groups = rows.sort_values("start_ns", kind="stable").groupby(key)
     nth, size = groups.cumcount().reindex(rows.index), groups["start_ns"].transform("size").reindex(rows.index)
-    return [("F", "B")[index] if count == 2 else "" for index, count in zip(nth, size, strict=True)]
+    return [DIRECTIONS[index] if count == 2 else "" for index, count in zip(nth, size, strict=True)]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, Events, Int64, Trace, empty_table
+from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Events, Int64, Trace, empty_table
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute
@@ -178,7 +178,7 @@ def _is_pipeline(inference: Inference) -> bool:
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
     if not lacking.any():
         return comms
     filled, rows = comms.copy(), comms[lacking]
@@ -209,7 +209,7 @@ def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: Mesh
         return comms
     last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
     ordered = (
-        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
+        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
     )
     other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
     absent = ordered & ((other_stage < 0) | (other_stage > last))

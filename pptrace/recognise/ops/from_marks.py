@@ -9,9 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.marks import SpanKind
+from pptrace.marks import P2P, SpanKind
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS, Int64, as_category, category_of_codes, make_table, same_category
+from pptrace.model.tables import (
+    COMMS,
+    DIRECTIONS,
+    OPS,
+    Int64,
+    as_category,
+    category_of_codes,
+    make_table,
+    same_category,
+)
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables
 from pptrace.schedule.actions import Kind, Phase
@@ -19,10 +28,10 @@ from pptrace.slices import Slice, last_like
 
 _NAMED_LIKE = "ranges named like"
 _KINDS = (*Kind, *KINDS_OF_SPANS)
-_KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, "send", "recv")
-_SEND, _RECV = _KINDS_OF_COMMS.index("send"), _KINDS_OF_COMMS.index("recv")
+_KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, *P2P)
+_SEND, _RECV = map(_KINDS_OF_COMMS.index, P2P)
 _IS_SEND = np.array([kind.is_send for kind in Kind])
-_DIRECTIONS = ("B", "F", "")
+_DIRECTIONS = (*DIRECTIONS, "")
 _DIRECTION_OF_KIND = np.array([_DIRECTIONS.index(kind[-1]) if kind.is_p2p else 2 for kind in Kind])
 
 

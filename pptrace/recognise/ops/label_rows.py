@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.stage_texts import stage_text
 from pptrace.model.tables import (
     COMMS,
+    DIRECTIONS,
     OPS,
     UNKNOWN,
     Category,
@@ -64,7 +66,7 @@ class CarriedMessages:
     """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
-        carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
+        carried = calls[calls["kind"].isin(P2P) & (calls["clock"] == "device")]
         self._carried = {name: carried[name].to_numpy() for name in ("host_ns", "start_ns", "end_ns", "stream")}
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
@@ -278,11 +280,11 @@ def _comms(
     columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
         "step": moved["step"],
-        "kind": category_of_codes(_IS_SEND[moved["kind"]].astype(np.int64), ("recv", "send")),
+        "kind": category_of_codes((~_IS_SEND[moved["kind"]]).astype(np.int64), P2P),
         "axis": same_category("pp", len(moved)),
         "group_size": np.full(len(moved), 2),
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
-        "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
+        "direction": category_of_codes((~_IS_FORWARD[moved["kind"]]).astype(np.int64), DIRECTIONS),
         "stage": moved["stage"],
         "chunk": np.where(moved["stage"] < 0, moved["chunk"], UNKNOWN),
         "microbatch": moved["microbatch"],

@@ -11,7 +11,7 @@ import pandas as pd
 from pptrace.axes import SIZED
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMPUTE_KINDS, UNKNOWN, with_categories
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN, with_categories
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.partial.readings import (
@@ -22,7 +22,7 @@ from pptrace.recognise.partial.readings import (
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.partial.traced_ranks import MESSAGE_CALLS, Detail, TracedRank, find_traced_ranks, peers_of
+from pptrace.recognise.partial.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
 from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
 from pptrace.recognise.schedule.plan_per_step import with_num_microbatches

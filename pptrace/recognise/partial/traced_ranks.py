@@ -10,15 +10,12 @@ import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.model.stage_texts import chunks_in, stage_text
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.recognise.schedule.measured_steps import cells
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.slices import slice_of
-
-MESSAGE_CALLS = ("send", "recv", "send_recv")
-"""Kinds of calls and kernels that carry messages, or may."""
 
 
 class Detail(StrEnum):
