@@ -224,7 +224,7 @@ class _BackwardHook(_BoundHook):
         self._megatron.watched.end_op()
 
 
-class _CombinedHook(_BoundHook):
+class _CombinedHook(_ForwardHook):
     """A forward, a backward, or both at once."""
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
@@ -242,15 +242,6 @@ class _CombinedHook(_BoundHook):
         elif (op := forward or backward) is not None:
             watched.begin_op(op.kind, op.stage, int(op.microbatch or 0), op.chunk)
         return forward
-
-    def after(self, token: Action | None, result: Any) -> None:
-        run = self._megatron.run
-        self._megatron.watched.end_op()
-        if token is not None and run is not None:
-            run.forward_gave(token, result)
-
-    def failed(self, token: Action | None) -> None:
-        self._megatron.watched.end_op()
 
 
 class _MessagesHook(Hook):
