@@ -284,7 +284,7 @@ class DistributedCalls:
             self.complete(call)
 
     def leave(self, call: Call | None) -> bool:
-        """The call has returned. Whether its end is still to be seen to: nobody else, such as a batch, does."""
+        """End a call that has returned; True if its end is still to be seen to: nobody else, such as a batch, does that."""
         self._local.depth -= 1
         if call is None:
             return False

@@ -120,7 +120,7 @@ class GradientVolume:
                 yield is_late, -(-length // multiple) * multiple
 
     def _is_late(self, parameter: Parameter) -> bool:
-        """Parts of it have to be summed before the mean."""
+        """Return whether parts of its gradient have to be summed before the mean."""
         return self.mirrored or parameter.summed > 0 or (self.tied_apart and parameter.is_embedding)
 
 
