@@ -38,7 +38,7 @@ def match_by_adjacent_ops(
     """Reduce labelled pipeline messages to those of the plan; None where one of the plan's is missing.
 
     Args:
-        comms: with messages by order alone (their stage is below 0).
+        comms: with messages by order alone (their stage is unknown).
         ops: with the stages and microbatches of the plan.
         plan_of: the plan of each step.
     """
