@@ -49,7 +49,7 @@ def plan_step(analysis: Analysis, step: int) -> PlannedStep | None:
 
 
 def _mean_costs(ops: pd.DataFrame, window: StepWindow) -> Costs:
-    """Each kind's mean cost in the window; one that was not measured has its ideal proportion to the others."""
+    """Mean cost of each kind in the window; one that was not measured has its ideal proportion to the others."""
     window_ops = ops[ops["rank"].isin(window.ranks) & (ops["step"] == window.step) & ops["kind"].isin(COMPUTE_KINDS)]
     lengths = (window_ops["end_ns"] - window_ops["start_ns"]).groupby(window_ops["kind"]).mean()
     measured = {Kind(str(kind)): round(float(mean)) for kind, mean in lengths.items()}

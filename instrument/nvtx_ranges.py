@@ -39,7 +39,7 @@ def open_domain(name: str) -> Domain | None:
 
 
 def is_injected() -> bool:
-    """Whether a tool that records NVTX ranges is injected into this process, and NVTX is not disabled."""
+    """Return whether a tool that records NVTX ranges is injected into this process, and NVTX is not disabled."""
     return bool(os.environ.get(INJECTED)) and not os.environ.get("NVTX_DISABLE")
 
 

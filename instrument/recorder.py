@@ -38,7 +38,7 @@ from pptrace.schedule.actions import Action
 
 
 def _profiler_enabled() -> bool:
-    """Whether torch's profiler runs in this process, whichever threads it watches."""
+    """Return whether torch's profiler runs in this process, whichever threads it watches."""
     return torch.autograd.profiler._is_profiler_enabled
 
 
@@ -148,12 +148,12 @@ class Recorder:
 
     @property
     def listening(self) -> bool:
-        """Whether a range opened now, in this thread, would be recorded."""
+        """Return whether a range opened now, in this thread, would be recorded."""
         return self._domain is not None or self._listens()
 
     @property
     def communicating(self) -> bool:
-        """Whether a range of a communication call or wait is open in this thread; calls inside are part of it."""
+        """Return whether a range of a communication call or wait is open in this thread; calls inside are part of it."""
         return _communicating.depth > 0
 
     def op(self, action: Action, step: int) -> Range:

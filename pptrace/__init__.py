@@ -53,7 +53,7 @@ _MODULES = {
     "schedules": "pptrace.api.catalogue",
     "simulate": "pptrace.api.simulate",
 }
-"""Where each name is defined that is imported when it is first used."""
+"""Module of each name that is imported when it is first used."""
 
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ would have every name

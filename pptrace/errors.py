@@ -17,7 +17,7 @@ class UsageError(PptraceError):
 
 
 class UnknownScheduleError(UsageError, KeyError):
-    """No schedule has that name; a KeyError too, as that of any mapping."""
+    """Error of a name that no schedule has; a KeyError too, as that of any mapping."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would quote it

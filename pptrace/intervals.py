@@ -38,7 +38,7 @@ def merge(*sets: Int64) -> Int64:
 
 
 def intersect(a: Int64, b: Int64) -> Int64:
-    """Where both sets are."""
+    """Intersection of two sets."""
     a, b = _near(a, b), _near(b, a)
     if not len(a) or not len(b):
         return EMPTY
@@ -51,7 +51,7 @@ def intersect(a: Int64, b: Int64) -> Int64:
 
 
 def subtract(a: Int64, b: Int64) -> Int64:
-    """Where ``a`` is and ``b`` is not."""
+    """Difference of two sets: where ``a`` is and ``b`` is not."""
     b = _near(b, a)
     if not len(a) or not len(b):
         return a
@@ -107,7 +107,7 @@ def length(a: Int64) -> int:
 
 
 def lengths_within(a: Int64, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
-    """How long the set is in each of several intervals, ns."""
+    """Length of a set within each of several intervals, ns."""
     past = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
 
     def before(times: Int64) -> Int64:
@@ -132,16 +132,18 @@ class NestedIntervals:
     def __init__(self, starts: Int64, ends: Int64) -> None:
         self.starts = starts
         self.latest_ends: Int64 = np.maximum.accumulate(ends)
-        """For each interval the latest end of those up to it."""
+        """Latest end of the intervals up to each one."""
         self._ends_before = np.append(np.iinfo(np.int64).min, self.latest_ends)
 
     def hold(self, times: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether any interval has started at each of these times, and not yet ended."""
+        """Return whether any interval has started at each of these times, and not yet ended."""
         held: npt.NDArray[np.bool_] = np.asarray(times) < self._latest_ends_at(times)
         return held
 
     def cover(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether any one interval reaches from before each of these stretches, or from its start, to its end or beyond."""
+        """Return whether any one interval reaches from before each of these stretches, or from its start, to its end or
+        beyond.
+        """
         covered: npt.NDArray[np.bool_] = np.asarray(ends) <= self._latest_ends_at(starts)
         return covered
 
@@ -151,7 +153,7 @@ class NestedIntervals:
         return np.where(first < np.searchsorted(self.starts, starts, side="right"), first, -1)
 
     def are_inside_another(self) -> npt.NDArray[np.bool_]:
-        """Which of the intervals begin inside one that began before them."""
+        """Mark the intervals that begin inside one that began before them."""
         inside = np.zeros(len(self.starts), dtype=np.bool_)
         inside[1:] = self.starts[1:] < self.latest_ends[:-1]
         return inside

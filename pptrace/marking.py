@@ -62,6 +62,6 @@ def mark(name: str, *, microbatch: int | None = None, stage: int | None = None) 
 
 
 def register(opener: Opener | None) -> None:
-    """Have marks opened by ``opener``, or by nothing. For ``pptrace run``'s ranks, before the script starts."""
+    """Set ``opener`` (or None) as what opens marks. For ``pptrace run``'s ranks, before the script starts."""
     global _opener
     _opener = opener

@@ -217,7 +217,7 @@ _EMITTED_SUFFIX = re.compile(r", seq = \d+.*|, op_id = \d+.*", re.DOTALL)  # add
 
 
 def is_mark(name: str) -> bool:
-    """Whether a name has the prefix of a mark, of whatever version."""
+    """Return whether a name has the prefix of a mark, of whatever version."""
     return _PREFIXED.match(name) is not None
 
 

@@ -49,7 +49,7 @@ class Slice:
         return self.where(np.lexsort([self.columns[name] for name in reversed(names)])) if later.any() else self
 
     def among(self, name: str, values: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Which rows have one of the values."""
+        """Mark the rows that have one of the values."""
         chosen = np.zeros(len(self), dtype=np.bool_)
         for value in values:
             chosen |= self.columns[name] == value
@@ -154,7 +154,7 @@ def group_codes(columns: Sequence[pd.Series[Any]]) -> npt.NDArray[np.int64]:
 
 
 def last_like(wanted: Sequence[Array], known: Sequence[Array]) -> npt.NDArray[np.int64]:
-    """For each row of some columns of integers the last row of others that is equal to it; −1 where none is."""
+    """Last row of other columns that equals each row of some columns of integers; −1 where none is."""
     num_wanted, num_known = len(wanted[0]), len(known[0])
     if not num_wanted or not num_known:
         return np.full(num_wanted, -1)

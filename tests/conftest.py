@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks that all tests share."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first; tests that keep many processes busy are marked.
+    """Put what takes long first; tests that keep many processes busy are marked.
 
     pytest-xdist deals the files out in this order, given ``--no-loadscope-reorder``.
     """

@@ -1,4 +1,4 @@
-"""Which global rank stands where, against Megatron-LM's formula and the definition of a group."""
+"""Positions of global ranks, against Megatron-LM's formula and the definition of a group."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _PLANTED = [
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What lint-imports says of each broken contract in a copy that has every forbidden import."""
+    """Output of lint-imports for each broken contract, in a copy that has every forbidden import."""
     copy = tmp_path_factory.mktemp("planted")
     shutil.copy(_ROOT / "pyproject.toml", copy)
     for package in ("pptrace", "instrument", "dashboards"):

@@ -101,7 +101,7 @@ def range_of(relayout: Mapping[str, Any] | None) -> tuple[float, float] | None:
 
 
 def is_long(analysis: Analysis, step: int | None) -> bool:
-    """Whether a step has too many ops to draw each before zooming in."""
+    """Return whether a step has too many ops to draw each before zooming in."""
     return int((analysis.data.ops["step"] == step).sum()) > MOST_BARS
 
 

@@ -49,7 +49,7 @@ class _Run:
     buffers: Buffers
     message: _Message | None = None
     negotiates: int = 0
-    """How deep in an exchange of shapes."""
+    """Depth of nested exchanges of shapes."""
     queued: list[Transfer] = field(default_factory=list)
     """Messages that wait for the next commit (DualPipeV)."""
 
@@ -147,7 +147,7 @@ class DeepSpeedHooks:
         self._run = None
 
     def action(self, instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
-        """What an instruction is about to do; the engine passes its arguments by name."""
+        """Action that an instruction is about to run; the engine passes its arguments by name."""
         run = self.run
         positional = dict(zip(("buffer_id", "phase"), args[1:], strict=False))
         return None if run is None else run.buffers.action(instruction, {**positional, **kwargs})

@@ -1,4 +1,4 @@
-"""What DeepSpeed's pipeline schedules do, instruction by instruction: which microbatch a buffer holds, and the plan.
+"""Actions of DeepSpeed's pipeline schedules, instruction by instruction: which microbatch a buffer holds, and the plan.
 
 Source: ``deepspeed/runtime/pipe/{schedule,engine,dualpipev}.py`` of DeepSpeed 0.16 to 0.19. Instructions name a buffer, which
 is filled by a receive (on the first stage by the loader, where nothing is received by the forward) with the next microbatch.
@@ -42,7 +42,7 @@ class Buffers:
     _num_filled: dict[int, int] = field(default_factory=dict)
 
     def action(self, instruction: str, arguments: Mapping[str, Any]) -> Action | None:
-        """What an instruction does; None where it is neither compute nor a message."""
+        """Action of an instruction; None where it is neither compute nor a message."""
         buffer, phase = arguments.get("buffer_id"), arguments.get("phase") or 0
         kind = KINDS.get(instruction)
         if not isinstance(buffer, int) or (kind is None and instruction != LOAD):

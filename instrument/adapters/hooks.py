@@ -20,7 +20,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Hook:
-    """What is called before and after a function: ``before(args, kwargs)`` gives a token that ``after`` and ``failed`` get.
+    """Calls before and after a function: ``before(args, kwargs)`` gives a token that ``after`` and ``failed`` get.
 
     ``after(token, result)`` follows a call that returned, ``failed(token)`` one that raised.
     """
@@ -46,9 +46,9 @@ class Hooks:
         self._pid = os.getpid()
         self.active = True
         self.lines: list[str] = []
-        """What was reported, for the trace's metadata."""
+        """Lines that were reported, for the trace's metadata."""
         self.installed: dict[str, str] = {}
-        """By package that is hooked, its version."""
+        """Version of each package that is hooked."""
         self._undo: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self._leave_child)
 

@@ -40,7 +40,7 @@ class Adapters:
         self.hooks = Hooks(lambda line: print(f"pptrace: {line}", file=sys.stderr, flush=True))
         self.imports = ImportHooks()
         self.framework = ""
-        """That of data parallelism; "" where nothing of it was made."""
+        """Framework of data parallelism; "" where nothing of it was made."""
         self._session = session
         self._marks: CallMarks | None = None
         self.calls: DistributedCalls | None = None
@@ -65,7 +65,7 @@ class Adapters:
         self.hooks.remove()
 
     def facts(self) -> Mapping[str, object]:
-        """What the trace's metadata says of the hooks: versions, what was reported, calls that raised, groups by name."""
+        """Facts of the hooks for the trace's metadata: versions, what was reported, calls that raised, groups by name."""
         calls = self.calls
         groups = {} if calls is None else calls.groups
         axes = {} if calls is None else calls.axes

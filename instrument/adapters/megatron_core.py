@@ -46,7 +46,7 @@ _MESSAGES = {
     "tensor_send_prev": Kind.SEND_B,
 }
 _SHAPE_BYTES = 24
-"""Of the shape of a tensor, three int64, that is sent before it where sequence lengths vary."""
+"""Bytes of the shape of a tensor, three int64, that is sent before it where sequence lengths vary."""
 
 
 class MegatronHooks:
@@ -138,7 +138,7 @@ class MegatronHooks:
         self._run = None
 
     def transfers(self, arguments: Mapping[str, Any]) -> dict[str, Transfer]:
-        """By name of the tensor, the messages of a call; {} where no pass runs."""
+        """Messages of a call by name of the tensor; {} where no pass runs."""
         run = self.run
         named: dict[str, Transfer] = {}
         if run is None:
@@ -224,7 +224,7 @@ class _BackwardHook(_BoundHook):
         self._megatron.watched.end_op()
 
 
-class _CombinedHook(_BoundHook):
+class _CombinedHook(_ForwardHook):
     """A forward, a backward, or both at once."""
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action | None:
@@ -242,15 +242,6 @@ class _CombinedHook(_BoundHook):
         elif (op := forward or backward) is not None:
             watched.begin_op(op.kind, op.stage, int(op.microbatch or 0), op.chunk)
         return forward
-
-    def after(self, token: Action | None, result: Any) -> None:
-        run = self._megatron.run
-        self._megatron.watched.end_op()
-        if token is not None and run is not None:
-            run.forward_gave(token, result)
-
-    def failed(self, token: Action | None) -> None:
-        self._megatron.watched.end_op()
 
 
 class _MessagesHook(Hook):

@@ -1,4 +1,4 @@
-"""What a pass of Megatron-LM will run: its plan, and the order of the messages that a rank receives.
+"""Work that a pass of Megatron-LM will run: its plan, and the order of the messages that a rank receives.
 
 Source: ``megatron/core/pipeline_parallel/{schedules,combined_1f1b}.py`` of megatron-core 0.12 to 0.16.
 """
@@ -44,7 +44,7 @@ class PassShape:
         return [(self.num_chunks - 1 - chunk, microbatch) for chunk, microbatch in self.forwards]
 
     def received(self, kind: Kind, rank: int) -> list[Work]:
-        """What the messages of a kind are that ``rank`` receives, in their order, which is that of the sender's ops.
+        """Messages of a kind that ``rank`` receives, in their order, which is that of the sender's ops.
 
         The first rank receives activations from the last one, for the chunk after that of the sender; gradients go back
         likewise.

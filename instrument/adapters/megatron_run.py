@@ -1,4 +1,4 @@
-"""How far a pass of Megatron-LM has come: what each op and message is that it runs next."""
+"""Progress of a pass of Megatron-LM: the op and the message that it runs next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Run:
     num_begun: dict[Kind, int] = field(default_factory=lambda: {Kind.F: 0, Kind.B: 0})
     num_received: dict[Kind, int] = field(default_factory=lambda: {Kind.RECV_F: 0, Kind.RECV_B: 0})
     of_output: dict[int, Work] = field(default_factory=dict)
-    """By id of the first tensor that a forward gave what it was; the schedule keeps that tensor until the backward."""
+    """Work of each forward by id of its first output; the schedule keeps that tensor until the backward."""
 
     def action(self, kind: Kind, work: Work) -> Action:
         chunk, microbatch = work
@@ -54,7 +54,7 @@ class Run:
         return self.backward
 
     def message(self, kind: Kind) -> Action | None:
-        """What a message is that is about to be posted; None where no op needs it."""
+        """Action of a message that is about to be posted; None where no op needs it."""
         if kind.is_send:
             op = self.forward if kind is Kind.SEND_F else self.backward
             return None if op is None else Action(kind, op.stage, op.microbatch, op.chunk)

@@ -29,7 +29,7 @@ from pptrace.marks import P2P
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """Where the arguments of a function stand: (position, name), position −1 for keyword only.
+    """Positions of the arguments of a function: (position, name), position −1 for keyword only.
 
     ``tensors`` are the arguments whose bytes count, the larger sum of which is the message; ``root`` is (position, name, name of
     the rank within the group).
@@ -69,29 +69,29 @@ _FUNCTIONS = {
     "isend": _Function("send", ((0, "tensor"),), 2, _ALWAYS, (1, "dst", "group_dst")),
     "irecv": _Function("recv", ((0, "tensor"),), 2, _ALWAYS, (1, "src", "group_src")),
 }
-"""As ``torch/distributed/distributed_c10d.py`` of torch 2.6 to 2.13 has them; a version may lack some."""
+"""Functions of ``torch/distributed/distributed_c10d.py`` in torch 2.6 to 2.13; a version may lack some."""
 
 
 @dataclass(slots=True)
 class _Local(threading.local):
-    """What this thread is inside of."""
+    """Calls that this thread is inside of."""
 
     depth: int = 0
     batch: list[Call] | None = None
     batch_number: int = -1
     posts_at_exit: bool = False
-    """Whether the batch is a coalescing manager's."""
+    """True if the batch is a coalescing manager's."""
     waits_at_exit: bool = False
-    """Whether it also waits for them: they are complete when it ends."""
+    """True if it also waits for them: they are complete when it ends."""
     late: Call | None = None
     """Its last call."""
     counted: tuple[Any, int | None] | None = None
-    """Of the call that runs, its process group and what was counted when it began."""
+    """Process group of the call that runs, and its count when the call began."""
 
 
 @dataclass(slots=True)
 class _Sequences:
-    """How many calls of each kind a group has had."""
+    """Numbers of the calls of each kind that a group has had."""
 
     collectives: int = 0
     messages: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -123,13 +123,13 @@ class DistributedCalls:
         self._local = _Local()
         self._groups: WeakKeyDictionary[Any, tuple[CallGroup, _Sequences]] = WeakKeyDictionary()
         self.axes: dict[str, str] = {}
-        """By group's name the axis that an adapter knows."""
+        """Axis that an adapter knows, by name of the group."""
         self.descriptions: dict[str, str] = {}
-        """By group's name what an adapter says of it, instead of its own description."""
+        """Description of a group that an adapter gives instead of the group's, by name of the group."""
         self.reducers: set[str] = set()
         """Names of the groups in which C++ reduces gradients."""
         self.groups: dict[str, CallGroup] = {}
-        """By name every group that was used, also those that are gone."""
+        """Groups that were used by name, also those that are gone."""
         for name, function in _FUNCTIONS.items():
             if hasattr(c10d, name) or hasattr(dist, name):
                 self._wrap(name, _CallHook(self, function))
@@ -179,7 +179,7 @@ class DistributedCalls:
             self._tell("returned", late)
 
     def _begin_count(self, group: Any) -> tuple[Any, int | None] | None:
-        """What the group counts from now on is posted under a hook; None where this rank is no member of it."""
+        """Begin to count what the group posts under a hook; None where this rank is no member of it."""
         group = _member_group(group) if dist.is_initialized() else None
         if group is None:
             return None
@@ -284,7 +284,7 @@ class DistributedCalls:
             self.complete(call)
 
     def leave(self, call: Call | None) -> bool:
-        """The call has returned. Whether its end is still to be seen to: nobody else, such as a batch, does."""
+        """End a call that has returned; True if its end is still to be seen to: nobody else, such as a batch, does that."""
         self._local.depth -= 1
         if call is None:
             return False

@@ -40,7 +40,7 @@ _KINDS = {
     "isend": "send",
     "irecv": "recv",
 }
-"""By operator, without the ``_`` or ``_out`` of its variants, the kind: of torch 2.6 to 2.13; a version may lack some."""
+"""Kind of each operator, without the ``_`` or ``_out`` of its variants, of torch 2.6 to 2.13; a version may lack some."""
 _FIRST_LIMIT = 256
 
 Arguments = Mapping[str, Any]
@@ -80,7 +80,7 @@ class FunctionalCalls:
 
 
 class _Operator:
-    """What an operator calls: its hash stays that of the original, since tables of torch are keyed by it."""
+    """Wrapper that an operator calls: its hash stays that of the original, since tables of torch are keyed by it."""
 
     __slots__ = ("__weakref__", "_observed", "original")
 
@@ -244,7 +244,7 @@ _TRACING = tuple(
 
 
 def _are_real(tensors: Sequence[Any]) -> bool:
-    """Whether an operator that gets these tensors communicates: none is fake, wraps another or is of a transform."""
+    """Return whether an operator that gets these tensors communicates: none is fake, wraps another or is of a transform."""
     return bool(tensors) and all(map(_is_real, tensors)) and not any(map(torch._C._get_dispatch_mode, _TRACING))
 
 

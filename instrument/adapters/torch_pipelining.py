@@ -49,7 +49,7 @@ _TAG = "_pptrace_message"
 
 
 class Passes(Protocol):
-    """What a session is told of the passes of a pipeline."""
+    """Listener of a session to the passes of a pipeline."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -73,7 +73,7 @@ class _Pass(threading.local):
     stages: tuple[int, ...] = ()
     planned: dict[tuple[Kind, int, int | None], Action] = field(default_factory=dict)
     pairs: dict[tuple[int, int | None], Action] = field(default_factory=dict)
-    """By stage and microbatch of their forward, the overlapped pairs of the plan."""
+    """Overlapped pairs of the plan by stage and microbatch of their forward."""
     open: Range | None = None
     """The op that runs, or an op that is over but for what belongs to it: its loss, or the second half of a pair."""
     pair: Action | None = None

@@ -42,7 +42,7 @@ class UnhookedCalls:
         self._counts: WeakKeyDictionary[Any, _Count] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._used = False
-        """Whether there was any."""
+        """True if there was any."""
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class UnhookedCalls:
             return None if posted is None else posted - count.hooked
 
     def end(self, group: Any, unhooked: int | None) -> None:
-        """It has returned: all that the group has counted since is its own."""
+        """End the call that has returned: all that the group has counted since belongs to it."""
         with self._lock:
             count = self._counts[group]
             count.num_running -= 1
@@ -104,7 +104,9 @@ class UnhookedCalls:
             self._tell(count)
 
     def _tell(self, count: _Count) -> None:
-        """Several in a row are one call with a growing number, so that the order of calls does not depend on when we look."""
+        """Report several in a row as one call with a growing number, so that the order of calls does not depend on when we
+        look.
+        """
         self._used = True
         continues = count.latest is not None and count.latest.number == self._latest
         number = self._latest if continues else self.next_number()
@@ -122,7 +124,7 @@ class UnhookedCalls:
 
 
 def _num_posted(group: Any) -> int | None:
-    """How many calls a group has counted on this rank; None where its backend does not count."""
+    """Number of calls that a group has counted on this rank; None where its backend does not count."""
     try:
         return int(group._get_sequence_number_for_group())
     except (RuntimeError, AttributeError, NotImplementedError):

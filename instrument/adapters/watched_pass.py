@@ -18,7 +18,7 @@ from pptrace.schedule.plan import Plan
 
 
 class PassListener(Protocol):
-    """What a session is told of the passes of a pipeline."""
+    """Listener of a session to the passes of a pipeline."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -33,7 +33,7 @@ class PassListener(Protocol):
         """The step of a wrapper of optimizers begins: what steps inside is part of it."""
 
     def end_optimizer(self, optimizer: object, *, stepped: bool) -> None:
-        """It is over; not ``stepped``: it raised."""
+        """End the optimizer's step; not ``stepped``: it raised."""
 
     def describe_watched(
         self, framework: str, plan: Plan | None, pp_ranks: Sequence[int], mesh: Mapping[str, int | str] | None = None
@@ -48,7 +48,7 @@ class WatchedPass:
     listener: PassListener
     works: Works
     runs: bool = False
-    """Whether a pass with backwards runs."""
+    """True if a pass with backwards runs."""
     _planned: dict[tuple[Kind, int, int | None], Action] = field(default_factory=dict)
     _pairs: dict[tuple[int, int | None], Action] = field(default_factory=dict)
     _evaluation: Range | None = None

@@ -13,7 +13,7 @@ from instrument.adapters.hooks import Hook, Hooks
 
 
 class Awaited(Protocol):
-    """Something that a ``Work`` carries. ``waiting`` may come several times, ``completed`` or ``failed`` comes once."""
+    """Call that a ``Work`` carries. ``waiting`` may come several times, ``completed`` or ``failed`` comes once."""
 
     def waiting(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Works:
             self._carried[work] = (*self._carried.get(work, ()), *carried)
 
     def of(self, work: Any) -> tuple[Awaited, ...]:
-        """What a handle carries that is not complete yet."""
+        """Calls of a handle that are not complete yet."""
         return self._carried.get(work, ()) if type(work) is dist.Work else ()
 
     def take(self, work: Any) -> tuple[Awaited, ...]:
@@ -47,7 +47,7 @@ class Works:
 
 
 def is_work(result: object) -> bool:
-    """Whether a call returned a handle that can be waited for; a coalesced call's stand-in cannot."""
+    """Return whether a call returned a handle that can be waited for; a coalesced call's stand-in cannot."""
     return type(result) is dist.Work or (isinstance(result, dist.Work) and type(result).__name__ != "_IllegalWork")
 
 

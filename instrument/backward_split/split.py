@@ -39,7 +39,7 @@ class WeightQueue:
 
     @property
     def collects(self) -> bool:
-        """Whether the backward that runs now is an I; otherwise a layer computes everything at once."""
+        """Return whether the backward that runs now is an I; otherwise a layer computes everything at once."""
         return self._collected is not None
 
     def put(self, work: WeightWork) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Of q, k and v."""
+"""Gradients of q, k and v."""
 
 _FLASH_HEAD_DIMS = range(8, 257, 8)  # what the CUDA kernel takes without padding
 

@@ -36,7 +36,7 @@ class TrainedTensors:
         self._before = self._state()
 
     def have_changed(self, *, with_gradients: bool) -> bool:
-        """Whether the script has changed one of them since, or, ``with_gradients``, taken their gradients away.
+        """Return whether the script has changed one of them since, or, ``with_gradients``, taken their gradients away.
 
         An update through ``.data`` leaves no trace on the tensor itself, but the gradients are cleared after it. Gradients that
         only grew are no sign: a backward by hand, or a split one, adds to them outside of any backward pass.
@@ -56,7 +56,7 @@ class TrainedTensors:
 
 
 def _is_cleared(tensor: torch.Tensor | None) -> bool:
-    """Whether a tensor has no gradient, or one of zeros."""
+    """Return whether a tensor has no gradient, or one of zeros."""
     if tensor is None or tensor.grad is None:
         return True
     with torch.no_grad():
@@ -103,13 +103,13 @@ class BackwardSteps:
         self.num_passes = 0
         """Backward passes that ended, those inside others not counted."""
         self.sees_forwards = False
-        """Whether :meth:`look` is called at every forward of a module, so that two backward passes without one follow one."""
+        """True if :meth:`look` is called at every forward of a module, so that two backward passes without one follow one."""
         self._originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
         for name, original in self._originals.items():
             setattr(torch.autograd, name, self._watched(original))
 
     def look(self) -> None:
-        """Something begins or ends that is no part of a backward pass: a forward, or the script."""
+        """Look at the begin or end of what is no part of a backward pass: a forward, or the script."""
         self._guarded(self._look)
 
     def detach(self) -> None:

@@ -91,7 +91,7 @@ class CallLog:
         os.register_at_fork(after_in_child=self._leave_child)
 
     def quiet_s(self) -> float:
-        """For how long no call has gone on."""
+        """Time since a call last went on, s."""
         last_event_ns: int = _TIME.unpack_from(self._map, _LAST_EVENT_AT)[0]
         return (time.monotonic_ns() - last_event_ns) / 1e9
 
@@ -199,7 +199,7 @@ class CallLog:
 
 
 class _Count:
-    """How many calls of a stream were made, and where in the file that stands: 0 for nowhere."""
+    """Number of calls of a stream, and the offset in the file where it stands: 0 for nowhere."""
 
     __slots__ = ("next", "offset")
 
@@ -220,7 +220,7 @@ def _as_ranges(ranks: tuple[int, ...]) -> list[list[int]]:
 
 
 def _runs_on_device(backend: str) -> bool:
-    """Whether a call that has returned may still be under way on a device."""
+    """Return whether a call that has returned may still be under way on a device."""
     names = backend.lower()
     if "gloo" not in names and any(name in names for name in ("nccl", "rccl", "xccl", "hccl")):
         return True

@@ -36,7 +36,7 @@ _COLLECTIVE, _SEND, _ = CLASSES
 
 @dataclass(frozen=True, slots=True)
 class LoggedCalls:
-    """What a rank's file holds at one moment. ``durations_ns`` are those of the calls that are complete."""
+    """Contents of a rank's file at one moment. ``durations_ns`` are those of the calls that are complete."""
 
     last_event_ns: int
     calls: tuple[Call, ...]
@@ -50,7 +50,7 @@ class LoggedCalls:
 
 
 def read_last_event(path: Path) -> int:
-    """When the rank's calls last went on, monotonic ns; 0 before the first."""
+    """Time at which the rank's calls last went on, monotonic ns; 0 before the first."""
     try:
         with path.open("rb") as file:
             magic, version, _, _, last_event_ns, _, num_streams, _ = HEADER.unpack(file.read(HEADER.size))
@@ -60,7 +60,7 @@ def read_last_event(path: Path) -> int:
 
 
 def read_motion(path: Path) -> int:
-    """When the rank's script was last seen to go from function to function, monotonic ns; 0 where it was not."""
+    """Time at which the rank's script last went from function to function, monotonic ns; 0 where it was not."""
     try:
         with path.open("rb") as file:
             magic, version, _, _, _, _, _, moved_ns = HEADER.unpack(file.read(HEADER.size))

@@ -25,7 +25,7 @@ _MOST_LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How a rank's process ended: an exit code, or minus a signal; None where that is not known."""
+    """End of a rank's process: an exit code, or minus a signal; None where that is not known."""
 
     code: int | None
     text: str
@@ -46,7 +46,7 @@ class HangWatch:
         return self._get_ranks()
 
     def stalled_s(self) -> float:
-        """For how long no rank has made or finished a call, nor finished a step."""
+        """Time since a rank last made or finished a call, or finished a step, s."""
         steps = {local: read_counter(counter_path(self._control_dir, local)) for local in self._ranks}
         if steps != self._steps:
             self._steps = steps
@@ -56,7 +56,7 @@ class HangWatch:
         return (time.monotonic_ns() - self._moved_at) / 1e9
 
     def has_moved(self, locals_: Collection[int], within_s: float) -> bool:
-        """Whether the script of one of these local ranks has gone from function to function lately."""
+        """Return whether the script of one of these local ranks has gone from function to function lately."""
         moved = (read_motion(call_log_path(self._control_dir, local)) for local in locals_)
         return time.monotonic_ns() - max(moved, default=0) < within_s * 1e9
 
@@ -65,13 +65,15 @@ class HangWatch:
         self._moved_at = time.monotonic_ns()
 
     def any_waits(self, ended: Collection[int] = ()) -> bool:
-        """Whether a rank waits in a call, or may wait for one on its device; not those that have ``ended``, by local rank."""
+        """Return whether a rank waits in a call, or may wait for one on its device; not those that have ``ended``, by local
+        rank.
+        """
         logs = (log for local, log in self._read().items() if local not in ended)
         return any(call.state in _WAITING for log in logs for call in log.calls)
 
     @property
     def has_logs(self) -> bool:
-        """Whether the calls of any rank are watched at all."""
+        """Return whether the calls of any rank are watched at all."""
         return bool(self._read())
 
     def diagnose(self, ends: Mapping[int, RankEnd], *, usual: bool = True) -> Diagnosis:
@@ -99,7 +101,7 @@ class HangWatch:
         return diagnose(known)
 
     def calls_at_end(self, dead: Collection[int]) -> list[RankCalls]:
-        """What the ranks did when the first of them, ``dead`` by global rank, were seen to have ended.
+        """Calls of the ranks when the first of them, ``dead`` by global rank, were seen to have ended.
 
         Calls that failed count as waiting: they failed because the other end was gone.
         """
@@ -217,7 +219,7 @@ def _last_failed(log: LoggedCalls) -> Call | None:
 
 
 def _unless_usual(diagnosis: Diagnosis, logs: Mapping[int, LoggedCalls], ranks: Mapping[int, int]) -> Diagnosis:
-    """No verdict where others wait for the late ranks no longer than calls take in this run."""
+    """Drop the verdict where others wait for the late ranks no longer than calls take in this run."""
     hang = diagnosis.hang
     assert hang is not None
     usual_s = max((_usual_s(log) for local, log in logs.items() if ranks[local] in hang.hops), default=0.0)
@@ -234,6 +236,6 @@ def _unless_usual(diagnosis: Diagnosis, logs: Mapping[int, LoggedCalls], ranks: 
 
 
 def _usual_s(log: LoggedCalls) -> float:
-    """What most of the rank's calls take at most; the first may have waited for a rank that started late."""
+    """Time that most of the rank's calls take at most, s; the first may have waited for a rank that started late."""
     ordered = sorted(log.durations_ns)
     return ordered[int((len(ordered) - 1) * _USUAL_SHARE)] / 1e9 if ordered else 0.0

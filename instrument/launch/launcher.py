@@ -34,7 +34,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended, and what is known of each rank of this node."""
+    """Result of a run: how it ended, and what is known of each rank of this node."""
 
     run_dir: Path
     end: RunEnd
@@ -49,7 +49,7 @@ class RunResult:
 
     @property
     def script_traces(self) -> tuple[Path, ...]:
-        """Those of the script's own profiler, which are all there is where pptrace recorded none."""
+        """Traces of the script's own profiler, which are all there is where pptrace recorded none."""
         return tuple(self.run_dir / record.script_trace for record in self.ranks if record.script_trace is not None)
 
 
@@ -175,7 +175,7 @@ def _quiet_torch() -> Iterator[None]:
 
 
 def describe_ranks(result: RunResult) -> list[str]:
-    """What a person should know about how the ranks ended: nothing of those that simply finished with a trace."""
+    """Describe how the ranks ended, for a person: nothing of those that simply finished with a trace."""
     errors = [record.error for record in result.ranks]
     same: dict[str, list[int]] = {}
     for record in result.ranks:

@@ -52,12 +52,12 @@ class Monitor:
         self._hangs = HangWatch(control_dir, lambda: pipes.ranks, options.nnodes * options.nproc)
         self._stacks = Stacks(control_dir)
         self._usage: dict[int, Usage] = {}
-        """Of the ranks when half of --hang-timeout was over."""
+        """Usage of the ranks when half of --hang-timeout was over."""
         self._ended_first: set[int] = set()
         """The ranks, by global rank, that had ended when the first was seen to have failed."""
         self._ended_at = 0.0
         self._at_end: list[RankCalls] = []
-        """What the ranks did then; those that lost a connection have had the time to notice."""
+        """Calls of the ranks then; those that lost a connection have had the time to notice."""
         self._is_explained = False
         self._pidfds: dict[int, int] = {}
         """Become readable when a rank ends: before torch's launcher has looked, and taken its exit code."""
@@ -142,7 +142,7 @@ class Monitor:
             self._at_end = self._hangs.calls_at_end(self._ended_first)
 
     def _has_failed(self, local_rank: int) -> bool:
-        """Whether a rank says so, or is dead and has not ended well as far as is known."""
+        """Return whether a rank says so, or is dead and has not ended well as far as is known."""
         record = self._records[local_rank]
         is_silent = local_rank in self._dead and record.state is not State.OK and self.exit_codes.get(record.rank) != 0
         return record.state is State.FAILED or is_silent
@@ -228,7 +228,7 @@ class Monitor:
         return self._dead | {local for local, record in self._records.items() if record.state is State.OK}
 
     def _may_go_on(self, diagnosis: Diagnosis, within_s: float) -> bool:
-        """Whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
+        """Return whether a rank that the others wait for, or any where that is not known, computes its way through the script."""
         hang = diagnosis.hang
         if hang is not None and hang.verdict is not Verdict.LATE:
             return False
@@ -283,7 +283,7 @@ class Monitor:
         self._explain_end(is_over=True)
 
     def _explain_end(self, *, is_over: bool = False) -> None:
-        """As soon as it is known how those ended that the others wait for; at the latest when all is over."""
+        """Explain the end as soon as it is known how those ended that the others wait for; at the latest when all is over."""
         if self.timed_out or self.signals or self._is_explained or not self._at_end:
             return
         diagnosis = explain_end(self._at_end, self._ends(self._records))
@@ -299,7 +299,7 @@ class Monitor:
         self._show_verdict(diagnosis)
 
     def _ends(self, local_ranks: Iterable[int]) -> dict[int, RankEnd]:
-        """How these ranks have ended, by global rank."""
+        """Ends of these ranks, by global rank."""
         ends = {}
         for record in (self._records[local_rank] for local_rank in local_ranks):
             code = self.exit_codes.get(record.rank, record.exit_code)

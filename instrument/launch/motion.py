@@ -1,4 +1,4 @@
-"""What a rank's process does, seen from outside: its Python stack, and whether it computes, sleeps or is stopped."""
+"""Activity of a rank's process, seen from outside: its Python stack, and whether it computes, sleeps or is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.launch.worker import stacks_path
 _ANSWER_S = 0.5
 _POLL_S = 0.02
 _BUSY_SHARE = 0.05
-"""Of a processor, which others may need as well: a rank that uses so much of it computes."""
+"""Share of a processor, which others may need as well: a rank that uses so much of it computes."""
 _APART_S = 0.4
 _NUM_LOOKS = 3
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -23,7 +23,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the kernel says of a process at one moment, which the process does not notice."""
+    """Usage of a process at one moment, as the kernel gives it; the process does not notice."""
 
     at_s: float
     cpu_s: float
@@ -34,13 +34,13 @@ class Usage:
         return self.state in ("T", "t")
 
     def is_busy(self, before: Usage) -> bool:
-        """Whether it has computed since ``before``."""
+        """Return whether it has computed since ``before``."""
         used = self.cpu_s - before.cpu_s
         return used > 0 and used >= _BUSY_SHARE * (self.at_s - before.at_s)
 
 
 def read_usage(pid: int) -> Usage:
-    """Of no process: no time used, and no state."""
+    """Read the usage of a process; of none, no time used and no state."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return Usage(time.monotonic(), (int(fields[11]) + int(fields[12])) * _TICK_S, fields[0])
@@ -49,7 +49,7 @@ def read_usage(pid: int) -> Usage:
 
 
 def describe_rank(usage: Usage, before: Usage | None, stack: tuple[Frame, ...]) -> str:
-    """Where a rank outside of communication is, and what it does there."""
+    """Describe where a rank outside of communication is, and what it does there."""
     location = describe_wait(stack)
     if usage.is_stopped:
         doing = f"stopped by a signal ({location})"
@@ -81,7 +81,7 @@ class Stacks:
         return {local: self._stack(local, begin) for local, begin in before.items()}
 
     def change(self, pids: Mapping[int, int]) -> bool:
-        """Whether any of the processes is soon elsewhere: a call that holds the interpreter lock stays in its line."""
+        """Return whether any of the processes is soon elsewhere: a call that holds the interpreter lock stays in its line."""
         first = self.read(pids)
         for _ in range(_NUM_LOOKS - 1):
             time.sleep(_APART_S)

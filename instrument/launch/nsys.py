@@ -37,7 +37,7 @@ from pptrace.marks import METADATA_TABLE
 from pptrace.nsys import exported_report
 
 _PAUSES_S = (0.5, 2.0)
-"""How long to wait before nsys is tried again, s: several that start at once on one machine race for its shared memory and
+"""Waits before nsys is tried again, s: several that start at once on one machine race for its shared memory and
 sockets, and one of them ends before it has started anything."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -71,7 +71,7 @@ def report_stem(options: RunOptions) -> str:
 
 
 def launch_under_nsys(options: RunOptions) -> RunResult:
-    """As :func:`instrument.launch.launcher.launch`, with nsys around it; the ranks' traces are one file for the node.
+    """Launch like :func:`instrument.launch.launcher.launch`, with nsys around it; the ranks' traces are one file for the node.
 
     Raises:
         PptraceError: nsys ended before the ranks could be started.

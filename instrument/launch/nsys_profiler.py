@@ -35,10 +35,10 @@ class NsysProfiler:
         return False
 
     def prepare(self) -> None:
-        """Nothing: nsys came with the process."""
+        """Do nothing: nsys came with the process."""
 
     def release(self) -> None:
-        """Nothing was prepared."""
+        """Do nothing: nothing was prepared."""
 
     def start(self) -> None:
         if torch.cuda.is_available():

@@ -24,7 +24,7 @@ from pptrace.marks import P2P, SpanKind
 
 
 class Steps(Protocol):
-    """What is told of the boundaries."""
+    """Listener to the boundaries of steps."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -48,11 +48,11 @@ class IterationRule:
 
     @property
     def is_open(self) -> bool:
-        """Whether optimizers have stepped in an iteration whose end was not announced."""
+        """Return whether optimizers have stepped in an iteration whose end was not announced."""
         return self._latest is not None and not self._ended
 
     def before(self, optimizer: int) -> bool:
-        """Whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
+        """Return whether the iteration ends only now, since the optimizer it was to end with did not step in it."""
         if optimizer != self._first:
             return False
         late = not self._ended
@@ -61,7 +61,7 @@ class IterationRule:
         return late
 
     def after(self, optimizer: int) -> bool:
-        """Whether the iteration ends with this optimizer's step."""
+        """Return whether the iteration ends with this optimizer's step."""
         if self._first is None:
             self._first = self._last = optimizer
         self._latest = optimizer
@@ -127,7 +127,7 @@ class OptimizerSteps:
 
     @property
     def begun(self) -> bool:
-        """Whether a module ran forward, or anything else of a step began."""
+        """Return whether a module ran forward, or anything else of a step began."""
         return self._begun
 
     def begin_whole(self, optimizer: object) -> None:
@@ -136,7 +136,7 @@ class OptimizerSteps:
             self._before(optimizer)
 
     def end_whole(self, optimizer: object, *, stepped: bool) -> None:
-        """It is over; not ``stepped``: it raised."""
+        """End the optimizer's step; not ``stepped``: it raised."""
         if self._depth:
             self._close()
             if stepped and self._attached:
@@ -149,11 +149,11 @@ class OptimizerSteps:
 
     @property
     def is_step_open(self) -> bool:
-        """Whether the step that runs now has had an optimizer's step, but not the one to end it."""
+        """Return whether the step that runs now has had an optimizer's step, but not the one to end it."""
         return self._rule.is_open
 
     def ignore_backward(self) -> None:
-        """Something else tells the steps, so the backward passes do not."""
+        """Stop telling steps from backward passes, since something else tells them."""
         if self._backward is not None:
             self._backward.detach()
             self._backward = None

@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked before anything starts. Needs no torch."""
+"""Options of a run, checked before anything starts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunOptions:
     window: StepWindow = StepWindow(2, 5)  # noqa: RUF009
     timeout_s: float | None = None
     hooks: bool = True
-    """Whether the runtimes that the script imports are watched."""
+    """True if the runtimes that the script imports are watched."""
     hang_timeout_s: float | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks print, on one terminal: each line whole, with its rank before it where there are several."""
+"""Output of the ranks on one terminal: each line whole, with its rank before it where there are several."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RankPipes(LogsSpecs):
         return ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Where torch's launcher is to send each rank's output."""
+        """Destinations of each rank's output for torch's launcher."""
         self.world_size = int(envs[0]["WORLD_SIZE"])
         self.ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
         for env in envs.values():
@@ -115,6 +115,6 @@ class RankPipes(LogsSpecs):
 
 
 def _visible(line: bytes) -> str:
-    """What a terminal would show of a line in the end: progress bars write theirs again and again after a return."""
+    """Reduce a line to what a terminal would show of it in the end: progress bars write theirs again and again after a return."""
     parts = [part for part in line.split(b"\r") if part]
     return parts[-1].decode(errors="replace") if parts else ""

@@ -21,7 +21,7 @@ _COMPRESSION = 4  # a third of the time of gzip's default, for files a tenth lar
 
 
 class Profiler(Protocol):
-    """What a session asks of whatever records a rank."""
+    """Interface of a session to whatever records a rank."""
 
     path: Path
 
@@ -30,7 +30,7 @@ class Profiler(Protocol):
 
     @property
     def takes_annotations(self) -> bool:
-        """Whether what PyTorch annotates now is recorded here, and not in a profiler of the script's."""
+        """Return whether what PyTorch annotates now is recorded here, and not in a profiler of the script's."""
         ...
 
     def prepare(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher: a small JSON file, replaced whole at every change, and a counter of steps.
+"""Record that a rank writes for its launcher: a small JSON file, replaced whole at every change, and a counter of steps.
 
 The file is ``rank{R}.facts.json`` in the run directory; the launcher merges it into ``run.json`` at the end. The
 counter is 16 bytes in the launcher's own temporary directory: steps ended, steps expected (0 where unknown), int64.
@@ -46,7 +46,7 @@ class RankRecord:
     script_trace: str | None = None
     """A trace that the script's own profiler wrote, where there is none of pptrace's; within the run directory."""
     note: str | None = None
-    """Why there is no trace, or why it is shorter than asked for."""
+    """Reason for which there is no trace, or one shorter than requested."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Mesh, plan, versions and so on, as they stand in the trace's metadata."""
 

@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended."""
+    """End of a run."""
 
     status: Status
     exit_code: int
@@ -133,7 +133,7 @@ def _without_word(record: RankRecord, code: int | None, error: str | None) -> Ra
 
 
 def killed_by(code: int | None) -> str:
-    """Which signal an exit code (minus its number) stands for."""
+    """Name the signal that an exit code (minus its number) stands for."""
     if code is None:
         return "it ended without a word"
     try:

@@ -30,7 +30,7 @@ _calling = _Calling()
 
 @contextmanager
 def by_pptrace() -> Iterator[None]:
-    """What the body starts and stops is pptrace's own profiler, not the script's."""
+    """Treat what the body starts and stops as pptrace's own profiler, not the script's."""
     _calling.depth += 1
     try:
         yield
@@ -62,7 +62,7 @@ class ScriptProfilers:
 
     @property
     def running(self) -> bool:
-        """Whether one of the script's profilers records, or prepares to."""
+        """Return whether one of the script's profilers records, or prepares to."""
         return bool(self._running)
 
     def remove(self) -> None:

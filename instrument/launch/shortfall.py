@@ -1,4 +1,4 @@
-"""Why a rank has no trace, or one of fewer steps than asked for: a line for a person, with what to do about it."""
+"""Reason for which a rank has no trace, or one of fewer steps than requested: a line for a person, with what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ THEIRS = "the script's own torch.profiler"
 
 
 def describe_activity(hooks: OptimizerSteps) -> str:
-    """What a script without a step did, as far as the hooks saw it."""
+    """Describe what a script without a step did, as far as the hooks saw it."""
     if hooks.num_backwards:
         passes = "a backward pass" if hooks.num_backwards == 1 else f"{hooks.num_backwards} backward passes"
         return f"{passes} ran, followed by no step of a torch optimizer and no change of parameters or gradients"

@@ -1,4 +1,4 @@
-"""What ``srun`` says of a task, in the variables that torchrun would set.
+"""Facts that ``srun`` gives a task, in the variables that torchrun would set.
 
 nodelist = entry {"," entry}
 entry    = prefix [ "[" range {"," range} "]" ] …      gpu[003-007,12],login1
@@ -37,7 +37,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """How many tasks each node has; [] where the text says nothing."""
+    """Number of tasks of each node; [] where the text does not give it."""
     counts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
     return [int(match[1]) for match in counts if match for _ in range(int(match[2] or 1))]
 

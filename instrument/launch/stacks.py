@@ -1,4 +1,4 @@
-"""Where a rank hangs, read from what ``faulthandler`` writes:
+"""Stacks of a rank that hangs, read from what ``faulthandler`` writes:
 
 dump   = { header { frame } }
 header = ("Thread" | "Current thread") " 0x…" … "(most recent call first):"
@@ -53,7 +53,7 @@ def _from_here(path: str) -> str:
 
 
 def describe_wait(frames: tuple[Frame, ...]) -> str:
-    """Where a thread waits, in one line: the call, and the line of the user's own code that it comes from."""
+    """Describe in one line where a thread waits: the call, and the line of the user's own code that it comes from."""
     if not frames:
         return "no Python stack could be read"
     own = next((frame for frame in frames if not _LIBRARY.search(frame.path)), None)
@@ -66,7 +66,7 @@ def describe_wait(frames: tuple[Frame, ...]) -> str:
 
 
 def is_setting_up(frames: tuple[Frame, ...]) -> bool:
-    """Whether the thread waits for other ranks to make a process group."""
+    """Return whether the thread waits for other ranks to make a process group."""
     return any(frame.function == "init_process_group" and _LIBRARY.search(frame.path) for frame in frames)
 
 

@@ -35,7 +35,7 @@ from pptrace.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Where in the run this process stands."""
+    """Coordinates of this process in the run."""
 
     rank: int
     local_rank: int
@@ -79,7 +79,9 @@ class TracedSession(Session):
         self._with_hooks = with_hooks
         self._logs = logs
         self._agreed = agreed if process.world_size > 1 and not window.whole_run else None
-        """Only the profiler of torch records twice; nothing is agreed on where every step is recorded."""
+        """Agreement of the ranks on a step, for torch's profiler, which alone records twice; None where every step is
+        recorded.
+        """
         self._agreed_step: int | None = None
         """The step that was agreed on last, from which on this rank has recorded."""
         self._hooks: OptimizerSteps | None = None
@@ -339,7 +341,7 @@ class TracedSession(Session):
         )
 
     def _shortfall(self) -> str | None:
-        """What is missing of the steps asked for, and what to do about it; None where nothing is."""
+        """Describe what is missing of the requested steps, and what to do about it; None where nothing is."""
         if self._profiler is None or self._window.whole_run or self._writer.record.state != "running":
             return None
         seen, window = self.num_steps, self._window

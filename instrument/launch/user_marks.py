@@ -27,7 +27,7 @@ _SPANS = {
 
 
 class Steps(Protocol):
-    """What is told of the steps that the script marks."""
+    """Listener to the steps that the script marks."""
 
     @property
     def recorder(self) -> Recorder: ...
@@ -39,7 +39,7 @@ class Steps(Protocol):
         """The script marks its steps itself from now on."""
 
     def look(self) -> None:
-        """Something of a step begins: without an optimizer, the step before may have ended."""
+        """Look at the begin of a part of a step: without an optimizer, the step before may have ended."""
 
     def begin_step(self) -> None: ...
 

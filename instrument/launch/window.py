@@ -1,4 +1,4 @@
-"""Which steps are profiled.
+"""Window of the steps that are profiled.
 
 Grammar of ``--steps``:
 
@@ -25,7 +25,7 @@ class StepWindow:
 
     @property
     def whole_run(self) -> bool:
-        """Whether everything from the start of the script to its end is profiled, not only steps."""
+        """Return whether everything from the start of the script to its end is profiled, not only steps."""
         return self.stop is None
 
     def __contains__(self, step: int) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the launcher hands to its ranks, by way of the environment."""
+    """Configuration that the launcher hands to its ranks, by way of the environment."""
 
     run_dir: Path
     control_dir: Path
@@ -68,7 +68,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the script ended."""
+    """Outcome of the script."""
 
     state: State
     exit_code: int
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def stacks_path(control_dir: Path, local_rank: int) -> Path:
-    """Where a rank writes the stacks of its threads when it gets SIGUSR2."""
+    """Path to which a rank writes the stacks of its threads when it gets SIGUSR2."""
     return control_dir / f"rank{local_rank}.stacks"
 
 
@@ -99,17 +99,17 @@ class Rank:
 
     @property
     def record(self) -> RankRecord:
-        """What is known of this rank."""
+        """Record of this rank."""
         return self._writer.record
 
     @property
     def error(self) -> BaseException | None:
-        """What the script raised."""
+        """Error that the script raised."""
         return self._error
 
     @property
     def script_traceback(self) -> TracebackType | None:
-        """Where in the script it was raised."""
+        """Traceback of that error within the script."""
         return _script_part(self._error.__traceback__) if self._error is not None else None
 
     def run(self, command: Sequence[str]) -> int:

@@ -82,7 +82,7 @@ class Mean(Protocol):
 
 
 class WholeMean:
-    """Every replica has the mean of every gradient, in ``.grad``."""
+    """Average every gradient on every replica, in ``.grad``."""
 
     def __init__(self, group: AxisGroup) -> None:
         self._group = group

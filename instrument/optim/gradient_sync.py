@@ -50,7 +50,7 @@ def finishing_actions(actions: Sequence[Action]) -> dict[Action, tuple[Finish, .
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """How gradients are averaged over the replicas: dp × cp.
+    """Averaging of gradients over the replicas: dp × cp.
 
     Args:
         route: of all axes but tp.

@@ -70,7 +70,7 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def exempt(self, tensors: Iterable[Tensor]) -> None:
-        """Never count these tensors, which are not the step's."""
+        """Exempt these tensors, which are not the step's, from all counts."""
         for tensor in tensors:
             self._exempt.add(_identity(tensor))
             self._seen.pop(_identity(tensor), None)

@@ -62,7 +62,7 @@ class RankProgram:
         return kwargs
 
     def is_local(self, stage: int | None) -> bool:
-        """Whether this rank runs a stage, so that neighbouring stages on it need no message."""
+        """Return whether this rank runs a stage, so that neighbouring stages on it need no message."""
         return stage in self.stages
 
     def parameters(self) -> Iterable[nn.Parameter]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from instrument.collectives import AxisGroup, Pending
 
 SEQUENCE_DIM = -2
-"""Of activations (…, sequence, hidden)."""
+"""Dimension of the sequence in activations (…, sequence, hidden)."""
 
 
 def gather_matmul(shard: Tensor, matrix: Tensor, group: AxisGroup) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from instrument.tensor.shards import HasShares, Share
 
 
 class VocabParallelEmbedding(HasShares, split.Embedding):
-    """Each rank looks up the tokens of its part of the vocabulary and has zeros for the others.
+    """Embedding of which each rank looks up the tokens of its part of the vocabulary, with zeros for the others.
 
     All-reduce in forward, identity in backward; with sequence parallelism reduce-scatter in forward, all-gather in backward.
     Under a split backward the all-gather belongs to the I.

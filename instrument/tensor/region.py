@@ -26,7 +26,7 @@ class Region:
 
     @property
     def shards_sequence(self) -> bool:
-        """Whether activations are in fact cut: one rank keeps the whole sequence."""
+        """Return whether activations are in fact cut: one rank keeps the whole sequence."""
         return self.sequence and self.group.size > 1
 
 

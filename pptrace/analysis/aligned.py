@@ -27,7 +27,7 @@ class RankRows:
     comms: Slice
 
     def num_ops(self, step: int) -> int:
-        """How many compute ops a step has."""
+        """Number of compute ops of a step."""
         first, last = np.searchsorted(self.ops["step"], (step, step + 1))
         return int(last - first)
 
@@ -75,7 +75,7 @@ class AlignedRun:
     lacking: frozenset[int] = frozenset()
 
     def is_comparable(self, window: StepWindow) -> bool:
-        """Whether the times of a window's ranks are comparable across ranks.
+        """Return whether the times of a window's ranks are comparable across ranks.
 
         Where they do not, nothing of a step is known but what each rank shows by itself: their clocks are not related, or hardly
         (see :meth:`clock_is_too_uncertain`), or a rank's times are those of launching what its device did at other times.
@@ -84,11 +84,11 @@ class AlignedRun:
         return seen and self.clock.relates(window.ranks) and not self.clock_is_too_uncertain(window)
 
     def clock_is_too_uncertain(self, window: StepWindow) -> bool:
-        """Whether the clocks may be off by more than half the window."""
+        """Return whether the clocks may be off by more than half the window."""
         return 2 * (self.clock.uncertainty_ns or 0) > window.span_ns
 
     def part(self, rank: int, step: int) -> RankRows:
-        """What a rank did in a step."""
+        """Rows of a rank in a step."""
         return self.rows.of_rank(rank).of_step(step)
 
     def peak_memory(self, rank: int, start_ns: int, end_ns: int) -> int | None:

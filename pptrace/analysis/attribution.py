@@ -61,7 +61,7 @@ def waterfalls(
 
 
 def _means(table: PlanTable, costs: Times, group: npt.NDArray[np.integer]) -> Times:
-    """For each row and step the mean cost of the row's group of ops."""
+    """Mean cost of the group of ops of each row, in each step, ns."""
     first = _first_of_each_key(table)
     members = first[np.argsort(group[first], kind="stable")]
     names, begin, num = np.unique(group[members], return_index=True, return_counts=True)

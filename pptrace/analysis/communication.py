@@ -23,7 +23,7 @@ BUS_FACTORS = {
 def summarise_steps(
     comms: Slice, step: Int64, num_steps: int, compute: Int64, predicted: Sequence[Volume] | None = None
 ) -> list[tuple[CommSummary, ...]]:
-    """For each step one summary per (axis, kind) of one rank's communication.
+    """Summaries of one rank's communication, one per (axis, kind), for each step.
 
     Args:
         comms: the rank's rows (schema COMMS) with transfer starts filled.

@@ -40,7 +40,7 @@ _CAUSES = {
         "between ops the ranks did something that no mark covers: launching, Python, waiting for a late receive",
     ),
 }
-"""What a finding says of a cause, what where most of it is at one place, and what to do."""
+"""Texts of a finding by cause: in general, where most of it is at one place, and the advice."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
 _MOST_FINDINGS = 10
@@ -77,7 +77,7 @@ def find(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loss:
-    """What a cause took of each step, ns, shape (steps,), and of all steps at each place."""
+    """Time that a cause took of each step, ns, shape (steps,), and of all steps at each place."""
 
     name: str
     of_steps: Int64

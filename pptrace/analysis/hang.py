@@ -68,7 +68,9 @@ def diagnose_dumps(dumped: DumpedRanks) -> Diagnosis:
 
 
 def _is_fresh(dumps: Sequence[Dump]) -> bool:
-    """Whether all open calls are so young that the run may have gone on. The time of a file that was copied tells nothing."""
+    """Return whether all open calls are so young that the run may have gone on. The time of a file that was copied tells
+    nothing.
+    """
     ages = [
         age
         for dump in dumps
@@ -135,7 +137,7 @@ def _calls(dump: Dump, world: set[int], starts: Mapping[tuple[int, Stream], int]
 
 
 def _is_counted_here(dump: Dump, call: DumpCall) -> bool:
-    """Whether the recorder's number is not the same for all calls that meet: of messages, and in the first versions."""
+    """Return whether the recorder's number is not the same for all calls that meet: of messages, and in the first versions."""
     return call.kind in P2P or dump.version.startswith("1")
 
 

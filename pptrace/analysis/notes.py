@@ -46,7 +46,7 @@ def explain_nulls(
 
 
 def _clocks(run: RecognisedRun, clock: Clock, steps: Sequence[StepReport]) -> Iterator[str]:
-    """How the clocks were related, and the effect of their uncertainty where ops are not much longer."""
+    """Describe how the clocks were related, and the effect of their uncertainty where ops are not much longer."""
     if all(work.missing_device_events for work in run.work.values()):
         return  # launching relates no clocks, and no figure compares them
     yield from clock.warnings
@@ -77,7 +77,7 @@ def _clocks_of_steps(uncertainty_ns: int, steps: Sequence[StepReport]) -> Iterat
 
 
 def is_plan_of_all(run: RecognisedRun) -> bool:
-    """Whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
+    """Return whether the plan is that of a whole pipeline; a plan found in the order of some of its ranks is not."""
     plan = run.schedule.plan
     return plan is not None and plan.pp >= (run.mesh.pp or 1)
 
@@ -113,7 +113,7 @@ def _unknown_sizes(run: RecognisedRun) -> Iterator[str]:
 
 
 def _ranks_alone(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
-    """For ranks alone in their pipeline: the meaning of their figures, and the traces that are missing."""
+    """Explain, for ranks alone in their pipeline, the meaning of their figures, and the traces that are missing."""
     alone = {
         rank
         for pipeline in run.mesh.pipelines
@@ -236,7 +236,7 @@ def _no_messages(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
 
 
 def count_nested(ops: pd.DataFrame, comms: pd.DataFrame, ranks: Iterable[int]) -> int:
-    """How many rows of a table's communication lie inside ops of their rank."""
+    """Count the rows of a table's communication that lie inside ops of their rank."""
     rows = RowsByRank(ops, rows_where(comms, comms["end_ns"] > comms["start_ns"]))
     of_ranks = map(rows.of_rank, ranks)
     return sum(int(is_nested(of_rank.comms, of_rank.ops, is_table=True).sum()) for of_rank in of_ranks)

@@ -67,7 +67,7 @@ class TimesInWindows:
 
     @cached_property
     def is_known(self) -> Mask:
-        """Where no part of the communication may be waiting."""
+        """Mask of the steps in which no part of the communication may be waiting."""
         known: Mask = lengths_within(self.lane.unknown, self.start_ns, self.end_ns) == 0
         return known
 
@@ -77,12 +77,12 @@ class TimesInWindows:
 
     @property
     def bubble_ns(self) -> Int64:
-        """What is neither compute nor exposed communication, if that is known."""
+        """Time that is neither compute nor exposed communication, ns, if that is known."""
         return self.rest_ns - self.exposed_ns
 
     @property
     def least_bubble_ns(self) -> Int64:
-        """As if all communication were transfers."""
+        """Bubble if all communication were transfers, ns."""
         either = merge(self.lane.not_overlapped, self.lane.exposed)
         return self.rest_ns - lengths_within(either, self.start_ns, self.end_ns)
 

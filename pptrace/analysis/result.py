@@ -70,7 +70,7 @@ class ClockSummary:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Where a step's span went; the parts sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
+    """Parts of a step's span, ns; they sum to it exactly. ``host`` is None where the trace cannot tell it apart."""
 
     compute: int
     structural: int
@@ -252,7 +252,7 @@ class StepReport:
 
     @property
     def span_parts(self) -> dict[str, int] | None:
-        """What the span is made of, ns: the compute spread evenly, and each cause at all its places; None where it is not known.
+        """Parts of the span, ns: the compute spread evenly, and each cause at all its places; None where it is not known.
 
         Where causes are not known the parts are those of the waterfall.
         """
@@ -267,7 +267,7 @@ class StepReport:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether these are ops of a pipeline; else each rank's window is its own STEP range."""
+        """Return whether these are ops of a pipeline; else each rank's window is its own STEP range."""
         return any(rank.ops or rank.phases for rank in self.ranks)
 
 
@@ -368,7 +368,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth knowing: ``gain_ns`` is what a step would get back, None where that is not known.
+    """Finding about a run: ``gain_ns`` is what a step would get back, None where that is not known.
 
     ``gain_low_ns`` to ``gain_high_ns`` is its 90 % interval from how the steps vary.
     """
@@ -398,7 +398,7 @@ class Report:
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
-    """Who is to blame for a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
+"""Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None
 
     @property

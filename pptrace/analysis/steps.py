@@ -59,7 +59,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What of a run's steps is one rank's: its windows, in order of step, and its ideal in each, where there is one."""
+    """Part of one rank in a run's steps: its windows, in order of step, and its ideal in each, where there is one."""
 
     windows: RankWindows
     ideals: tuple[RankIdeal | None, ...]

@@ -56,7 +56,7 @@ def _verdict(report: Report) -> str:
 
 
 def _length(report: Report, span_ns: int) -> str:
-    """How long the step takes; of some of the ranks, what their window tells: the whole run's is at least as long."""
+    """Describe how long the step takes; of some of the ranks, what their window shows: the whole run's is at least as long."""
     noun = f"{'typical ' if len(report.steps) > 1 else ''}step"
     traced, num_ranks = sorted(entry.rank for entry in report.device), report.mesh.num_ranks
     if not 0 < len(traced) < num_ranks:
@@ -89,7 +89,7 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 
 
 def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> str:
-    """What the largest finding to act on would give back: not the schedule itself, nor what nothing explains.
+    """Name the largest finding to act on, and what it would give back: not the schedule itself, nor the unexplained.
 
     A cause is that of this step, as the shares before it are; anything else a mean over the steps.
     """

@@ -1,1 +1,1 @@
-"""What ``import pptrace`` offers to scripts and notebooks; the command line is made of the same calls."""
+"""Python API: the calls of ``import pptrace`` for scripts and notebooks, of which the command line is made as well."""

@@ -1,4 +1,4 @@
-"""What a user names as files: paths to read, and files to write."""
+"""Files that a user names: paths to read, and files to write."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_text(path: FilePath, parts: str | Iterable[str]) -> None:
 
 
 def reason(err: OSError | ValueError) -> str:
-    """Why something cannot be written, in the words of the operating system."""
+    """Reason for which something cannot be written, in the words of the operating system."""
     return str((err.strerror or err) if isinstance(err, OSError) else err)
 
 

@@ -1,4 +1,4 @@
-"""Who is to blame for a run that hangs."""
+"""Diagnosis of a run that hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pptrace.workflow.find_hang import HangResult, find_hang
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """What :func:`hang` returns; printed, it is what ``pptrace hang`` prints."""
+    """Result of :func:`hang`; printed, it is the output of ``pptrace hang``."""
 
     result: HangResult
 
@@ -44,7 +44,7 @@ class HangReport:
 
     @property
     def reason(self) -> str:
-        """Why there is no verdict; "" where there is one."""
+        """Reason for which there is no verdict; "" where there is one."""
         return self.result.reason
 
     @property
@@ -54,7 +54,7 @@ class HangReport:
 
     @property
     def edges(self) -> pd.DataFrame:
-        """Who waits for whom: ``rank``, ``waits_for`` (a rank; one row for each), ``call``, ``group``, ``seq``."""
+        """Waits of ranks for others: ``rank``, ``waits_for`` (a rank; one row for each), ``call``, ``group``, ``seq``."""
         edges: Sequence[Mapping[str, Any]] = () if self._hang is None else self._hang["edges"]
         rows = [(edge, other) for edge in edges for other in edge["waits_for"]]
         return pd.DataFrame(

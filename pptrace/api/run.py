@@ -27,7 +27,7 @@ FigureKind = Literal["timeline", "waterfall", "overview"]
 
 @dataclass(frozen=True, eq=False)
 class Run(Exports):
-    """What :func:`pptrace.load` returns. A notebook shows it as a summary: figures of the typical step, findings, steps.
+    """Result of :func:`pptrace.load`. A notebook shows it as a summary: figures of the typical step, findings, steps.
 
     Times are int64 nanoseconds on the clock to which the ranks were aligned (``report.clock``); bytes are int64. In ``ops``,
     ``comms`` and ``memory`` an unknown number is -1 and an unknown text "", as in the files of ``pptrace analyze --csv``.
@@ -66,11 +66,12 @@ class Run(Exports):
         """One row per send, receive or collective, on each rank that takes part.
 
         ``rank``, ``step``, ``kind`` (send, recv, all_reduce, …), ``axis`` (pp, tp, cp, dp, …), ``peer`` (the other global rank of
-        a send or receive), ``group_size``, ``bytes``, ``direction`` (F or B of a pipeline's messages), ``stage``, ``microbatch``;
-        ``start_ns`` (this side is ready), ``posted_ns`` (posted ahead: the call let go of the host), ``asked_ns`` (from here to
-        ``end_ns`` this side waits for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is
-        before it is waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all
-        members of a collective), ``clock`` (device or host; none where only the length is known).
+        a send or receive), ``group_size``, ``bytes``, ``direction`` (F or B of a pipeline's messages), ``stage``,
+        ``chunk`` (where a label names one in place of the stage), ``microbatch``; ``start_ns`` (this side is ready),
+        ``posted_ns`` (posted ahead: the call let go of the host), ``asked_ns`` (from here to ``end_ns`` this side waits
+        for it), ``end_ns`` (this side is done), ``transfer_start_ns`` (all sides are ready: what is before it is
+        waiting), ``transfer_end_ns``; ``stream``, ``match`` (the same number on both ends of a message and on all members
+        of a collective), ``clock`` (device or host; none where only the length is known).
         """
         return a_copy(self._comms)
 

@@ -32,20 +32,20 @@ _MOST_MS = 1e9
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep(Exports):
-    """What :func:`simulate` returns: one step of a schedule. Time starts at 0 with the first action."""
+    """Result of :func:`simulate`: one step of a schedule. Time starts at 0 with the first action."""
 
     simulation: Simulation
     shape: Shape | None = None
-    """What the schedule's builder was asked for; None for a CSV or a plan."""
+    """Arguments of the schedule's builder; None for a CSV or a plan."""
 
     @property
     def plan(self) -> Plan:
-        """What each rank does, without sends and receives; printed, it is a grid."""
+        """Plan of each rank, without sends and receives; printed, it is a grid."""
         return self.simulation.plan
 
     @property
     def makespan_ns(self) -> int:
-        """From the first action's start to the last one's end, ns."""
+        """Time from the first action's start to the last one's end, ns."""
         return self.simulation.makespan_ns
 
     @property
@@ -175,7 +175,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a user says of a plan's size: the arguments of :func:`simulate` of the same names."""
+    """Size of a plan as a user gives it: the arguments of :func:`simulate` of the same names."""
 
     pp: int | None = None
     microbatches: int | None = None
@@ -197,7 +197,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class MillisecondCosts:
-    """What a user says of costs, ms: the arguments of :func:`simulate` of the same names."""
+    """Costs as a user gives them, ms: the arguments of :func:`simulate` of the same names."""
 
     forward: float = 1.0
     backward: float = 2.0
@@ -206,7 +206,7 @@ class MillisecondCosts:
 
 
 Spelling = Callable[[str], str]
-"""How the user writes an argument: ``group_size`` in Python, ``--group-size`` on the command line."""
+"""Spelling of an argument by its name: ``group_size`` in Python, ``--group-size`` on the command line."""
 
 
 def simulate_as(

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run, a simulated step, the catalogue or a hang: a few figures and a table, without a script.
+"""Summaries in a notebook of a run, a simulated step, the catalogue or a hang: a few figures and a table, without a script.
 
 Colours are the notebook's own, so that light and dark themes both work.
 """
@@ -21,7 +21,7 @@ _MUTED = "opacity:0.7"
 
 
 def run_line(report: Report) -> str:
-    """What a report is of, in a line: framework, ranks, schedule, steps."""
+    """Describe in a line the run of a report: framework, ranks, schedule, steps."""
     has_pipeline = any(step.has_pipeline for step in report.steps)
     parts = [report.framework, units.counted(report.mesh.num_ranks, "rank")]
     parts += [report.schedule.name] if has_pipeline else []

@@ -86,7 +86,7 @@ class AnalyzeOptions:
 
     @property
     def is_report_only(self) -> bool:
-        """Whether nothing is written that shows the tables."""
+        """Return whether nothing is written that shows the tables."""
         return not (self.html_file or self.csv_dir or self.parquet_dir or self.perfetto_file)
 
 

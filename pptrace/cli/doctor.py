@@ -30,7 +30,7 @@ _NSYS_S = 20
 _TRIAL_S = 30.0
 """Time limit of trying nsys, s."""
 _TRIALS = 3
-"""How often nsys is started at most: several that start at once on one machine race, and one ends with an error."""
+"""Number of starts of nsys at most: several that start at once on one machine race, and one ends with an error."""
 _TRIAL_RANGE = format_mark(SpanMark(SpanKind.STEP, 0))
 _TRIAL = f"""
 from instrument.nvtx_ranges import open_domain
@@ -56,7 +56,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class NsysTrial:
-    """Whether a range of pptrace's reached a report of nsys, with a detail or an advice."""
+    """Result of a trial of nsys: whether its report holds a range of pptrace's, with a detail or an advice."""
 
     works: bool
     detail: str
@@ -71,7 +71,7 @@ class Machine:
     packages: tuple[tuple[str, str | None], ...]
     torch: Torch | None
     torch_problem: str | None
-    """Why torch cannot be used although it is installed."""
+    """Reason for which torch cannot be used although it is installed."""
     nsys: str | None
     nsys_trial: NsysTrial | None = None
     """The result of recording a range with nsys; None where that was not tried."""

@@ -43,10 +43,13 @@ class _Commands(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_QUESTION = "Where did the pipeline-parallel step go, and what would get it back?"
+
+
+@click.group(cls=_Commands, help=_QUESTION, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="pptrace")
 def cli() -> None:
-    """Where did the pipeline-parallel step go, and what would get it back?"""
+    """Run one of the commands."""
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Outputs:
 
     @property
     def take_stdout(self) -> bool:
-        """Whether one of them goes to stdout, so that nothing else may be printed."""
+        """Return whether one of them goes to stdout, so that nothing else may be printed."""
         return bool(self._for_stdout())
 
     def write(self, texts: Mapping[str, Callable[[], str | Iterable[str]]]) -> None:

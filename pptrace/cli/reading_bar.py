@@ -70,7 +70,7 @@ class ReadingBar:
 
 
 def _bar(console: Console) -> Progress:
-    """Imported here, like everything of rich in the command line: most commands end before they need it."""
+    """Make the bar. rich is imported here, as all of it in the command line: most commands end before they need it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -19,7 +19,7 @@ _MATCHES_PER_LINK = 16  # that a stretch needs for each pair of neighbours in th
 
 
 _MAX_RATE = 1e-3
-"""Of drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
+"""Largest drift: an oscillator is wrong by less than 100 parts per million, and a clock is slewed by 500 at most."""
 
 
 _LIKELY_RATE = 1e-4
@@ -208,7 +208,7 @@ def _largest_error(offset_ns: int, index: int, parts: Sequence[Sequence[tuple[in
 def _rates(
     stretches: Sequence[pd.DataFrame], times: pd.Series[int], ranks: Sequence[int], same: Same
 ) -> npt.NDArray[np.float64]:
-    """How much each rank's offset grows per ns: the slope through the middles of what the stretches allow."""
+    """Growth of each rank's offset, ns per ns: the slope through the middles of what the stretches allow."""
     middles = np.array([times[stretch.index].mean() for stretch in stretches])
     rates = np.zeros(len(ranks))
     parts = [offset_ranges(np.where(same, 0, lower_bounds(stretch, ranks))) for stretch in stretches]

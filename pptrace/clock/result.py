@@ -50,7 +50,7 @@ class Clock:
         return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
 
     def relates(self, ranks: Sequence[int]) -> bool:
-        """Whether these ranks' times may be compared with each other."""
+        """Return whether these ranks' times may be compared with each other."""
         if len(ranks) < 2:
             return True
         return self.method is not ClockMethod.NONE and len(self.unrelated & set(ranks)) in (0, len(ranks))

@@ -21,7 +21,7 @@ _ANY_HOST = frozenset({"", "localhost", "localhost.localdomain", "(none)", "none
 
 
 def same_host_spread(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> int | None:
-    """How far the ranks' (wall − monotonic) differ, ns, when all ran on one host; None otherwise."""
+    """Spread of the ranks' (wall − monotonic), ns, when all ran on one host; None otherwise."""
     hosts = {str(facts.get(rank, {}).get("host")) for rank in ranks}
     if len(hosts) != 1 or "None" in hosts:
         return None
@@ -47,7 +47,7 @@ def _samples(facts: Mapping[str, object]) -> list[Mapping[str, int]]:
 
 
 def pairs_of_same_host_name(ranks: Sequence[int], facts: Mapping[int, Mapping[str, object]]) -> Pairs:
-    """Which pairs ran on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
+    """Pairs of ranks on hosts of one name, as their traces say; a recorder's own fact about the host outweighs the name."""
     names = [_name(facts.get(rank, {})) for rank in ranks]
     return np.array([[name is not None and name == other for other in names] for name in names], dtype=np.bool_)
 
@@ -91,7 +91,7 @@ _ANY_TIME = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
 def _spans(tables: Sequence[pd.DataFrame]) -> dict[int, tuple[int, int]]:
-    """When each rank's rows begin and end."""
+    """Begin and end of each rank's rows, ns."""
     rows = pd.concat([table[["rank", "start_ns", "end_ns"]] for table in tables])
     spans = rows.groupby("rank").agg(begin=("start_ns", "min"), end=("end_ns", "max"))
     return {int(str(rank)): (int(begin), int(end)) for rank, begin, end in spans.itertuples()}

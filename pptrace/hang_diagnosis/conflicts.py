@@ -91,7 +91,7 @@ def _dtype(call: Call) -> str | None:
 def _guilty(
     clusters: list[list[int]], calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]
 ) -> tuple[int, ...]:
-    """All but the largest cluster; of equal ones, the ranks whose call is new in its context."""
+    """Ranks outside the largest cluster; of equal ones, the ranks whose call is new in its context."""
     if len(clusters[0]) > len(clusters[1]):
         return tuple(sorted(rank for cluster in clusters[1:] for rank in cluster))
     all_ranks = sorted(rank for cluster in clusters for rank in cluster)
@@ -109,7 +109,7 @@ def deviants(calls: Mapping[int, Call], history: Mapping[int, Sequence[Call]]) -
 
 
 def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
-    """Whether the call never came after the calls before it, of which as many count as occurred together earlier.
+    """Return whether the call never came after the calls before it, of which as many count as occurred together earlier.
 
     None where not even the last of them did. What comes only now and then, such as a barrier every five steps, is not new where
     it has come after a whole iteration of these calls before.
@@ -130,6 +130,6 @@ def _is_new(call: Call, calls: Sequence[Call]) -> bool | None:
 
 
 def _num_alike(signatures: Sequence[Hashable], end: int, position: int) -> int:
-    """How many calls before two places are the same, counted up to a limit."""
+    """Number of calls before two positions that are the same, counted up to a limit."""
     most = min(end, _LONGEST_CONTEXT)
     return next((back for back in range(most) if signatures[end - 1 - back] != signatures[position - 1 - back]), most)

@@ -105,7 +105,7 @@ def _ring(rank_calls: Mapping[int, RankCalls], waits: Waits) -> Hang | None:
 
 
 def _others_than_most(calls: Mapping[int, Call]) -> list[int]:
-    """Of ranks that wait for each other in collectives of one process group, those in another kind than most of them.
+    """Ranks in another kind of collective than most of those that wait for each other in one process group.
 
     They have different numbers where C++ posts some of them, which are counted apart.
     """

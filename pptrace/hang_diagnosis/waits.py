@@ -122,7 +122,9 @@ class _Matching:
         return call.seq < made and (stream, call.seq) not in self._queued_behind.get(other, ())
 
     def _any_sent(self, rank: int, call: Call) -> bool:
-        """Whether a sent message is left for the receive: taken neither by receives from one sender nor by earlier ones."""
+        """Return whether a sent message is left for the receive: taken neither by receives from one sender nor by earlier
+        ones.
+        """
         made = self._made[rank]
         streams = [Stream(call.group, other, rank, call.tag) for other in self._partners(rank, call)]
         sent = [self._made.get(stream.source, {}).get(stream, 0) - made.get(stream, 0) for stream in streams]
@@ -154,7 +156,7 @@ def _queued_behind(rank: int, calls: Sequence[Call]) -> set[tuple[Stream, int]]:
 
 
 def _is_behind(call: Call, first: Call | None) -> bool:
-    """Whether it begins after ``first``, the rank's oldest open call; those of one batch begin together."""
+    """Return whether it begins after ``first``, the rank's oldest open call; those of one batch begin together."""
     return call.state in _IN_ORDER and first is not None and (call.launch < 0 or call.launch != first.launch)
 
 

@@ -41,7 +41,7 @@ _TRACE_KEY = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTi
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a file may be read: on how many cores, and what is called with the part that has been read (:func:`read_kineto`)."""
+    """Options of reading: the number of cores, and a callback for the part that has been read (:func:`read_kineto`)."""
 
     cores: int = 1
     on_progress: ReadProgress | None = None
@@ -51,10 +51,12 @@ Read = Callable[[Path, ReadOptions], tuple[Trace, ...]]
 
 
 class Priority(IntEnum):
-    """How much a format says of a run. Of a directory that holds ops in several forms, those that say most are read."""
+    """Information of a format about a run, as a rank among formats. Of a directory that holds ops in several forms, those
+    that say most are read.
+    """
 
     EXTRACT = 0
-    """What pptrace wrote itself, and dumps of calls alone."""
+    """Extracts that pptrace wrote itself, and dumps of calls alone."""
     PICTURE = 1
     """Another program's picture of ops."""
     TABLE = 2
@@ -67,7 +69,7 @@ def _nothing(_path: Path) -> Sequence[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is recognised and read, and how its files stand to others.
+    """Format of files: how it is recognised and read, and which of its files are preferred to others.
 
     ``name`` is what the report calls it, and several readers may share one. ``sniff`` sees the first decompressed bytes of a
     file; ``read`` gives a trace for each rank that the file holds, at least one. Of the entries whose ``sniff`` agrees, the
@@ -238,7 +240,7 @@ def read_file(path: Path, name: InputFormat | None, options: ReadOptions | None 
 
 
 def _by_suffix(path: Path) -> InputFormat:
-    """What a file of unknown content is read as: JSON as Kineto's, whose reader says best what is wrong with it."""
+    """Format as which a file of unknown content is read: JSON as Kineto's, whose reader says best what is wrong with it."""
     rest = (known for known in FORMATS if not {".json", ".gz"} & set(known.suffixes))
     return next((known.name for known in rest if path.name.endswith(known.suffixes)), InputFormat.KINETO)
 

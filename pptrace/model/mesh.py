@@ -44,7 +44,9 @@ class MeshInfo:
 
     @property
     def is_open(self) -> bool:
-        """Whether the assumed pipeline may be wrong: it is unknown, and some ranks of the run have no ops in the traces."""
+        """Return whether the assumed pipeline may be wrong: it is unknown, and some ranks of the run have no ops in the
+        traces.
+        """
         return self.in_order and self.num_ranks > len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
@@ -52,7 +54,7 @@ class MeshInfo:
         return next((pipeline for pipeline in self.pipelines if rank in pipeline), ())
 
     def lacks_ranks(self, rank: int, present: Collection[int]) -> bool:
-        """Whether the pipeline of ``rank`` has ranks that are not in ``present``."""
+        """Return whether the pipeline of ``rank`` has ranks that are not in ``present``."""
         return bool(self.known_pp_ranks) or not set(self.pipeline_of(rank)) <= set(present)
 
     @property

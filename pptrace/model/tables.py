@@ -19,7 +19,9 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from pptrace.intervals import NestedIntervals
+from pptrace.marks import P2P
 from pptrace.schedule.actions import Kind
+from pptrace.schedule.messages import Direction
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -189,6 +191,9 @@ class Trace:
 
 Schema = Mapping[str, str]
 
+UNKNOWN = -1
+"""Value of a column of numbers, such as a stage, a microbatch or a peer, where it is not known or there is none."""
+
 COMM_ARGS: Schema = {
     "event": "int64",  # row in Events
     "collective": "str",  # as the producer names it
@@ -209,7 +214,7 @@ OPS: Schema = {
     "step": "int64",
     "kind": "str",  # F, B, I, W, OVERLAP_F_B, OPTIMIZER, GRAD_SYNC, STEP, …
     "stage": "int64",
-    "chunk": "int64",
+    "chunk": "int64",  # which of its rank's stages, also where labels name no stage (pptrace.model.stage_texts)
     "microbatch": "int64",
     "phase": "str",
     "start_ns": "int64",
@@ -229,6 +234,7 @@ COMMS: Schema = {
     "bytes": "int64",
     "direction": "str",  # F or B for pipeline sends and receives
     "stage": "int64",
+    "chunk": "int64",  # of a message whose label names a chunk and no stage; may be left out where a table is made
     "microbatch": "int64",
     "start_ns": "int64",  # this side has called and is ready
     "posted_ns": "int64",  # posted ahead: when the posting call returned; otherwise start_ns
@@ -343,12 +349,14 @@ def make_table(schema: Schema, columns: Mapping[str, Sequence[Any] | npt.NDArray
     """Make a frame with exactly the schema's columns and dtypes, in its order.
 
     Raises:
-        KeyError: a column of the schema is missing.
+        KeyError: a column of the schema is missing, other than the chunk of messages.
         ValueError: a column is not in the schema, or lengths differ.
     """
     unexpected = set(columns) - set(schema)
     if unexpected:
         raise ValueError(f"columns not in the schema: {sorted(unexpected)}")
+    if schema is COMMS and "chunk" not in columns:
+        columns = {**columns, "chunk": np.full(len(columns["stage"]), UNKNOWN)}
     frame = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(frame, copy=False)
 
@@ -439,7 +447,12 @@ BACKWARD_KINDS = ("B", "I", "OVERLAP_F_B")
 """Kinds of ops that compute; those with a forward, and with a backward that others wait for."""
 
 
-MESSAGES = ("send", "recv", "send_recv", "unknown")
+DIRECTIONS = tuple(str(direction) for direction in Direction)
+"""Directions of the pipeline's messages."""
+
+MESSAGE_CALLS = (*P2P, "send_recv")
+"""Kinds of calls and kernels that carry messages, or may."""
+MESSAGES = (*MESSAGE_CALLS, "unknown")
 """Kinds that are, or may be, messages between two ranks."""
 
 

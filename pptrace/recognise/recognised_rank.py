@@ -13,7 +13,7 @@ from pptrace.recognise.ops.host_compute import HostWork
 
 @dataclass(frozen=True, slots=True)
 class RecognisedRank:
-    """What the trace of one rank holds, on its own clock.
+    """Contents of the trace of one rank, on its own clock.
 
     The ``rank`` column of the tables is -1: which rank it is may be known only later. ``framework`` is whose labels the ops
     come from, "" without ops. ``calls`` is communication that neither marks nor ready tables tell (schema

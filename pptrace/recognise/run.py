@@ -43,7 +43,7 @@ from pptrace.recognise.messages.match import match_calls, match_comms, warn_unma
 from pptrace.recognise.messages.match_by_adjacent_ops import drop_half_matched, with_adjacent
 from pptrace.recognise.ops.from_labels import drop_messages_beyond_ends, with_peers
 from pptrace.recognise.ops.host_compute import HostWork
-from pptrace.recognise.partial.mesh_and_stages import Partial, read_partial
+from pptrace.recognise.partial.mesh_and_stages import JoinedRanks, Partial, read_partial
 from pptrace.recognise.partial.schedule import schedule_of_partial
 from pptrace.recognise.placement.assign_stages import StageAssignment, assign_stages
 from pptrace.recognise.rank import recognise_rank, without_disagreeing_ops
@@ -267,19 +267,25 @@ def _locate(
     if not spanned and not any(
         facts_of_rank.get("plan") for facts_of_rank in metadata
     ):  # spans tell sizes of their own
-        is_declared = any("pp_ranks" in facts_of_rank for facts_of_rank in metadata)
-        framework, _ = _framework(ranks, groups)
-        paired = {recognised.number for recognised in ranks if recognised.is_paired}
-        partial = read_partial(
-            ops, comms, mesh, members.calls, groups, members.distributed, framework, is_declared, paired
+        joined = JoinedRanks(
+            ops,
+            comms,
+            mesh,
+            members.calls,
+            groups,
+            members.distributed,
+            framework=_framework(ranks, groups)[0],
+            is_declared=any("pp_ranks" in facts_of_rank for facts_of_rank in metadata) and bool(mesh.pipelines),
+            paired=frozenset(recognised.number for recognised in ranks if recognised.is_paired),
         )
+        partial = read_partial(joined)
     placed = assign_stages(ops, comms, mesh, members.calls) if partial is None else partial.placed
     lines = (*layout, *members.warnings, *cut)
     return _Located(ranks, facts, members.calls, groups, ops, mesh, placed, partial, lines)
 
 
 def _is_split(ops: pd.DataFrame) -> bool:
-    """Whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
+    """Return whether unlabelled ops may include separate weight gradients: there are more backwards than forwards."""
     inferred = ops[(ops["source"] == "inferred") & ops["kind"].isin(COMPUTE_KINDS)]
     return bool((inferred["stage"] < 0).all() and (inferred["kind"] == "B").sum() > (inferred["kind"] == "F").sum())
 

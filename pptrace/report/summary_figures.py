@@ -70,7 +70,7 @@ def overview(step: StepReport) -> go.Figure:
 
 
 def _not_split(rank: RankStep) -> bool:
-    """Whether only the sum of a rank's bubble and exposed communication is known."""
+    """Return whether only the sum of a rank's bubble and exposed communication is known."""
     return rank.bubble_ns is None and rank.not_compute_ns is not None
 
 

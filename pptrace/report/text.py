@@ -26,7 +26,7 @@ _SOURCES = {
 }
 _MOST_FINDINGS = 3
 _MOST_WARNINGS = 8
-"""Of a brief report; the others are counted."""
+"""Number of warnings of a brief report; the others are counted."""
 
 
 def print_report(report: Report, console: Console, amount: Amount = Amount.BRIEF) -> None:

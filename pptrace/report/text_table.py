@@ -96,7 +96,7 @@ def _fitting(table: ReportTable, width: int) -> tuple[list[int], int]:
 
 
 def _same_head(table: ReportTable, first: int, second: int) -> bool:
-    """Whether two columns have one head, as those of several phases: they are left out together."""
+    """Return whether two columns have one head, as those of several phases: they are left out together."""
     return bool(table.columns[first].strip()) and table.columns[first] == table.columns[second]
 
 

@@ -30,7 +30,7 @@ from pptrace.timeline.windows import StepWindow
 _FEW_OPS = 12_000
 """Above this, microbatch numbers are left out: measuring the text of each bar dominates the browser's time."""
 _MOST_CHUNKS_NAMED = 3
-"""With more chunks, the legend has one entry for all of a kind."""
+"""Number of chunks above which the legend has one entry for all of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_tex
 
 
 def _phase_and_source(ops: pd.DataFrame) -> list[str]:
-    """Such as "steady · from its label, host clock"; of an overlapped pair both halves before it."""
+    """Texts such as "steady · from its label, host clock"; of an overlapped pair both halves before it."""
     words = {"label": "from its label", "inferred": "inferred"}
     return [
         f"{f'{pair} · ' if pair else ''}{phase or 'outside the pipeline'} · {words.get(source, source)}"

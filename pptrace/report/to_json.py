@@ -74,7 +74,7 @@ _HEAD_OF_STEP = ("step", "start_ns", "end_ns", "span_ns", "bubble")
 
 
 def _with_rest(value: Report | StepReport, written: dict[str, Any]) -> dict[str, Any]:
-    """What is written, then every other field as it is."""
+    """Extend what is written by every other field as it is."""
     return written | {
         entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.name not in written
     }

@@ -40,7 +40,7 @@ def levels_of(rank_ptr: Int32, rank: Int32, needed: npt.NDArray[np.integer]) -> 
 
 
 def _awaited(needed: npt.NDArray[np.integer], rank: Int32) -> npt.NDArray[np.integer]:
-    """Of the rows that each needs, those that do not come before it on its own rank anyway, in as few columns as hold them."""
+    """Rows that each row needs and that do not come before it on its own rank anyway, in as few columns as hold them."""
     num_rows = len(needed)
     before = np.arange(num_rows)[:, np.newaxis]
     is_before = (needed >= 0) & (needed < before) & (rank[np.minimum(needed, num_rows - 1)] == rank[:, np.newaxis])

@@ -82,7 +82,7 @@ def input_of(plan: Plan, op: Action) -> Message | None:
 
 
 def crosses_ranks(plan: Plan, message: Message) -> bool:
-    """Whether the two stages are on different ranks, so that the message has to be sent."""
+    """Return whether the two stages are on different ranks, so that the message has to be sent."""
     return plan.placement[message.source_stage] != plan.placement[message.target_stage]
 
 

@@ -1,4 +1,4 @@
-"""What an action needs before it can start: the one definition of the dependencies between the actions of a plan.
+"""Needs of an action before it can start: the one definition of the dependencies between the actions of a plan.
 
 F needs the forward of the previous stage. B and I need the forward of the same stage and the backward (B or I) of the next
 one. W needs its I. An overlapped pair needs what both of its halves need.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Output(IntEnum):
-    """What an action leaves for others: each stage has one of each for every microbatch."""
+    """Output that an action leaves for others: each stage has one of each for every microbatch."""
 
     FORWARD = 0
     BACKWARD = 1  # of a B or an I: a stage has one or the other of a microbatch

@@ -31,7 +31,8 @@ def one_forward_one_backward(
 def one_forward_one_input_grad(
     forwards: Sequence[Virtual], backwards: Sequence[Virtual], num_warmup: int, weight_lag: int
 ) -> list[Action]:
-    """Like :func:`one_forward_one_backward` with each backward split: W of a microbatch follows ``weight_lag`` I's later.
+    """Alternate as :func:`one_forward_one_backward` does, with each backward split: W of a microbatch follows ``weight_lag``
+    I's later.
 
     The remaining W's come at the end. ``num_warmup`` and ``weight_lag`` are all that ZB-H1, ZB-H2 and their interleaved
     form differ in; a rank holds ``num_warmup + 1 + weight_lag`` activations at most.

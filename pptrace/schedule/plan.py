@@ -65,7 +65,7 @@ class Plan:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether weight gradients are separate actions (W)."""
+        """Return whether weight gradients are separate actions (W)."""
         return any(action.kind is Kind.W for actions in self.ranks for action in iter_halves(actions))
 
     @cached_property
@@ -174,7 +174,7 @@ _parts = attrgetter("parts")
 
 
 def _is_bidirectional(placement: tuple[int, ...], rows: Sequence[Sequence[Action]], num_microbatches: int) -> bool:
-    """Whether two chains run over the ranks; ``rows`` are the simple compute actions of each rank."""
+    """Return whether two chains run over the ranks; ``rows`` are the simple compute actions of each rank."""
     pp, share = len(rows), num_microbatches // 2
     if pp < 2 or num_microbatches % 2 or placement != (*range(pp), *reversed(range(pp))):
         return False

@@ -34,7 +34,7 @@ Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 
 NONE = -1
-"""No row, no slot, no message, no level."""
+"""Code of no row, no slot, no message, no level."""
 
 _MOST_NEEDS = max(map(len, NEEDS.values()))
 
@@ -103,7 +103,7 @@ class PlanTable:
 
     @cached_property
     def program(self) -> Program:
-        """What a replay does level by level."""
+        """Program of a replay, level by level."""
         from pptrace.schedule.replay_program import compile_table
 
         return compile_table(self, every_dependency=False)
@@ -121,7 +121,7 @@ class PlanTable:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether every row gets to run."""
+        """Return whether every row gets to run."""
         return len(self.order) == len(self)
 
     def slots_of(self, kind: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -76,7 +76,7 @@ class Replay:
 
 
 def one_tick(_rank: int, _action: Action) -> int:
-    """Every action takes 1."""
+    """Return 1 as the time of every action."""
     return 1
 
 

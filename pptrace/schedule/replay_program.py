@@ -42,7 +42,7 @@ class Program:
     inputs: tuple[Inputs, ...]
     last: Index
     most_rows: int
-    """Of one level."""
+    """Largest number of rows of one level."""
 
 
 def compile_table(table: PlanTable, every_dependency: bool) -> Program:

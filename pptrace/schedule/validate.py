@@ -34,7 +34,7 @@ def validate(plan: Plan) -> None:
 
 
 def _require_placement(plan: Plan) -> None:
-    """Every action is on the rank that owns its stage, and of a microbatch that exists."""
+    """Require that every action is on the rank that owns its stage, and of a microbatch that exists."""
     for rank, row in enumerate(plan.ranks):
         for action, index in _halves_with_index(row):
             if not 0 <= action.stage < plan.num_stages:
@@ -53,7 +53,7 @@ def _require_placement(plan: Plan) -> None:
 
 
 def _require_unique(plan: Plan) -> None:
-    """No compute action and no transfer twice; parameters may be gathered and freed any number of times."""
+    """Require that no compute action and no transfer comes twice; parameters may be gathered and freed any number of times."""
     for rank, row in enumerate(plan.ranks):
         counts = Counter(half.key for action in row for half in action.halves if half.microbatch is not None)
         for action, index in _halves_with_index(row):
@@ -64,7 +64,7 @@ def _require_unique(plan: Plan) -> None:
 
 
 def _require_complete(plan: Plan) -> None:
-    """Each stage runs each microbatch of its chain forward, and backward once: as B, or as I and W."""
+    """Require that each stage runs each microbatch of its chain forward, and backward once: as B, or as I and W."""
     present = plan.by_key
     for stage in range(plan.num_stages):
         for mb in plan.microbatches_of(stage):
@@ -120,7 +120,7 @@ def _find_cycle(waits_for: dict[int, int]) -> list[int]:
 
 
 def _require_pairs(plan: Plan) -> None:
-    """Every send has its receive at the other end, and the other way round."""
+    """Require that every send has its receive at the other end, and the other way round."""
     present = {action.key for row in plan.ranks for action in row if action.kind.is_p2p}
     for rank, row in enumerate(plan.ranks):
         for index, action in enumerate(row):
@@ -156,7 +156,7 @@ def _require_message_order(plan: Plan) -> None:
 
 
 def _require_inputs_received(plan: Plan) -> None:
-    """On every rank, receives come before the compute that reads them and sends after the one that makes them."""
+    """Require that on every rank receives come before the compute that reads them and sends after the one that makes them."""
     for rank, row in enumerate(plan.ranks):
         done: set[Key] = set()
         for index, action in enumerate(row):

@@ -221,7 +221,7 @@ def _next(draft: _Draft, rank: int, weight_waits: bool) -> tuple[int, int, int] 
 
 
 def _has_input(draft: _Draft, kind: Kind, rank: int) -> bool:
-    """Whether the rank has a next F or I that fits into memory and whose input has been computed."""
+    """Return whether the rank has a next F or I that fits into memory and whose input has been computed."""
     number = draft.num[kind][rank]
     if kind is Kind.F:
         is_available = rank == 0 or number < len(draft.ended[kind][rank - 1])
@@ -273,7 +273,9 @@ def _forward_round(draft: _Draft, choices: Choices) -> None:
 
 
 def _can_wait(draft: _Draft, rank: int) -> bool:
-    """Whether the next rank has inputs for more forwards, and a forward here would be too early or delay an input gradient."""
+    """Return whether the next rank has inputs for more forwards, and a forward here would be too early or delay an input
+    gradient.
+    """
     forwards, costs = draft.num[Kind.F], draft.costs
     if rank + 1 == draft.pp or forwards[rank] < forwards[rank + 1] + 2:
         return False

@@ -15,7 +15,9 @@ NAME = "zbv"
 
 
 def build(shape: Shape) -> Plan:
-    """For fewer than 2p−1 microbatches: the plan for 2p−1 without the microbatches that do not exist, as torch does."""
+    """Build the plan; for fewer than 2p−1 microbatches that for 2p−1 without the microbatches that do not exist, as torch
+    does.
+    """
     require_two_chunks(NAME, shape)
     return make_plan(NAME, (_rank_actions(shape.pp, rank, shape.num_microbatches) for rank in range(shape.pp)))
 

@@ -147,7 +147,7 @@ def peak_inflight(plan: Plan) -> tuple[int, ...]:
 
 
 def _frees(plan: Plan, kind: npt.NDArray[Any], slot: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Whether an action is a backward that frees an activation: one that no W follows."""
+    """Return whether an action is a backward that frees an activation: one that no W follows."""
     frees: npt.NDArray[np.bool_] = kind == Kind.B.code
     weight_grad = slot[frees] - Output.BACKWARD + Output.WEIGHT_GRAD
     frees[frees] = plan.table.slot_to_row[weight_grad] < 0

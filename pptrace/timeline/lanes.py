@@ -82,7 +82,7 @@ def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:
 
 
 def is_inner(comms: Slice) -> npt.NDArray[np.bool_]:
-    """Which communication is a part of an op: collectives and exchanges, not the pipeline's messages."""
+    """Mark the communication that is a part of an op: collectives and exchanges, not the pipeline's messages."""
     is_message = (comms["axis"] == "pp") & comms.among("kind", MESSAGES)
     inner: npt.NDArray[np.bool_] = (comms["microbatch"] < 0) & ~is_message
     return inner
@@ -97,7 +97,7 @@ def _blocking(comms: Slice, start: str, end: str) -> Int64:
 
 
 def is_nested(comms: Slice, ops: Slice, is_table: bool) -> npt.NDArray[np.bool_]:
-    """Which communication of a rank lies wholly inside one of its ops, which posted or waited for it. What began before
+    """Mark the communication of a rank that lies wholly inside one of its ops, which posted or waited for it. What began before
     overlaps with it; and so does what a table puts on the device with its ops, whose intervals are then those of their kernels.
     """
     if not len(ops) or not len(comms):

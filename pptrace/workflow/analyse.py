@@ -257,7 +257,7 @@ class _Shape:
         return cls(plan, ideal_of(plan), tuple(map(len, plan.ranks)))
 
     def has_ops_of(self, window: StepWindow, data: AlignedRun, mesh: MeshInfo) -> bool:
-        """Whether the step has the plan's number of ops on every rank, so that it has as many microbatches.
+        """Return whether the step has the plan's number of ops on every rank, so that it has as many microbatches.
 
         Not checked where several ranks, but not all, have a trace.
         """

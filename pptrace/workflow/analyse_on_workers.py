@@ -171,7 +171,7 @@ class _Group:
 
     @property
     def name(self) -> str:
-        """For a line about workers that die of it."""
+        """Name for a line about workers that die of it."""
         return f"ranks {self.numbers[0]} to {self.numbers[-1]}" if len(self.numbers) > 1 else f"rank {self.numbers[0]}"
 
 
@@ -248,8 +248,8 @@ class _Shuffle:
                 yield tuple(numbers[first : first + size])
 
     def relating_rows(self) -> pd.DataFrame:
-        """What relates the clocks, in the order in which the rows of all ranks stand, with numbers of matches for the run; let go
-        of afterwards.
+        """Rows that relate the clocks, in the order in which the rows of all ranks stand, with numbers of matches for the
+        run; let go of afterwards.
         """
         tables = []
         next_message, next_collective = 0, sum(block.num_messages for block in self._facts)

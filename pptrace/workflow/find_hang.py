@@ -67,7 +67,7 @@ def hang_of_run(run: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _is_edge(edge: object) -> bool:
-    """Whether this is what :meth:`pptrace.hang_diagnosis.waits.Edge.as_json` writes."""
+    """Return whether this is what :meth:`pptrace.hang_diagnosis.waits.Edge.as_json` writes."""
     if not isinstance(edge, dict) or not _are_ranks([edge.get("rank")]) or not _are_ranks(edge.get("waits_for")):
         return False
     is_call = isinstance(edge.get("call"), str) and isinstance(edge.get("group"), str)
@@ -75,7 +75,7 @@ def _is_edge(edge: object) -> bool:
 
 
 def _are_ranks(values: object) -> bool:
-    """Whether this is a list of whole numbers."""
+    """Return whether this is a list of whole numbers."""
     return isinstance(values, list) and all(type(value) is int for value in values)
 
 

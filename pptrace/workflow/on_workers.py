@@ -1,4 +1,4 @@
-"""What workers do between the map (a file → its ranks) and the report: the shuffle by match, and the reports of ranks.
+"""Work of workers between the map (a file → its ranks) and the report: the shuffle by match, and the reports of ranks.
 
 Messages and collectives meet within a step. So the rows of all ranks are dealt out by blocks of steps, matched and timed there,
 and what that gives goes back to where the rest of each rank is.
@@ -22,6 +22,7 @@ from pptrace.analysis.result import RankDevice, RankStep
 from pptrace.analysis.steps import PlanPart, RankPart
 from pptrace.analysis.volume.step import StepVolume
 from pptrace.clock import Clock, shift
+from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import ScheduleInfo
 from pptrace.model.tables import COMMS, MEMORY, OP_TABLE, OPS, Int64, with_categories
@@ -79,7 +80,7 @@ def matched_block(mesh: MeshInfo, *parts: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """What the program needs of a block of steps.
+    """Facts of a block of steps that the program needs.
 
     ``matched`` has what relates the clocks: the matched rows whose times are execution times, and for each rank a row without a
     match, from its first to its last time. ``lacking`` are the rows without a match, as far as warnings are of them, after a row
@@ -99,7 +100,7 @@ _LACKING = ("step", "match", "group_size", "kind", "peer", "axis", "rank")
 
 def facts_of_block(block: pd.DataFrame, without_devices: Sequence[int]) -> BlockFacts:
     """The facts of a matched block; ``without_devices`` are ranks whose times are those of launching."""
-    is_p2p = block["kind"].isin(("send", "recv")).to_numpy()
+    is_p2p = block["kind"].isin(P2P).to_numpy()
     match = block["match"].to_numpy()
     num_messages = int(match[is_p2p].max(initial=-1)) + 1
     timed = (block["clock"] != "none") & ~block["rank"].isin(without_devices) & ~_posting_only(block)
@@ -130,7 +131,7 @@ def _posting_only(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def timed_block(block: pd.DataFrame, clock: Clock) -> pd.DataFrame:
-    """Where transfers of a matched block begin and end, on the common clock: rank, row, match and both times."""
+    """Begin and end of the transfers of a matched block, on the common clock: rank, row, match and both times."""
     columns = ["rank", "row", "match", "transfer_start_ns", "transfer_end_ns"]
     has_times = block["clock"] != "none"
     moved = shift(rows_where(block, has_times), clock)
@@ -145,7 +146,7 @@ def rows_of_ranks(timed: pd.DataFrame, numbers: Sequence[int]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What reports of ranks need to know of the run. ``plans`` are the steps that are attributed together."""
+    """Facts of the run that reports of ranks need. ``plans`` are the steps that are attributed together."""
 
     framework: str
     mesh: MeshInfo
@@ -158,9 +159,9 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What goes to the program of a rank: its steps, without ops; what it measured of the actions of each plan (``times``), None
-    where it is in no window of that plan; how long each axis communicated inside its ops, ns; and (messages, collectives)
-    without a group or peer.
+    """Report of a rank that goes to the program: its steps, without ops; what it measured of the actions of each plan
+    (``times``), None where it is in no window of that plan; how long each axis communicated inside its ops, ns; and
+    (messages, collectives) without a group or peer.
     """
 
     steps: list[RankStep]

@@ -80,7 +80,9 @@ class RankStore:
         cache.write(key, packed)
 
     def _is_cached(self, file: InputFile) -> bool:
-        """Whether a file is large enough; the reading of an op table depends on other files as well, so it is never cached."""
+        """Return whether a file is large enough; the reading of an op table depends on other files as well, so it is never
+        cached.
+        """
         return num_text_bytes(file.path) >= self.min_text_bytes and file.format is not InputFormat.OPLOG
 
     def _read(self, file: InputFile, hash_now: bool) -> tuple[RecognisedRank, ...] | None:

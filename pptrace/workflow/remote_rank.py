@@ -25,7 +25,7 @@ _OF_OTHERS = (InputFormat.OTLP, InputFormat.NCCL_INSPECTOR)
 
 @dataclass(frozen=True, slots=True)
 class RemoteRank:
-    """What of a rank this program holds: its header, its ops, and one row of communication for each kind of row there is.
+    """Rank as this program holds it: its header, its ops, and one row of communication for each kind of row there is.
 
     ``lean`` has no rows of calls and of host activity, and one at most of device work and memory: whether there is any.
     ``is_plain``: its marks or tables tell all ops and communication, so that nothing is inferred from other ranks. ``parts`` are
@@ -61,7 +61,7 @@ class RemoteRank:
 
 
 def lean_ranks(result: FileResult[RecognisedRank]) -> FileResult[RemoteRank]:
-    """What goes to the program of the ranks of a file; runs on the worker that has read it."""
+    """Reduce the ranks of a file to what goes to the program; runs on the worker that has read it."""
     return result if isinstance(result, PptraceError) else tuple(map(_lean, result))
 
 

@@ -13,31 +13,17 @@ from instrument.adapters.calls import Call
 from instrument.adapters.hooks import Hook, Hooks
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.works import Works
+from tests.adapters.noting import Noting
 
 
 @dataclass
-class Diary:
-    """What an observer heard: (event, kind, peer, bytes, sequence, group's ranks)."""
+class Diary(Noting):
+    """Record of an observer: (event, kind, peer, bytes, sequence, group's ranks)."""
 
     entries: list[tuple[str, str, int, int, int, tuple[int, ...]]] = field(default_factory=list)
 
-    def _note(self, event: str, call: Call) -> None:
+    def note(self, event: str, call: Call) -> None:
         self.entries.append((event, call.kind, call.peer, call.num_bytes, call.sequence, call.group.ranks))
-
-    def posted(self, call: Call) -> None:
-        self._note("posted", call)
-
-    def returned(self, call: Call) -> None:
-        self._note("returned", call)
-
-    def waiting(self, call: Call) -> None:
-        self._note("waiting", call)
-
-    def completed(self, call: Call) -> None:
-        self._note("completed", call)
-
-    def failed(self, call: Call) -> None:
-        self._note("failed", call)
 
     def take(self) -> list[tuple[str, str, int, int, int, tuple[int, ...]]]:
         entries, self.entries = self.entries, []

@@ -65,7 +65,9 @@ class HeardSession:
 
     @property
     def words(self) -> list[str]:
-        """What was heard, a word for each range: ``2F3``, ``2SEND_F3>1`` joined by commas, ``wait …``, ``EVAL`` and so on."""
+        """Words of the ranges that were heard, one for each: ``2F3``, ``2SEND_F3>1`` joined by commas, ``wait …``, ``EVAL``
+        and so on.
+        """
         return [_word(mark) for mark in self.recorder.marks]
 
     def words_of(self, *kinds: type) -> list[str]:

@@ -11,31 +11,17 @@ from instrument.adapters.hooks import Hooks
 from instrument.adapters.torch_distributed import DistributedCalls
 from instrument.adapters.works import Works
 from tests.adapters.heard import alone_as
+from tests.adapters.noting import Noting
 
 
-class Events:
+class Events(Noting):
     """An observer that writes down what it is told, beside what the script says of itself."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def _note(self, event: str, call: Call) -> None:
+    def note(self, event: str, call: Call) -> None:
         self.lines.append(f"{event} {call.num_bytes}{' async' if call.is_async else ''}")
-
-    def posted(self, call: Call) -> None:
-        self._note("posted", call)
-
-    def returned(self, call: Call) -> None:
-        self._note("returned", call)
-
-    def waiting(self, call: Call) -> None:
-        self._note("waiting", call)
-
-    def completed(self, call: Call) -> None:
-        self._note("completed", call)
-
-    def failed(self, call: Call) -> None:
-        self._note("failed", call)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,4 +1,4 @@
-"""Which microbatch a buffer of DeepSpeed's pipeline engine holds."""
+"""Microbatches of the buffers of DeepSpeed's pipeline engine."""
 
 from __future__ import annotations
 

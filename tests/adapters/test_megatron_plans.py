@@ -1,4 +1,4 @@
-"""What a pass of Megatron-LM runs and receives, against the plans of the catalogue."""
+"""Ops and messages of a pass of Megatron-LM, against the plans of the catalogue."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Diary:
     waiting = completed = returned
 
     def count(self, kind: str) -> int:
-        """How many calls of a kind there have been, as the last of them says."""
+        """Number of calls of a kind so far, as the last of them says."""
         return max((sequence for event, of, sequence in self.events if (event, of) == ("posted", kind)), default=-1) + 1
 
 

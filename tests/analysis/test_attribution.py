@@ -1,4 +1,4 @@
-"""What the ops and transfers of a step cost, and how that becomes a waterfall."""
+"""Costs of the ops and transfers of a step, and the waterfall that they become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls of dumps are the same call, which ranks are known, and when dumps are too fresh to say anything."""
+"""Calls of dumps that are the same call, ranks that are known, and dumps that are too fresh to say anything."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_call_keeps_what_its_dump_says_and_waits_unless_a_device_has_only_queu
 
 
 def test_the_world_has_all_ranks_that_dumps_and_groups_name() -> None:
-    """Where the dumps do not tell the members of the whole group, these are they."""
+    """These ranks are the whole group where the dumps do not give its members."""
     unnamed = DumpGroup("0", "default_pg")
     part = DumpGroup("", "part")
     ranks = ranks_of(

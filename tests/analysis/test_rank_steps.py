@@ -91,7 +91,7 @@ COMMS_OF_TWO = [comm(0, 4, 35, 45, 55), comm(1, 4, 10, 30, 40), comm(0, 6, 215, 
 
 
 def test_each_step_of_each_rank_is_partitioned_by_its_own_rows() -> None:
-    """What lies between the steps, and communication of a step without ops, belongs to none."""
+    """Time between the steps, and communication of a step without ops, belongs to none."""
     first, second = steps_of(run_of(OPS_OF_TWO, COMMS_OF_TWO))
     assert [partition(rank) for rank in first.ranks] == [(100, 70, 10, 20), (100, 10, 10, 80)]
     assert [partition(rank) for rank in second.ranks] == [(40, 10, 10, 20), (40, 35, 0, 5)]

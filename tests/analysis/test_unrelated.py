@@ -1,4 +1,4 @@
-"""What a report says of ranks that cannot be compared, or are not there."""
+"""Reports of ranks that cannot be compared, or are not there."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Side:
     arguments: tuple[str, ...] = ()
 
     def measure(self, cache: Path) -> dict[str, Any] | None:
-        """What it tells of itself; None where it cannot run."""
+        """Run it, and return what it prints of itself; None where it cannot run."""
         if self.name.endswith("first"):
             shutil.rmtree(cache, ignore_errors=True)
         command = [self.python, "-c", self.program, str(self.path), *self.arguments]

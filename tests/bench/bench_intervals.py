@@ -1,4 +1,4 @@
-"""How long the union and the intersection of ten million intervals take, beside pandas' way. One process, one core.
+"""Time of the union and the intersection of ten million intervals, beside pandas' way. One process, one core.
 
     python tests/bench/bench_intervals.py [--millions N] [--rounds N]
 

@@ -1,4 +1,4 @@
-"""How fast ``read_nsight`` reads a large export, and in how much memory.
+"""Speed and memory with which ``read_nsight`` reads a large export.
 
     python tests/bench/bench_nsight.py [--kernels N] [--ranges N] [--calls N] [--rounds N]
 

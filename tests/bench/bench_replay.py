@@ -1,4 +1,4 @@
-"""How many replays of a plan a second, in batches and one at a time, and how long ``pptrace simulate`` takes of the largest plan.
+"""Replays of a plan per second, in batches and one at a time, and the time of ``pptrace simulate`` for the largest plan.
 
     python tests/bench/bench_replay.py [--rounds N]
 

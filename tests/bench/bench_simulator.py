@@ -1,4 +1,4 @@
-"""How long building, simulating, lowering and validating plans takes. One process, one core.
+"""Time of building, simulating, lowering and validating plans. One process, one core.
 
 python tests/bench/bench_simulator.py
 """

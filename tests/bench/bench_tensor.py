@@ -100,7 +100,7 @@ class Side:
 
 
 class TorchBlock(nn.Module):
-    """As :class:`Block`, of whole linear layers for ``parallelize_module`` to cut; it cuts ``heads`` with them."""
+    """:class:`Block` of whole linear layers for ``parallelize_module`` to cut; it cuts ``heads`` with them."""
 
     def __init__(self, whole: Block, heads: int, size: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def theirs(setting: Setting, mesh: DeviceMesh, sequence: bool) -> Side:
 
 
 def local_gradient(gradient: Tensor) -> Tensor:
-    """What a rank has of it, once parts of a sum are summed."""
+    """Part that a rank has of it, once parts of a sum are summed."""
     if not isinstance(gradient, DTensor):
         return gradient
     if any(placement.is_partial() for placement in gradient.placements):

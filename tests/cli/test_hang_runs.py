@@ -77,11 +77,11 @@ dist.destroy_process_group()
 class Ended:
     code: int
     lines: tuple[tuple[float, str], ...]
-    """What came on stderr, and when."""
+    """Lines of stderr, and when each came."""
     run: dict[str, Any]
     fault_s: float
     late_s: float
-    """What the machine was too busy to do in time; 0 on an idle one."""
+    """Time by which the busy machine was late, s; 0 on an idle one."""
 
     @property
     def verdict(self) -> tuple[float, str] | None:

@@ -1,4 +1,4 @@
-"""Where the output of a command goes: files, stdout, and a stdout that takes nothing."""
+"""Output of a command: files, stdout, and a stdout that takes nothing."""
 
 from __future__ import annotations
 

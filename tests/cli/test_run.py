@@ -178,7 +178,7 @@ class Run:
         return [pid for pid in result if pid != self.process.pid]
 
     def are_asleep(self, for_s: float) -> bool:
-        """Whether the ranks' main threads sleep now and after a while and have done nothing between."""
+        """Return whether the ranks' main threads sleep now and after a while and have done nothing between."""
         before = _main_threads(self.rank_pids())
         time.sleep(for_s)
         return before == _main_threads(self.rank_pids()) and all(state == "S" for state, *_ in before.values())

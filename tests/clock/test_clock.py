@@ -491,7 +491,7 @@ def test_kernels_that_end_together_tell_where_in_its_bounds_an_offset_lies(kind:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_of_uneven_latency_are_taken_for_no_drift(seed: int) -> None:
-    """What all messages together allow is the answer: no slope through their noise moves it, and no stretch widens it much."""
+    """The answer is what all messages together allow: no slope through their noise moves it, and no stretch widens it much."""
     rng = np.random.default_rng(seed)
     rows: list[Row] = []
     for match in range(1600):

@@ -74,7 +74,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What a rank's clock shows: true time, shifted and running fast."""
+    """Clock of a rank that shows true time shifted and running fast."""
 
     offset_ns: int
     rate: float
@@ -107,7 +107,7 @@ class Case:
         return self.comms.assign(**moved)
 
     def error_ns(self, clock: Clock) -> int:
-        """How far the aligned times of the ranks are from the first one's, at most, over the whole trace."""
+        """Largest distance of the ranks' aligned times from the first one's over the whole trace, ns."""
         times = [int(self.comms["start_ns"].min()), int(self.comms["end_ns"].max())]
         times.insert(1, sum(times) // 2)
         aligned = [
@@ -130,7 +130,7 @@ def case(seed: int) -> Case:
 
 
 def test_the_truth_lies_within_the_stated_bounds_of_clocks_far_apart_that_drift() -> None:
-    """Whether or not the traces name one host, which hosts far apart cannot be."""
+    """The traces may name one host or not, which hosts far apart cannot be."""
     failures = []
     for seed in range(NUM_CASES):
         made = case(seed)

@@ -1,4 +1,4 @@
-"""How far clocks are corrected and how exact they are, of traffic so regular that both are known in closed form."""
+"""Correction of clocks and its exactness, of traffic so regular that both are known in closed form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def message(match: int, source: int, target: int, sent: int, latency: int = LATE
 def alternating(
     num: int, period: int = 20 * MS, latency: int = LATENCY, links: Sequence[tuple[int, int]] = ((0, 1),)
 ) -> list[Row]:
-    """So many messages one after the other, each link in turn, there and back."""
+    """Messages one after the other, each link in turn, there and back."""
     rows: list[Row] = []
     for match in range(num):
         link = links[match // 2 % len(links)]

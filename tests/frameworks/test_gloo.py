@@ -24,7 +24,7 @@ SIZES = {
     **{kind: {1.0} for kind in ("all_reduce", "broadcast", "reduce", "send", "recv")},
     **{kind: {2.0, 3.0} for kind in ("all_gather", "reduce_scatter", "all_to_all")},
 }
-"""What shapes tell, of groups of two and three; lists of tensors that are gathered or scattered do not."""
+"""Sizes that shapes give, of groups of two and three; lists of tensors that are gathered or scattered do not."""
 
 
 @pytest.mark.parametrize("record_shapes", [False, True])

@@ -1,4 +1,4 @@
-"""What a part of the GPU run writes down while it runs: one line of JSON for each check, so that a part that is killed
+"""Records that a part of the GPU run writes while it runs: one line of JSON for each check, so that a part that is killed
 leaves what it had.
 """
 

@@ -1,4 +1,4 @@
-"""What ranks do with their GPU before anything is measured; a module of its own, since parts run as scripts."""
+"""Set-up of a rank's GPU before anything is measured; a module of its own, since parts run as scripts."""
 
 from __future__ import annotations
 

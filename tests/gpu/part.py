@@ -1,4 +1,4 @@
-"""What every part of the GPU run is given."""
+"""Setting that every part of the GPU run is given."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from tests.gpu.checks import Check, Checks, Outcome
 
 RESERVE_S = 8.0
-"""What a part keeps of its limit, to end by itself."""
+"""Time that a part keeps of its limit, to end by itself, s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a part runs: ``dry`` is the smallest size over gloo on CPUs, else there is a GPU. ``work`` is shared by all parts."""
+    """Setting of a part: ``dry`` is the smallest size over gloo on CPUs, else there is a GPU. ``work`` is shared by all parts."""
 
     work: Path
     checks: Checks

@@ -34,10 +34,10 @@ from tests.support.programs import EXAMPLE, ROOT, Ended, pptrace
 
 TIMED = ROOT / "tests" / "gpu" / "cuda_events.py"
 GRACE_S = 15.0
-"""What ``pptrace run`` needs to end the ranks and keep their traces, once its time is up."""
+"""Time that ``pptrace run`` needs to end the ranks and keep their traces, once its time is up, s."""
 _STEP_TIME = re.compile(r"loss +[\d.]+ +([\d.]+) ms")
 SLACK_NS, SLACK = 50_000, 1.02
-"""How much longer than its CUDA events an op may seem: their resolution, and the recording of the second one."""
+"""Tolerances by which an op may seem longer than its CUDA events: their resolution, and the recording of the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _run(
 
 
 def text_of(ended: Ended) -> str:
-    """What a command printed."""
+    """Output of a command."""
     return f"{ended.out}\n{ended.err}"
 
 

@@ -24,7 +24,7 @@ from tests.support.programs import EXAMPLE, ROOT, pptrace
 LIMIT_BYTES = 600_000
 """Of a whole case."""
 SCRIPT = EXAMPLE.relative_to(ROOT)
-"""As the command is given in the checkout: its whole path would name a folder of the machine."""
+"""Path as the command is given in the checkout: its whole path would name a folder of the machine."""
 PRIVATE = re.compile(rb'"/(home|root|work|tmp|opt|usr|mnt)[/"]')
 _SMALL = ("--layers", "4", "--hidden", "128", "--seq", "64", "--steps", "5", "--microbatches", "4")
 _TP = ("--pp", "2", "--tp", "2", "--sequence-parallel")

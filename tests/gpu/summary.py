@@ -1,4 +1,4 @@
-"""What a GPU run leaves: ``summary.json`` for programs, ``summary.txt`` for people, and two archives."""
+"""Files that a GPU run leaves: ``summary.json`` for programs, ``summary.txt`` for people, and two archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DETAIL = 300
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """How a part ended; ``note`` says why it was skipped or failed beyond its checks."""
+    """End of a part; ``note`` says why it was skipped or failed beyond its checks."""
 
     name: str
     about: str

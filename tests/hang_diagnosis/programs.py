@@ -21,12 +21,12 @@ class Op:
     num_bytes: int = 64
 
     def is_like(self, other: Op) -> bool:
-        """Whether a backend could not tell the two apart."""
+        """Return whether a backend could not tell the two apart."""
         return (self.kind, self.ranks, self.group) == (other.kind, other.ranks, other.group)
 
 
 def correct_program(rng: random.Random, num_ranks: int, num_ops: int) -> list[list[Op]]:
-    """What each rank does, cut from one order of everything: it cannot deadlock."""
+    """Ops of each rank, cut from one order of everything: they cannot deadlock."""
     world = tuple(range(num_ranks))
     groups = {"world": world}
     for index in range(3):
@@ -54,7 +54,7 @@ class Execution:
         self.at = [0] * len(self.programs)
 
     def current(self, rank: int) -> Op | None:
-        """What the rank is in; None where it is at its end, or where it stops."""
+        """Op that the rank is in; None where it is at its end, or where it stops."""
         index = self.at[rank]
         done = index >= len(self.programs[rank]) or index >= self.stops.get(rank, len(self.programs[rank]))
         return None if done else self.programs[rank][index]

@@ -17,9 +17,9 @@ from pptrace.model.tables import Category
 from tests.support.synthetic import START, Event
 
 SESSION = START - 5_000_000_000
-"""When the session begins, UTC ns."""
+"""Begin of the session, UTC ns."""
 SECRETS = ("SECRET_TOKEN", "hunter2", "/home/somebody", "secret-host", "secret-daemon")
-"""What no report may repeat."""
+"""Texts that no report may repeat."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _nvtx_row(
 
 
 def _write_identity(writer: _Writer) -> None:
-    """Who recorded what, where and when: with everything that must not be repeated."""
+    """Write who recorded what, where and when: with everything that must not be repeated."""
     report, generation = writer.report, writer.generation
     exported = [
         ("EXPORT_PRODUCT_NAME", "NVIDIA Nsight Systems"),

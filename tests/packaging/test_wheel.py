@@ -1,4 +1,4 @@
-"""What a wheel holds. It is built without a network, from a copy of the sources; `make dist` installs and tries one."""
+"""Contents of a wheel. It is built without a network, from a copy of the sources; `make dist` installs and tries one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report for a terminal says before and after its tables."""
+"""Lines of the report for a terminal before and after its tables."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Host:
 
 
 class Style:
-    """What all have in common; a style overrides what its framework names."""
+    """Writer of traces in general; a style overrides what its framework names."""
 
     framework: ClassVar[str] = "unlabelled"
     schedules: ClassVar[tuple[str, ...]] = ALL_ONE_CHUNK
@@ -107,7 +107,7 @@ class Style:
 
 
 def groups_of(done: Sequence[Done]) -> Iterator[list[Done]]:
-    """What was done together, in order."""
+    """Yield the groups of what was done together, in order."""
     groups: dict[int, list[Done]] = {}
     for one in done:
         groups.setdefault(one.group, []).append(one)

@@ -44,7 +44,7 @@ def forms(style: type[Style]) -> tuple[str, ...]:
 
 
 def recognised(style: Style, run: PaperRun, steps: int, form: str) -> RecognisedRun:
-    """What is found in the files, without the analysis behind it."""
+    """Recognise what is in the files, without the analysis behind it."""
     with TemporaryDirectory(prefix="pptrace-roundtrip-") as folder:
         inputs = open_inputs([WRITERS[form](style, run, steps, Path(folder))])
         return recognise_ranks(read_each(inputs, recognise_rank, 1).traces)
@@ -130,7 +130,7 @@ def test_the_report_has_the_plan_and_the_times(style: type[Style], tmp_path: Pat
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_plans_of_any_size_come_back(style: type[Style], data: st.DataObject) -> None:
-    """Where labels tell the stages, or chunks, of any schedule; without any, of those that no other one looks like."""
+    """Any schedule where labels tell the stages, or chunks; without any, of those that no other one looks like."""
     schedule = data.draw(st.sampled_from(style.schedules))
     shapes = [(p, m, v) for p, m, v in legal_shapes(schedule, 4, rounds=2) if p > 1 and m >= 2 * p]
     run = paper(schedule, data.draw(st.sampled_from(shapes)))

@@ -34,7 +34,7 @@ V_SHAPED = ("zbv", "v-half", "v-min", "dualpipe-v", "dualpipe")
 
 
 def whole_rounds(p: int, m: int) -> bool:
-    """What torch's interleaved schedules ask of m: that max(1, m // p) divides it."""
+    """Return whether m is as torch's interleaved schedules ask: max(1, m // p) divides it."""
     return m % max(1, m // p) == 0
 
 

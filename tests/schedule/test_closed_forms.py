@@ -17,7 +17,7 @@ WRITTEN = [entry for entry in SCHEDULES.values() if entry.bubble is not None]
 
 
 def value(text: str, **names: int) -> Fraction:
-    """What a formula such as ``(p−1)(f+i−2w)/(m(f+b))`` or ``2(⌊p/2⌋+1)`` comes to."""
+    """Evaluate a formula such as ``(p−1)(f+i−2w)/(m(f+b))`` or ``2(⌊p/2⌋+1)``."""
     for printed, plain in {"≤": "", "F&B": "o", "−": "-", "·": "*", "⌊": "floor(", "⌋": ")"}.items():
         text = text.replace(printed, plain)
     tokens = re.findall(r"min|floor|\d+|[a-zN]|[-()+*/,]", text)

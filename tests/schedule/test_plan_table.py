@@ -31,7 +31,7 @@ def slot_of(plan: Plan, half: Action) -> int:
 
 
 def needed_actions(plan: Plan, action: Action) -> Iterator[tuple[Action, bool]]:
-    """What an action needs, and whether a message brings it: from the plan's messages and what a backward reads at home."""
+    """Yield what an action needs, and whether a message brings it: from the plan's messages and what a backward reads at home."""
     for half in action.halves:
         if half.kind in (Kind.B, Kind.I):
             yield plan.by_key[Kind.F, half.stage, half.microbatch][1], False

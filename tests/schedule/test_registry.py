@@ -1,4 +1,4 @@
-"""What the catalogue says of each schedule, against what its builder does."""
+"""Catalogue entry of each schedule, against what its builder does."""
 
 from __future__ import annotations
 

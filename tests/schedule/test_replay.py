@@ -25,7 +25,7 @@ Times = npt.NDArray[Any]
 
 
 def expected_spans(plan: Plan, durations: list[int], latencies: list[int]) -> list[tuple[int, int]]:
-    """What the oracle says of one replay, row by row."""
+    """Spans of one replay by the oracle, row by row."""
     table = plan.table
     actions = [action for rank in range(plan.pp) for action in plan.compute_actions(rank)]
     taken = {
@@ -96,7 +96,7 @@ def test_durations_and_latencies_are_broadcast_to_scenarios_times_steps() -> Non
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2", "zbv", "dualpipe"])
 def test_an_op_of_negative_time_does_not_let_its_reader_start_before_it_ended(name: str) -> None:
-    """Where communication inside an op is counted off, measured noise can leave less than nothing."""
+    """Measured noise can leave less than nothing where communication inside an op is counted off."""
     plan = build(name, *list(legal_shapes(name, max_pp=4, rounds=2))[-1])
     for seed in range(5):
         durations, latencies = made_up(plan.table, 1, seed, lowest=-60)

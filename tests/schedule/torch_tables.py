@@ -1,4 +1,4 @@
-"""What torch.distributed.pipelining plans and executes, found without any process group."""
+"""Plans and executed actions of torch.distributed.pipelining, without any process group."""
 
 from __future__ import annotations
 

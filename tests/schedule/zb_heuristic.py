@@ -86,7 +86,7 @@ class Heuristic:
         return [rank for rank in range(self.p) if all(wanting[rank:])]
 
     def may_wait(self, rank: int) -> bool:
-        """Whether the rank does better to wait for its next gradient, since the next rank has forwards enough to run."""
+        """Return whether the rank does better to wait for its next gradient, since the next rank has forwards enough to run."""
         if not self.backward_first or rank == self.p - 1:
             return False
         if self.rows[rank].count("F") - self.rows[rank + 1].count("F") < 2:
@@ -122,7 +122,7 @@ class Heuristic:
 
 
 def list_orders(heuristic: Heuristic, weight_waits: bool) -> list[str]:
-    """What a list scheduler runs: of all ranks' next actions the one that can begin first, I before F before W.
+    """Order of a list scheduler: of all ranks' next actions the one that can begin first, I before F before W.
 
     ``weight_waits``: no W that would end after an input has come.
     """

@@ -1,4 +1,4 @@
-"""Which cost an action gets, and which costs are refused."""
+"""Cost of each action, and costs that are refused."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Piece = tuple[int, int, str]
 
 @dataclass
 class Counted:
-    """What the report says of a rank's device, with the numerator and the denominator of its overlap; ns."""
+    """Figures of a rank's device in the report, with the numerator and the denominator of its overlap; ns."""
 
     span_ns: int
     busy_ns: int
@@ -93,7 +93,9 @@ def kineto_ops(path: Path) -> list[Op]:
 
 
 def expectation(folder: Path) -> dict[str, Any]:
-    """What is expected of a recording with device events: of each rank its device time and its ops, from the first op on."""
+    """Compute what is expected of a recording with device events: of each rank its device time and its ops, from the first op
+    on.
+    """
     ranks = []
     for path in sorted(folder.glob("rank*.json.gz"), key=lambda path: int(path.name[4:].split(".")[0])):
         ops = kineto_ops(path)

@@ -1,4 +1,4 @@
-"""How much of what could be tested is: what continuous integration has time for, or everything where PPTRACE_ALL is set."""
+"""Extent of what is tested: what continuous integration has time for, or everything where PPTRACE_ALL is set."""
 
 from __future__ import annotations
 

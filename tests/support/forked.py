@@ -54,7 +54,7 @@ _FLAGS = ("-P", "-u")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a fork is to do; its three streams come with it."""
+    """Job of a fork; its three streams come with it."""
 
     arguments: tuple[str, ...]
     """Those of the interpreter, from its options on."""
@@ -63,7 +63,7 @@ class Job:
     own_session: bool
     own_group: bool
     num_children: int
-    """How many processes a launcher starts in its turn; 0 where the program is none."""
+    """Number of processes that a launcher starts in its turn; 0 where the program is none."""
 
 
 def start_python(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
@@ -158,7 +158,7 @@ class _Forked(subprocess.Popen[Any]):
 
 
 def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
-    """What the interpreter gets of a command that is a Python program, else None."""
+    """Arguments of the interpreter for a command that is a Python program, else None."""
     program, *rest = map(str, command)
     if program == sys.executable:
         return tuple(rest)
@@ -169,7 +169,7 @@ def _python_arguments(command: Sequence[str | Path]) -> tuple[str, ...] | None:
 
 
 def _num_children(arguments: Sequence[str]) -> int:
-    """How many ranks ``pptrace run`` or torchrun is asked for, and two for those that do not say it."""
+    """Number of ranks that ``pptrace run`` or torchrun is to start; two for those that do not say it."""
     if not any(name in argument for argument in arguments[:4] for name in LAUNCHERS):
         return 0
     return next((int(value) for option, value in pairwise(arguments) if option in ("-n", "--nproc-per-node")), 2)
@@ -267,7 +267,7 @@ class _Children:
 
 
 def _become(job: Job, streams: list[int]) -> None:
-    """What the system does between a fork and the first line of the program."""
+    """Do what the system does between a fork and the first line of the program."""
     if job.own_session:
         os.setsid()
     elif job.own_group:
@@ -318,7 +318,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _print_script_part(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """As Python prints an error that nothing caught: without the frames that lead to the script."""
+    """Print an error that nothing caught as Python does, without the frames that lead to the script."""
     script = trace
     while trace is not None:
         script = trace.tb_next if trace.tb_frame.f_code.co_filename == __file__ else script

@@ -1,4 +1,4 @@
-"""How busy a machine is: a limit of time that has to hold for what a test starts is extended by it."""
+"""Lateness of a busy machine, by which limits of time for what a test starts are extended."""
 
 from __future__ import annotations
 

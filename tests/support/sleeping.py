@@ -116,12 +116,12 @@ class Measured:
 
     @property
     def span_error(self) -> float:
-        """How much longer a step took than simulated, as a part of that; the median over the steps."""
+        """Excess of a step's time over the simulated one, as a part of that; the median over the steps."""
         return median(self.span_errors)
 
     @property
     def bubble_error(self) -> float:
-        """How much more bubble was measured than simulated, as a part of the simulated one."""
+        """Excess of the measured bubble over the simulated one, as a part of the simulated one."""
         return self.measured / self.simulated - 1
 
 
@@ -155,6 +155,6 @@ def measure(pool: Pool, run: SleepingRun, folder: Path) -> Measured:
 
 
 def forward_for(plan: Plan, bubble_s: float) -> float:
-    """How long an F, an I and a W each sleep where the mean ideal bubble of the ranks is to last ``bubble_s``."""
+    """Time that an F, an I and a W each sleep where the mean ideal bubble of the ranks is to last ``bubble_s``, s."""
     paper = simulate(plan, uniform(forward_ns=1, backward_ns=2))
     return bubble_s * len(paper.ranks) / sum(rank.bubble_ns for rank in paper.ranks)

@@ -37,7 +37,7 @@ MAIN_THREAD, AUTOGRAD_THREAD = 100, 200
 COMPUTE_STREAM, NCCL_STREAM = 7, 20
 BYTES = 4096
 LEAD = 60
-"""How long before its kernels a device run's host range lies."""
+"""Time by which a device run's host range lies before its kernels, ns."""
 
 Cost = Callable[[Action], int]
 Message = tuple[str, int, int | None]
@@ -62,7 +62,7 @@ class Done:
 
 @dataclass(frozen=True)
 class PaperRun:
-    """What every pipeline rank did in one step, in order, from time 0."""
+    """Ops of every pipeline rank in one step, in order, from time 0."""
 
     plan: Plan
     ranks: tuple[tuple[Done, ...], ...]
@@ -283,7 +283,7 @@ def make_trace(
 
 @dataclass(frozen=True)
 class Recording:
-    """How a job's traces are made: ``events`` is :func:`host_events` or :func:`device_events`."""
+    """Recording of a job's traces: ``events`` is :func:`host_events` or :func:`device_events`."""
 
     job: Job
     run: PaperRun
@@ -291,7 +291,7 @@ class Recording:
     pause: int = 500
 
     def begin(self, step: int) -> int:
-        """When a step begins on all ranks."""
+        """Begin of a step on all ranks, ns."""
         return START + step * (self.run.end + self.pause)
 
     def events_of(self, rank: int) -> list[Event]:

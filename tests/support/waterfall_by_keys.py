@@ -19,7 +19,7 @@ from pptrace.timeline.lanes import Lane, communication_inside_ops
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What one step's ops and transfers took, ns. ``transfers`` is keyed by the action whose output travels.
+    """Time of one step's ops and transfers, ns. ``transfers`` is keyed by the action whose output travels.
 
     ``within`` is the part of an op's time in which it communicated and did not compute.
     """

@@ -1,4 +1,4 @@
-"""What each kind of communication counts as in the lane of a rank, one row at a time."""
+"""Part of a rank's lane that each kind of communication counts as, one row at a time."""
 
 from __future__ import annotations
 

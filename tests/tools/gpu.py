@@ -32,7 +32,7 @@ from tests.gpu.summary import PartResult, Summary, outcome_of, to_text, write  #
 
 BUDGET_S, DRY_BUDGET_S = 570.0, 1800.0
 RESERVE_S = 10.0
-"""What is kept of the budget, to end a part that hangs and to write the results."""
+"""Time kept of the budget to end a part that hangs and to write the results, s."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS_LIST = ROOT / "tests" / "gpu" / "wheels.txt"
 GIVEN = ("torch", "numpy", "pandas", "click", "pytest")
-"""What the image has and no wheel brings."""
+"""Packages that the image has and no wheel brings."""
 LIMIT_BYTES = 45 * 2**20
 """With the checkout under 50 MB."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)\s*>=\s*([0-9.]+)")
@@ -121,7 +121,7 @@ def _wheels_of(name: str, wheels: Path) -> list[Path]:
 
 
 def _site_folders() -> Iterable[str]:
-    """Where this Python finds packages, in its order."""
+    """Folders in which this Python finds packages, in its order."""
     return dict.fromkeys(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages"))
 
 

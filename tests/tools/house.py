@@ -1,4 +1,4 @@
-"""Measures how easily the code can be read: rooms, imports, circles, lengths of functions, words outside the glossary.
+"""Measures how easily code is read: rooms, imports, circles, lengths of functions, words outside the glossary, docstrings.
 
     python tests/tools/house.py [CHECKOUT]
 
@@ -23,6 +23,9 @@ DIALECT = re.compile(
     r"told|beside|mine|goes_on|scraps|unseen|regrouped|numbered|anonymous|asked|effort|hear|no_more|given_up"
 )
 """Words of identifiers for which the field has another one: see docs/glossary.md."""
+QUESTIONS = frozenset(["how", "what", "when", "where", "whether", "which", "who", "whom", "whose", "why"])
+ASIDES = frozenset(["as", "beside", "by", "if", "in", "it", "of", "so", "something", "that", "these", "those", "until"])
+"""Words that leave the verb and the noun of a docstring's first line for later; QUESTIONS begin half a sentence besides."""
 
 
 def main(root: Path) -> None:
@@ -44,6 +47,8 @@ def main(root: Path) -> None:
     print(f"{sum(sizes.values())} lines; files of 300 or more: {sum(size >= 300 for size in sizes.values())}")
     words = Counter(word for path in files for word in dialect_of(path))
     print(f"{sum(words.values())} uses of identifiers of the dialect: {dict(words.most_common(8))}")
+    openings = [opening for path in files for opening in odd_openings_of(path, QUESTIONS | ASIDES)]
+    print(f"{len(openings)} docstrings that begin with neither a verb nor a noun")
     readme = root / "README.md"
     print(f"README: {readme.stat().st_size:,} bytes; docs: {len(list((root / 'docs').glob('*.md')))} pages")
 
@@ -60,7 +65,7 @@ def arrows_of(path: Path, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _room_of(root: Path, dotted: str) -> str:
-    """Where a module, or the module of a name, lies."""
+    """Room of a module, or of the module of a name."""
     path = root / Path(*dotted.split("."))
     while not path.with_suffix(".py").is_file() and not path.is_dir():
         path = path.parent
@@ -92,6 +97,29 @@ def functions_of(path: Path) -> Iterator[tuple[int, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             yield node.end_lineno - node.lineno + 1, len([name for name in names if name not in ("self", "cls")])
+
+
+def odd_openings_of(path: Path, words: frozenset[str]) -> list[str]:
+    """List "file:line: first line" of each docstring that begins with one of some words, in any spelling or punctuation."""
+    return [
+        f"{path}:{line}: {text.strip().splitlines()[0]}"
+        for line, text in docstrings_of(ast.parse(path.read_text(encoding="utf-8")))
+        if (word := re.search(r"[^\W_]+", text)) and word[0].lower() in words
+    ]
+
+
+def docstrings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of every docstring: of modules, classes and functions at any depth, and behind assignments."""
+    for owner in ast.walk(tree):
+        is_documented = isinstance(owner, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for block in (getattr(owner, name, None) for name in ("body", "orelse", "finalbody")):
+            previous: ast.stmt | None = None
+            for statement in block if isinstance(block, list) else ():
+                is_place = is_documented if previous is None else isinstance(previous, ast.Assign | ast.AnnAssign)
+                match statement:
+                    case ast.Expr(ast.Constant(str(text))) if is_place:
+                        yield statement.lineno, text
+                previous = statement
 
 
 def dialect_of(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How much of torch's own schedules is recognised, with hooks and in a plain trace: real runs on this machine, as a table.
+"""Recognition of torch's own schedules, with hooks and in a plain trace: real runs on this machine, as a table.
 
     python tests/tools/recognition_table.py [--write FILE]
 

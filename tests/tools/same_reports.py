@@ -143,7 +143,7 @@ def _read(path: Path) -> dict[tuple[str, int], str]:
 
 
 def first_difference(before: Any, after: Any, where: str = "$") -> str:
-    """Where two JSON values differ first, and how."""
+    """Describe where two JSON values differ first, and how."""
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         pairs = [(f"{where}.{key}", before[key], after[key]) for key in before]
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

@@ -140,7 +140,7 @@ def test_an_interrupted_command_says_so_in_one_line_and_its_workers_end(tmp_path
 
 
 def _all_end(folder: Path) -> bool:
-    """Whether all processes with the folder in their environment end at once; the one of multiprocessing ends last."""
+    """Return whether all processes with the folder in their environment end at once; the one of multiprocessing ends last."""
     deadline = time.monotonic() + 5
     while _started_with(folder, "cmdline") and time.monotonic() < deadline:
         time.sleep(0.05)

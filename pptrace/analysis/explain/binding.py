@@ -1,4 +1,4 @@
-"""What each op was waiting for when it started: the op before it on its rank, a message, or a peer that its rank waited for."""
+"""Reasons for which each op started no earlier: the op before it on its rank, a message, or a peer that its rank waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pptrace.schedule.plan_table import NONE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bindings:
-    """For each op (steps, rows) the last thing that let it start.
+    """Last event that let each op (steps, rows) start.
 
     ``row`` is the op whose end it was: the one before it on its rank or, where ``is_message``, one of another rank: the
     sender of the message that came last, or what a peer was busy with for whom the rank waited. −1 where it is
@@ -49,7 +49,9 @@ def bindings_of(times: StepTimes) -> Bindings:
 
 
 def _came(times: StepTimes, sender: Int64, message: Int64) -> Int64:
-    """When messages came that their readers waited for; for those that a reader found waiting, the end of the sending op."""
+    """Arrivals of messages that their readers waited for, ns; for those that a reader found waiting, the end of the sending
+    op.
+    """
     sent, arrival = times.end[:, sender], times.arrival[:, message]
     return np.where((arrival != UNKNOWN) & times.sender_is_last[:, message], np.maximum(arrival, sent), sent)
 
@@ -77,7 +79,7 @@ def _bind_to_late_peers(times: StepTimes, row: Int64, ready: Int64, is_message: 
 
 
 def _count(times: Int64, step: Int64, limit: Int64) -> Int64:
-    """How many times of each step (ascending in each row) are before a limit."""
+    """Count the times of each step (ascending in each row) that are before a limit."""
     low = int(min(times.min(), limit.min(initial=times.min())))
     extent = int(max(times.max(), limit.max(initial=times.max()))) - low + 2
     keys = (times - low + np.arange(len(times))[:, np.newaxis] * extent).ravel()

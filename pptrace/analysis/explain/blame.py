@@ -41,7 +41,7 @@ class Charges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """What is usual in each step, ns, shape (steps, rows): the median of all ops of the row's kind and stage.
+    """Usual durations in each step, ns, shape (steps, rows): the median of all ops of the row's kind and stage.
 
     ``gap`` (steps, rows) and ``tail`` (steps, pp) are the bubbles that the plan has where everything takes what is usual.
     """
@@ -54,7 +54,7 @@ class Typical:
 
 
 def typical_of(times: StepTimes, bindings: Bindings) -> Typical:
-    """What is usual, of all ops, messages and pauses of a kind and stage in each step."""
+    """Find the usual durations of ops, messages and pauses of a kind and stage in each step."""
     table = times.table
     keys, group = np.unique(table.stage.astype(np.int64) * 256 + table.kind, return_inverse=True)
     sent = np.take_along_axis(times.end, np.maximum(bindings.row, 0), axis=1)
@@ -122,12 +122,12 @@ def charge_bubbles(times: StepTimes, bindings: Bindings, typical: Typical) -> Ch
         bubbles.is_tail, typical.tail[bubbles.step, bubbles.rank], typical.gap[bubbles.step, bubbles.row]
     )
     beyond = bubbles.length - np.minimum(bubbles.length, of_plan)
-    """What is more than the plan's; then what of it no excess explains."""
+    """Part that exceeds the plan's bubble; then the part of it that no excess explains."""
     for piece in _pieces(times, bindings, typical, bubbles, lambda walk: beyond[walk] > 0):
         beyond[piece.walk] -= np.minimum(piece.excess, beyond[piece.walk])
     usual = np.minimum(bubbles.length, of_plan) + beyond
     unusual = bubbles.length - usual
-    """What is still to be charged to excesses; ``usual`` to the rest."""
+    """Part that is still to be charged to excesses; ``usual`` to the rest."""
 
     def is_open(walk: Int64) -> Bool:
         is_left: Bool = usual[walk] + unusual[walk] > 0

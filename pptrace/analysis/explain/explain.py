@@ -47,7 +47,7 @@ class Explanation:
 
 
 Steps = Sequence[Sequence[StepWindow]]
-"""For each step a window for every pipeline."""
+"""Windows of every pipeline, for each step."""
 
 
 def explain_steps(table: PlanTable, steps: Steps, data: AlignedRun) -> list[Explanation]:
@@ -75,7 +75,7 @@ def explain_ranks(
 
 
 def axes_inside_ops(comms: Slice) -> dict[str, int]:
-    """How long the communication of each axis inside ops took, ns."""
+    """Time of the communication of each axis inside ops, ns."""
     inner = comms.where(is_inner(comms) & (comms["axis"] != "pp"))
     return (
         {axis: int((rows["end_ns"] - rows["start_ns"]).sum()) for axis, rows in inner.by("axis").items()}

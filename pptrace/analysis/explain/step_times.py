@@ -100,7 +100,7 @@ _NO_MATRIX = ("table", "windows", "waits")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
-    """What one rank measured in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
+    """Measurements of one rank in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     """
@@ -245,7 +245,7 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
 
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
-    """For each op the latest end of those before it in its group, or the begin of its window."""
+    """Latest end of the ops before each op in its group, or the begin of its window."""
     if not len(end):
         return end
     low = int(min(end.min(), begin.min()))
@@ -287,7 +287,7 @@ def _planned_messages(table: PlanTable, received: Slice) -> Int64:
 
 
 def _transfer_ns(received: Slice) -> Int64:
-    """What each transfer cost its reader; one posted ahead is seen complete when its reader asks for it."""
+    """Cost of each transfer for its reader, ns; one posted ahead is seen complete when its reader asks for it."""
     begins = np.maximum(received["transfer_start_ns"], received["asked_ns"])
     durations: Int64 = np.maximum(received["transfer_end_ns"] - begins, 0)
     return durations

@@ -45,7 +45,7 @@ class GptFacts:
 
     @property
     def sum_bytes(self) -> int:
-        """Of a gradient, a loss or a logit in the cross-entropy: 32 bits at least."""
+        """Bytes of a gradient, a loss or a logit in the cross-entropy: 32 bits at least."""
         return max(4, self.item_bytes)
 
     @property
@@ -112,11 +112,11 @@ class Parameter:
         return prod(self.shape)
 
     def local_numel(self, rank: int, size: int) -> int:
-        """What one of ``size`` replicas holds where whole rows are shared out (``torch.chunk``)."""
+        """Elements of one of ``size`` replicas where whole rows are shared out (``torch.chunk``)."""
         return len(range(self.shape[0])[self._share(size) * rank :][: self._share(size)]) * prod(self.shape[1:])
 
     def padded_numel(self, size: int) -> int:
-        """What the equal shares of ``size`` replicas come to."""
+        """Elements of the equal shares of ``size`` replicas together."""
         return self._share(size) * size * prod(self.shape[1:])
 
     def _share(self, size: int) -> int:
@@ -125,7 +125,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class StageParameters:
-    """Of one stage of the model, in the order of its modules; ``layers`` one by one, and what is before and after them."""
+    """Parameters of one stage of the model, in the order of its modules; ``layers`` one by one, and what is before and after
+    them.
+    """
 
     before: tuple[Parameter, ...]
     layers: tuple[tuple[Parameter, ...], ...]
@@ -139,7 +141,7 @@ class StageParameters:
 
 
 def stage_parameters(facts: GptFacts, stage: int, tp: int) -> StageParameters:
-    """What a rank of tp holds of a stage of the model. A tied embedding stands at both ends here."""
+    """Parameters of a stage of the model on one rank of tp. A tied embedding stands at both ends here."""
     hidden, shards = facts.hidden, facts.sequence_parallel and tp > 1
     rows = facts.vocabulary // tp
     layer = _layer_parameters(facts, tp, shards)

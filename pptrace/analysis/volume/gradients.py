@@ -1,4 +1,4 @@
-"""What gradients and parameters communicate in one step of the GPT runtime: sums over tp, averages over replicas, ZeRO."""
+"""Communication of gradients and parameters in one step of the GPT runtime: sums over tp, averages over replicas, ZeRO."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GradientVolume:
             yield from self._mean(length, is_late)
 
     def _parameters(self) -> list[Parameter]:
-        """Each once: a tied embedding with both ends on this rank stands where its first end does."""
+        """List each parameter once: a tied embedding with both ends on this rank stands where its first end does."""
         found = [parameter for unit in self.units for parameter in unit]
         if not self.facts.tied:
             return found
@@ -110,7 +110,7 @@ class GradientVolume:
         yield collective(self.axis, Collective.ALL_GATHER, self.replicas, length * self.facts.item_bytes)
 
     def _buckets(self) -> Iterator[tuple[bool, int]]:
-        """(whether it waits for the end of the step, numbers in it): in reverse order those that leave during backward."""
+        """(True if it waits for the step to end, numbers) of each bucket: in reverse order those that leave during backward."""
         parameters = self._parameters()
         late = [parameter for parameter in parameters if self._is_late(parameter)]
         early = [parameter for parameter in reversed(parameters) if not self._is_late(parameter)]
@@ -120,7 +120,7 @@ class GradientVolume:
                 yield is_late, -(-length // multiple) * multiple
 
     def _is_late(self, parameter: Parameter) -> bool:
-        """Parts of it have to be summed before the mean."""
+        """Return whether parts of its gradient have to be summed before the mean."""
         return self.mirrored or parameter.summed > 0 or (self.tied_apart and parameter.is_embedding)
 
 

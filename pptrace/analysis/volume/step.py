@@ -1,4 +1,4 @@
-"""What every rank of a GPT run communicates in one step, predicted from the run's facts.
+"""Communication of every rank of a GPT run in one step, predicted from the run's facts.
 
 The calls of the runtime in ``instrument/``, one after another: the batch along tp, then for each action of the plan the
 layers of its stage and the transfers to its neighbours, then gradients, loss, clipping and the optimizer. An update that is
@@ -54,7 +54,7 @@ class StepVolume:
         self._every_step: dict[int, Volume] = {}
 
     def of_rank(self, rank: int, step: int) -> Volume:
-        """What a global rank communicates in a step; {} where it is in no pipeline of the mesh."""
+        """Communication of a global rank in a step; {} where it is in no pipeline of the mesh."""
         pp_rank = self.mesh.pp_rank(rank)
         if pp_rank is None:
             return {}
@@ -63,7 +63,7 @@ class StepVolume:
         return total((self._every_step[rank], *self._clipping(pp_rank, step)))
 
     def _always(self, rank: int, pp_rank: int) -> Volume:
-        """What is the same in every step."""
+        """Communication that is the same in every step."""
         gradients = self._gradient_parts(rank, pp_rank)
         return total((*self._batch(pp_rank), *self._actions(pp_rank), *gradients.volumes(), *self._loss(pp_rank)))
 
@@ -81,14 +81,14 @@ class StepVolume:
 
     @property
     def _replica_axis(self) -> Axis:
-        """Of equal parameters and different tokens (:attr:`instrument.mesh.Mesh.replicas`)."""
+        """Axis of equal parameters and different tokens (:attr:`instrument.mesh.Mesh.replicas`)."""
         if self._cp == 1:
             return Axis.DP
         return Axis.CP if self._cp == self._replicas else Axis.DP_CP
 
     @cached_property
     def _tokens(self) -> int:
-        """Of a microbatch on one rank of cp."""
+        """Tokens of a microbatch on one rank of cp."""
         return self.facts.microbatch_size * self.facts.sequence // self._cp
 
     @cached_property
@@ -139,7 +139,7 @@ class StepVolume:
         return total((*parts, self._gathered_units(model_stage_index)))
 
     def _backward(self, action: Action, fully_recomputed: bool) -> Volume:
-        """Of a B or an I: a W communicates nothing."""
+        """Communication of a B or an I: a W communicates nothing."""
         model_stage_index, plan = self.plan.model_stage(action.stage), self.plan
         num_layers = self.facts.layers_per_stage[model_stage_index]
         parts = [times(self._layer.backward, num_layers), times(self._recomputed_volume(fully_recomputed), num_layers)]
@@ -156,7 +156,7 @@ class StepVolume:
         return BothWays(total((tensor.forward, attention.forward)), total((tensor.backward, attention.backward)))
 
     def _recomputed_volume(self, fully: bool) -> Volume:
-        """What a layer's backward repeats of its forward (arXiv 2205.05198, section 5)."""
+        """Communication of a layer's forward that its backward repeats (arXiv 2205.05198, section 5)."""
         if fully or self.facts.recompute == "full":
             return self._layer.forward
         return attention_again_volume(self._attention) if self.facts.recompute == "selective" else {}
@@ -205,7 +205,7 @@ class StepVolume:
         )
 
     def _is_tied_apart(self, model_stages: list[int]) -> bool:
-        """Whether the other end of a tied embedding is on another rank."""
+        """Return whether the other end of a tied embedding is on another rank."""
         ends = (0 in model_stages) + (self.plan.chain_length - 1 in model_stages)
         return self.facts.tied and self.plan.pp > 1 and ends == 1
 

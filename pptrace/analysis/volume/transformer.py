@@ -1,4 +1,4 @@
-"""How many bytes the parallel parts of a transformer move, in closed form.
+"""Bytes that the parallel parts of a transformer move, in closed form.
 
 All figures are one rank's, as communication marks count them (:mod:`pptrace.marks`): of a collective the whole tensor,
 gathered or before it is scattered, as nccl-tests does; of point-to-point messages what the rank sends and what it
@@ -17,7 +17,7 @@ SEND, RECV = "send", "recv"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """So many calls or messages, and their bytes together."""
+    """Number of calls or messages, and their bytes together."""
 
     count: int
     bytes: int
@@ -61,7 +61,7 @@ def messages(axis: Axis, num_bytes: int, sent: int, received: int) -> Volume:
 
 @dataclass(frozen=True, slots=True)
 class BothWays:
-    """What one layer moves for one microbatch."""
+    """Communication of one layer for one microbatch."""
 
     forward: Volume
     backward: Volume
@@ -141,7 +141,8 @@ def vocabulary_volume(sizes: TensorSizes) -> BothWays:
 
 
 def cross_entropy_volume(tp: int, tokens: int, number_bytes: int) -> Volume:
-    """Of logits cut by vocabulary: 3 · b · s numbers in place of b · s · V logits (arXiv 1909.08053, section 3).
+    """Communication of the cross-entropy of logits cut by vocabulary: 3 · b · s numbers in place of b · s · V logits (arXiv
+    1909.08053, section 3).
 
     The largest logit of each token, then two sums in one all-reduce; in forward, and nothing in backward.
     """
@@ -214,13 +215,14 @@ def ring_volume(sizes: AttentionSizes) -> BothWays:
 
 
 def attention_volume(sizes: AttentionSizes) -> BothWays:
-    """Both ways together (USP, arXiv 2405.07719)."""
+    """Communication of forward and backward together (USP, arXiv 2405.07719)."""
     parts = (ulysses_volume(sizes), ring_volume(sizes))
     return BothWays(total(part.forward for part in parts), total(part.backward for part in parts))
 
 
 def attention_again_volume(sizes: AttentionSizes) -> Volume:
-    """What selective recompute repeats: q, k and v are shared out again and keys travel again; no output comes back.
+    """Communication that selective recompute repeats: q, k and v are shared out again and keys travel again; no output comes
+    back.
 
     Backward needs the attention's output, which is there before Ulysses gives it back, so that the recomputation ends
     there.

@@ -51,18 +51,18 @@ _IDS = re.compile(
 
 
 def sniff_chrome(start: bytes) -> bool:
-    """Whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
+    """Return whether a file has begin/end events or ids of microbatches or steps, which Kineto's never have."""
     opens = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") and b'"ph"' in start
     return opens and (_PAIR.search(start) or _IDS.search(start)) is not None and not has_kineto_members(start)
 
 
 def has_kineto_members(start: bytes) -> bool:
-    """Whether a trace has a top-level member that only Kineto writes."""
+    """Return whether a trace has a top-level member that only Kineto writes."""
     return _KINETO.search(start) is not None
 
 
 def has_pairs(path: Path) -> bool:
-    """Whether a file that is not Kineto's contains a begin or end event."""
+    """Return whether a file that is not Kineto's contains a begin or end event."""
     overlap = b""
     with ByteSource(path) as source:
         while piece := source.read():

@@ -35,7 +35,7 @@ def number_by_sequence(table: pd.DataFrame, is_op: pd.Series[bool]) -> pd.DataFr
 
 
 def _has_loops(table: pd.DataFrame) -> bool:
-    """Whether the first pipeline rank receives forwards or the last sends them, so that ranks have several stages."""
+    """Return whether the first pipeline rank receives forwards or the last sends them, so that ranks have several stages."""
     has_pp_rank, forward = table["pp_rank"] >= 0, table["direction"] == "F"
     first, last = table["pp_rank"] == 0, table["pp_rank"] == table["pp_rank"].max()
     return bool((has_pp_rank & forward & (first & (table["kind"] == "recv") | last & (table["kind"] == "send"))).any())

@@ -54,13 +54,13 @@ def split_values(source: ByteSource) -> Iterator[JsonText]:
 
 
 def _starts_next_value(pending: list[bytes], line: bytes) -> bool:
-    """Whether an unindented brace begins another value, so that the one before was truncated."""
+    """Return whether an unindented brace begins another value, so that the one before was truncated."""
     last = pending[-1].rstrip()
     return pending[0][:1] == b"{" and (len(line) > 1 or not last.endswith(_CONTINUES))
 
 
 def _is_single_line_value(pending: list[bytes]) -> bool:
-    """Whether the first line is a complete value, judged by its last character and its brackets."""
+    """Return whether the first line is a complete value, judged by its last character and its brackets."""
     line = pending[0]
     looks_closed = len(pending) == 1 and len(line) > 1 and line[-1:] == _CLOSING[line[:1]]
     return looks_closed and (len(line) > _LONG_BYTES or _num_open(line) == 0)

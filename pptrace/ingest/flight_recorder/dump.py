@@ -121,7 +121,7 @@ class Dump:
     groups: tuple[DumpGroup, ...]
     calls: tuple[DumpCall, ...]
     is_whole: bool = True
-    """Whether the first call is the rank's first; the recorder keeps only the last ones."""
+    """True if the first call is the rank's first; the recorder keeps only the last ones."""
     last_enqueued: Mapping[int, int] = field(default_factory=dict)
     """The number of the last call enqueued in a group, by the group's number on this rank."""
 

@@ -89,7 +89,7 @@ def _state_on_others(call: DumpCall, rank: int, others: Mapping[int, Mapping[tup
 
 
 def _calls_of_other_ranks(path: Path) -> Mapping[int, Mapping[tuple[str, str, int], bool]]:
-    """By rank with a dump in the same directory: its calls, and whether each is complete."""
+    """Calls, and whether each is complete, of each rank with a dump in the same directory."""
     number = re.compile(r"\d+(?!.*\d)")
     if number.search(path.name) is None:
         return {}

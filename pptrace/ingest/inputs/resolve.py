@@ -1,4 +1,4 @@
-"""What a user gives as PATH → the files to read, with the ranks they should have.
+"""Resolve the PATHs that a user gives → the files to read, with the ranks they should have.
 
     PATH = a trace file
          | a directory with one trace per rank, in it or in its subdirectories
@@ -45,13 +45,13 @@ _TENSORBOARD_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 _OF_OPS = (Priority.TABLE, Priority.EXTRACT)
 _MOST_SKIPPED = 20
 _FEW = 6
-"""How many files a warning names."""
+"""Number of files that a warning names."""
 _THEIR_TRACES = (
     "pptrace recorded none: these are the traces that the script's own torch.profiler wrote last, which know less than pptrace's "
     "marks; for a report of those run the script without its profiler"
 )
 _MOST_SNIFFED = 200
-"""How many files below a directory that holds traces are looked at."""
+"""Number of files below a directory that are looked at for traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _open_directory(directory: Path) -> OpenedInputs:
 
 
 def _taken(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Of files that lie together, the traces to read, and for the others what each is."""
+    """Select the traces to read of files that lie together, and describe what each of the others is."""
     candidates = [path for path in paths if not _is_run_file(path)]
     return _best(*_trace_files(without_companions(without_other_forms(candidates))))
 
@@ -208,7 +208,7 @@ def _left_below(directory: Path, below: Sequence[Path], files: Sequence[InputFil
 
 
 def _why_left(path: Path, read: Collection[Path]) -> str:
-    """Beside traces that are read lies what has another name than TensorBoard gives them."""
+    """Reason for which a file was not read beside traces: its name is not one that TensorBoard gives them."""
     if any(other.parent == path.parent for other in read):
         return f"not named *{_TENSORBOARD_SUFFIXES[0]} as the other traces in its folder are"
     return "in a subdirectory"
@@ -228,7 +228,7 @@ def _with_other_nodes(directory: Path, run: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
-    """Those that are traces, and for the others what each is."""
+    """Select the traces, and describe what each of the others is."""
     files: list[InputFile] = []
     skipped: list[str] = []
     for path in paths:
@@ -247,7 +247,7 @@ def _trace_files(paths: Sequence[Path]) -> tuple[list[InputFile], list[str]]:
 
 
 def _best(files: list[InputFile], skipped: list[str]) -> tuple[list[InputFile], list[str]]:
-    """Of a directory that holds ops in several forms, the one that says most.
+    """Select the most detailed form of the ops of a directory that holds several.
 
     Profiles come before tables of ops, tables before other programs' pictures of them, and what pptrace itself wrote comes last.
     """
@@ -268,7 +268,9 @@ def _dumps_with_traces(files: Sequence[InputFile]) -> tuple[Path, ...]:
 
 
 def _is_dump(file: InputFile) -> bool:
-    """Whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be empty."""
+    """Return whether it is a rank's flight-recorder dump, which its name tells from an equal one: those of two ranks may be
+    empty.
+    """
     if not any(known.is_dump for known in readers_of(file.format)):
         return False
     known = _format_of(file)
@@ -346,7 +348,7 @@ def _open_run(directory: Path, run: Mapping[str, Any]) -> OpenedInputs:
 
 
 def _hung(directory: Path, run: Mapping[str, Any]) -> str:
-    """Where to read who is to blame, of a run that hung before anything was recorded."""
+    """Advice for a run that hung before anything was recorded: the command that names the rank to blame."""
     hang = run.get("hang")
     detail = hang.get("detail") if isinstance(hang, dict) else None
     return f"; the run hung: {detail} (pptrace hang {directory})" if isinstance(detail, str) else ""
@@ -364,7 +366,7 @@ def _same(missing: Sequence[tuple[int, str]]) -> list[str]:
 
 
 def _why_missing(entry: Mapping[str, Any]) -> str:
-    """What the rank itself wrote down, if it did."""
+    """Reason for a missing trace as the rank wrote it down, if it did."""
     note = entry.get("note")
     kept = entry.get("script_trace")
     where = f"; its trace is {kept}" if isinstance(kept, str) and kept else ""

@@ -51,7 +51,7 @@ FileResult = tuple[Data, ...] | PptraceError
 
 
 class ReadFiles(Protocol[Data]):
-    """What reads the files of a job instead of this process and its own, as workers on other machines do."""
+    """Reader of a job's files in place of this process and its helpers, such as workers on other machines."""
 
     def __call__(
         self, files: Sequence[InputFile], read: Callable[[InputFile], FileResult[Data]], meter: ProgressMeter
@@ -180,7 +180,7 @@ def _read_all(
 
 
 _parts_read: MutableSequence[float] = []
-"""In a reading process: the fraction read of each file of the job, in memory that all of them share."""
+"""Fraction read of each file of the job in a reading process, in memory that all of them share."""
 
 
 def _share_parts(parts: MutableSequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""How far the reading of a job's files is: files and bytes, of all processes that read."""
+"""Progress of reading a job's files: files and bytes, of all processes that read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _MAX_PART = 0.99  # of a file read to its end: its events are still to be sorted
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How much of a job has been read. ``files_read`` and ``bytes_read`` include parts of the files that are being read.
+    """Progress of a job: the part that has been read. ``files_read`` and ``bytes_read`` include parts of the files that are
+    being read.
 
     Bytes are those of the files as they lie on disk, compressed or not; a file found in the cache counts as read.
     """

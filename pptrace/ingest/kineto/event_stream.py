@@ -204,7 +204,7 @@ def _events_of(spans: list[msgspec.Raw]) -> Walk:
 
 
 def _is_object_so_far(prefix: bytes) -> bool:
-    """Whether a key may follow this text at the top level of the object, so that a closing brace would complete it."""
+    """Return whether a key may follow this text at the top level of the object, so that a closing brace would complete it."""
     for text in (prefix, repaired_text(prefix)[0]):
         try:
             FIELDS_DECODER.decode(text + b'"":0}')

@@ -107,7 +107,7 @@ class _Walker:
                 self._add(self.data[start:position])
 
     def _is_incomplete(self, err: Exception, start: int) -> bool:
-        """Whether the object probably continues after this text, rather than being damaged."""
+        """Return whether the object probably continues after this text, rather than being damaged."""
         at_end = isinstance(err, json.JSONDecodeError) and (
             err.pos >= len(self.text.rstrip()) or err.msg.startswith("Unterminated string")
         )

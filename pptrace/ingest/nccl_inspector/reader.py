@@ -25,7 +25,7 @@ from pptrace.errors import TraceError
 from pptrace.ingest.common.byte_source import ByteSource
 from pptrace.ingest.common.exact_numbers import LIMIT_NS
 from pptrace.ingest.common.json_texts import close_brackets, split_values
-from pptrace.model.tables import CALLS, MEMORY, InputFormat, Trace, empty_table, make_table, no_events
+from pptrace.model.tables import CALLS, MEMORY, MESSAGE_CALLS, InputFormat, Trace, empty_table, make_table, no_events
 
 COMMUNICATORS = "communicators"
 """Fact: by communicator, the process's rank in it and its number of ranks."""
@@ -137,7 +137,7 @@ _COLUMNS = (
 
 
 def sniff_nccl_inspector(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
+    """Return whether a file that begins with these (decompressed) bytes was written by NCCL's Inspector."""
     return _MARK.search(start) is not None and b'"header"' in start
 
 
@@ -266,7 +266,7 @@ def _trace(path: Path, calls: pd.DataFrame, world: int, version: str, warnings: 
 
 def _table(calls: pd.DataFrame) -> pd.DataFrame:
     """Make a table of schema CALLS. Messages have no common number on both ends; where some are missing, peers are dropped."""
-    is_p2p = calls["kind"].isin(("send", "recv", "send_recv"))
+    is_p2p = calls["kind"].isin(MESSAGE_CALLS)
     numbers = calls[is_p2p].groupby("group_id")["seq"]
     first, last, distinct = (numbers.transform(aggregate) for aggregate in ("min", "max", "nunique"))
     is_gapless = (last - first + 1 == distinct).reindex(calls.index, fill_value=False)

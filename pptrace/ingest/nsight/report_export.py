@@ -19,7 +19,7 @@ RECORDED_SUFFIXES = (*REPORT_SUFFIXES, STREAM_SUFFIX)
 
 
 def is_recorded(path: Path, start: bytes) -> bool:
-    """Whether a file that begins with these bytes is a report or its stream, which only nsys can read."""
+    """Return whether a file that begins with these bytes is a report or its stream, which only nsys can read."""
     return start.startswith(RECORDED_MAGIC) or path.name.endswith(RECORDED_SUFFIXES)
 
 

@@ -64,7 +64,7 @@ class Frame:
 
 
 def sniff_rows(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
+    """Return whether a file that begins with these bytes is a table in JSON: a list of rows, or a row per line."""
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
     text = text.removeprefix("[").lstrip()
     if not text.startswith("{"):
@@ -174,7 +174,8 @@ def _series(column: polars.Series) -> pd.Series[Any]:
         column, kind = column.cast(str), "String"
     if kind == "String" and column.n_unique() <= _MOST_CATEGORIES:
         names = sorted(column.drop_nulls().unique().to_list())
-        return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=_category_type(names)))
+        dtype: pd.CategoricalDtype[Any] = pd.CategoricalDtype(names)
+        return pd.Series(pd.Categorical.from_codes(_codes(column, names), dtype=dtype))
     if column.dtype.is_float() or (column.dtype.is_integer() and not column.null_count()):
         return pd.Series(column.to_numpy())
     return pd.Series(column.to_list(), dtype=object)
@@ -188,10 +189,6 @@ def _codes(column: polars.Series, names: Sequence[str]) -> npt.NDArray[np.int32]
         column.cast(polars.Enum(names)).to_physical().cast(polars.Int32).fill_null(-1).to_numpy()
     )
     return codes
-
-
-def _category_type(names: list[str]) -> pd.CategoricalDtype[Any]:
-    return pd.CategoricalDtype(names)
 
 
 def _csv(path: Path, content: bytes) -> Frame:

@@ -33,7 +33,7 @@ _OPS_NAME = re.compile(r"(?<![a-z])ops(?![a-z])")
 
 
 def sniff_table(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes is a table of ops."""
+    """Return whether a file that begins with these (decompressed) bytes is a table of ops."""
     return start.startswith(PARQUET_MAGIC) or bool(header_of(start)) or sniff_rows(start)
 
 

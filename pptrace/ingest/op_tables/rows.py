@@ -40,25 +40,15 @@ from pptrace.errors import ScheduleError, TraceError
 from pptrace.ingest.common.time_units import UNITS, to_ns
 from pptrace.ingest.ops.build import comms_table, ops_table
 from pptrace.ingest.ops.steps import assign_steps
-from pptrace.marks import P2P
+from pptrace.marks import P2P, Collective
 from pptrace.model.tables import COMMS, COMPUTE_KINDS, OPS, Int64, concat_tables
 from pptrace.model.wording import listed
 from pptrace.schedule.actions import parse_action
 from pptrace.slices import group_codes, rows_where
 
 _SPANS = ("STEP", "OPTIMIZER", "GRAD_SYNC", "DATA", "GC", "LOSS")
-_COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-)
-_COMMS = ("send", "recv", *_COLLECTIVES)
+_COLLECTIVES = tuple(map(str, Collective))
+_COMMS = (*P2P, *_COLLECTIVES)
 _LONG = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 _P2P = {"SEND_F": ("send", "F"), "RECV_F": ("recv", "F"), "SEND_B": ("send", "B"), "RECV_B": ("recv", "B")}
 _KINDS = (*COMPUTE_KINDS, *_SPANS, *_COMMS, *_LONG, *_P2P)

@@ -46,6 +46,7 @@ _COMM_DEFAULTS: Mapping[str, Any] = {
     "bytes": -1,
     "direction": "",
     "stage": -1,
+    "chunk": -1,
     "microbatch": -1,
     "stream": -1,
     "match": -1,

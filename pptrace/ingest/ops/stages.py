@@ -40,7 +40,7 @@ def stages_of_chunks(chunk: Int64, pp_rank: Int64, pp: int, is_v: bool) -> Int64
 
 
 def _is_v(ops: pd.DataFrame, pp_rank: Int64, pp: int) -> bool:
-    """Whether the placement is a V: two chunks, and chunk 1 of the first microbatch begins on the last rank."""
+    """Return whether the placement is a V: two chunks, and chunk 1 of the first microbatch begins on the last rank."""
     if len(set(pp_rank.tolist())) < 2 or ops["chunk"].max() != 1:
         return False
     is_chunk_1 = ((ops["kind"] == "F") & (ops["chunk"] == 1)).to_numpy()

@@ -53,7 +53,7 @@ _HOST_TIMES = (
 
 
 def sniff_otlp(start: bytes) -> bool:
-    """Whether a file that begins with these (decompressed) bytes holds OpenTelemetry spans."""
+    """Return whether a file that begins with these (decompressed) bytes holds OpenTelemetry spans."""
     return _OTLP.search(start) is not None or _PRINTED.search(start) is not None
 
 

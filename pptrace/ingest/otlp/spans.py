@@ -97,7 +97,7 @@ class SpanColumns:
             self._add_value(rescued)
 
     def _add_value(self, data: bytes) -> bool:
-        """Whether the value could be read."""
+        """Return whether the value could be read."""
         if data[:1] == b"[":
             parts = _decoded(_DOCUMENTS.decode, data)
             read = [self._add_value(bytes(part)) for part in parts or ()]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.tables import CALLS, Category, Events, make_table
 from pptrace.recognise.calls.host_calls import HostCall, host_calls, message_bytes, with_works
 from pptrace.recognise.calls.thread_activity import Backward, BusyThreads
@@ -92,8 +93,8 @@ def _give_kernels(events: Events, calls: list[HostCall], args: Mapping[int, Mapp
 
 
 def _may_be_all_to_all(batch: Sequence[HostCall]) -> bool:
-    """Whether a kernel carries so many sends and receives of the library that they may be an all-to-all: a pipeline's batches
-    begin and end with fewer on the same stream.
+    """Return whether a kernel carries so many sends and receives of the library that they may be an all-to-all: a pipeline's
+    batches begin and end with fewer on the same stream.
     """
     kinds = [call.kind for call in batch if call.of_library]
     return kinds.count("send") > 1 and kinds.count("recv") > 1
@@ -139,10 +140,8 @@ class _CallsOfKernels:
 
 
 def _carries(kernel_kind: str, call_kind: str) -> bool:
-    """Whether a kernel of that kind can do what a call of this kind asks for."""
-    return kernel_kind in (call_kind, "unknown") or (
-        kernel_kind == "send_recv" and call_kind in ("send", "recv", "all_to_all")
-    )
+    """Return whether a kernel of that kind can do what a call of this kind asks for."""
+    return kernel_kind in (call_kind, "unknown") or (kernel_kind == "send_recv" and call_kind in (*P2P, "all_to_all"))
 
 
 def _row(call: HostCall, events: Events, backward: Backward, busy: BusyThreads) -> dict[str, Any]:

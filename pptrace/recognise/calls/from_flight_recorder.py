@@ -17,8 +17,9 @@ from typing import Any
 import pandas as pd
 
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall, DumpGroup
+from pptrace.marks import P2P
 from pptrace.model.tables import CALLS, TraceInfo, make_table
-from pptrace.recognise.calls.pair_flight_recorder import P2P, Launch, is_wall_clock, sides_of
+from pptrace.recognise.calls.pair_flight_recorder import Launch, is_wall_clock, sides_of
 from pptrace.recognise.recognised_rank import RecognisedRank
 
 
@@ -109,7 +110,7 @@ def _name_calls(recognised: RecognisedRank, dump: Dump) -> _NamedCalls:
 
 
 def _num_during_dump(rows: pd.DataFrame, dump: Dump) -> int:
-    """How many of the calls were made while the dump's were; all of them on a clock of their own."""
+    """Count the calls that were made while the dump's were; all of them on a clock of their own."""
     if not is_wall_clock(rows):
         return len(rows)
     times = [call.created_ns for call in dump.calls if call.created_ns >= 0]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pptrace.marks import P2P
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.device.communication_names import kind_of
 
@@ -26,7 +27,6 @@ _WORK = re.compile(
 )
 _OPERATOR = re.compile(r"_?c10d(?P<functional>_functional)?::(?P<what>\w+)", re.ASCII)
 _LIBRARY = re.compile(r"p?nccl(?P<what>[A-Z]\w+)", re.ASCII)
-_P2P = frozenset({"send", "recv"})
 _LASTING = frozenset({"gloo", "mpi"})
 """Backends whose ranges end with the work; those of the others when it is enqueued."""
 _BLOCKING = "monitoredbarrier"
@@ -184,7 +184,7 @@ class _Gatherer:
 
     def _add_range(self, name: _Name, start_ns: int, end_ns: int, args: Mapping[str, Any]) -> None:
         call = self._record if self._inside(self._record, start_ns) else None
-        if call is not None and {call.kind, name.kind} == _P2P:
+        if call is not None and {call.kind, name.kind} == {*P2P}:
             call = None  # posted in the same instant
         if call is None and self._inside(self._operator, start_ns):
             call = self._operator
@@ -242,7 +242,7 @@ def with_works(calls: Sequence[HostCall]) -> list[HostCall]:
 
 
 def _may_post(call: HostCall) -> bool:
-    """Whether a worker thread may execute this call."""
+    """Return whether a worker thread may execute this call."""
     return not (call.on_worker or call.is_enqueued or call.kernels) and call.end_ns < 0
 
 
@@ -275,14 +275,16 @@ class _Queue:
         return owners
 
     def _give_bytes(self, work: HostCall, call: HostCall) -> None:
-        """Of a list of tensors the work alone has the type; whose work it is, is unsure where groups have calls at once."""
+        """Fill in the bytes of lists of tensors from their works, which alone have the type; it is uncertain where groups
+        have calls at once.
+        """
         is_same = work.kind == call.kind and work.elements == call.elements >= 0
         if call.num_bytes < 0 and is_same and (not call.is_unsure or len(self._sizes[work.kind, work.elements]) == 1):
             call.num_bytes = work.num_bytes
 
 
 def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[int]]:
-    """By kind and elements the bytes of works."""
+    """Bytes of works by kind and elements."""
     sizes: dict[tuple[str, int], set[int]] = {}
     for work in works:
         sizes.setdefault((work.kind, work.elements), set()).add(work.num_bytes)
@@ -290,7 +292,7 @@ def _sizes_by_elements(works: Sequence[HostCall]) -> dict[tuple[str, int], set[i
 
 
 def _does(work: HostCall, call: HostCall) -> bool:
-    """Whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
+    """Return whether a work may be all or part of a call: gloo all-reduces instead of scattering."""
     if work.kind == call.kind and min(work.elements, call.elements) >= 0:
         return work.elements == call.elements
     return work.kind == call.kind or (work.kind == "all_reduce" and call.kind == "reduce_scatter")

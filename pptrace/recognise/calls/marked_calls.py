@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
 from pptrace.model.tables import CALLS, Int64, empty_table, make_table
 from pptrace.recognise.ops.mark_ranges import MarkedRanges
@@ -59,7 +60,9 @@ def calls_with_marks(
 
 
 def _succeeded(watched: Slice, metadata: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-    """Which calls raised nothing: one that did is no communication, and its end says nothing of when another rank was there."""
+    """Mark the calls that raised nothing: one that did is no communication, and its end says nothing of when another rank was
+    there.
+    """
     listed = metadata.get(FAILED_KEY)
     failed = {tuple(entry) for entry in listed if isinstance(entry, list)} if isinstance(listed, list) else set()
     if not failed:
@@ -83,7 +86,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
     groups = metadata.get(GROUPS_KEY)
     known_groups = {name: facts for name, facts in groups.items() if isinstance(facts, Mapping)} if groups else {}
     known_groups = {name: facts for name, facts in known_groups.items() if len(describe_group(facts)["ranks"]) != 1}
-    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(("send", "recv"))
+    unnamed = (calls["group_id"] == "") & (calls["group_ranks"] == "") & ~calls["kind"].isin(P2P)
     if not known_groups or not unnamed.any():
         return calls
     name_of = calls["worker"].map(workers).where(unnamed)
@@ -102,7 +105,7 @@ def _with_groups_of_cpp(calls: pd.DataFrame, workers: Mapping[int, str], metadat
 
 
 def _group_columns(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the metadata says of a group, as columns of CALLS, ``group_id`` last."""
+    """Columns of CALLS that the metadata gives for a group, ``group_id`` last."""
     entry = describe_group(facts)
     members = entry["ranks"]
     sized = {"group_ranks": json.dumps(members), "group_size": len(members)} if members else {}
@@ -134,7 +137,7 @@ def _innermost(marks: MarkedRanges) -> Int64:
 
 
 def _range_of(at_ns: Int64, starts_ns: Int64, ends_ns: Int64) -> Int64:
-    """For each time the index of the last range that began before it and has not ended; -1 where there is none.
+    """Index of the last range that began before each time and has not ended; -1 where there is none.
 
     The ranges are in the order of their starts.
     """
@@ -159,7 +162,7 @@ def _table(
         base[name] = np.append(outside[name].to_numpy(), unknown)[recorded]
     for name, column in _columns_of_groups(watched["group"], metadata).items():
         base[name] = np.where(column == "", base[name], column)
-    is_message = np.isin(watched["kind"].astype(str), ("send", "recv")) if len(watched) else np.zeros(0, dtype=np.bool_)
+    is_message = np.isin(watched["kind"].astype(str), P2P) if len(watched) else np.zeros(0, dtype=np.bool_)
     base |= {
         "kind": watched["kind"],
         "peer": np.where(is_message, watched["peer"], -1),
@@ -175,7 +178,7 @@ def _table(
 
 
 def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """What the metadata says of the group of each call, as columns of CALLS; "" where it says nothing."""
+    """Columns of CALLS that the metadata gives for the group of each call; "" where it gives nothing."""
     codes, names = pd.factorize(groups)
     listed = metadata.get(GROUPS_KEY)
     known_groups = listed if isinstance(listed, Mapping) else {}
@@ -194,7 +197,7 @@ def _columns_of_groups(groups: npt.NDArray[np.object_], metadata: Mapping[str, A
 def _times(
     watched: Slice, recorded_end_ns: Int64, is_alone: npt.NDArray[np.bool_], marks: MarkedRanges, launches: LaunchIndex
 ) -> dict[str, npt.NDArray[Any]]:
-    """Of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
+    """Times of the device where the call launched work there; else of the host, until the backend or the wait says it is over."""
     start, posted = marks.start_ns[watched["at"]], marks.end_ns[watched["at"]]
     awaited = last_like([watched["handle"]], [marks.awaits["handle"]])
     is_awaited, waits = awaited >= 0, np.append(marks.awaits["at"], 0)[awaited]

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from pptrace.ingest.flight_recorder.dump import Dump, DumpCall
+from pptrace.marks import P2P
 from pptrace.model.tables import Int64
 
-P2P = ("send", "recv")
 _FUSED = "send_recv"
 _FAR_NS = 5_000_000
 """A call is recorded within this of its beginning on the host: tracebacks are gathered first."""
@@ -52,7 +52,7 @@ class Side:
                 yield int(index), launch
 
     def _shift(self) -> int | None:
-        """How many launches the dump has before the trace's first."""
+        """Number of launches that the dump has before the trace's first."""
         called = self.rows["host_ns"].to_numpy()
         recorded = np.array([launch[-1].created_ns for launch in self.launches], dtype=np.int64)
         least = min(_LEAST_PAIRS, len(called), len(recorded))
@@ -76,7 +76,7 @@ class Side:
         return plausible[0][1]
 
     def _is_consistent(self, shift: int) -> bool:
-        """Whether nothing in the trace contradicts the dump."""
+        """Return whether nothing in the trace contradicts the dump."""
         rows = self.rows.iloc[max(0, -shift) :].to_dict("records")
         launches = self.launches[max(0, shift) :]
         return self.kind == _FUSED or all(_agrees(row, launch[0]) for row, launch in zip(rows, launches, strict=False))

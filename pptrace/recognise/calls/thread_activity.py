@@ -13,7 +13,7 @@ _ENGINE = "autograd::engine::evaluate_function"
 
 
 class Backward:
-    """Whether a call was made by autograd's engine."""
+    """Test of whether a call was made by autograd's engine."""
 
     def __init__(self, events: Events) -> None:
         engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)
@@ -29,7 +29,7 @@ class Backward:
 
 
 class BusyThreads:
-    """Until when a thread ran operators while one of its messages was in transit."""
+    """Times until which a thread ran operators while one of its messages was in transit."""
 
     def __init__(self, events: Events, threads: Collection[int]) -> None:
         self._threads: dict[int, NestedIntervals] = {}

@@ -15,7 +15,7 @@ from pptrace.model.tables import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
 
 _NCCL_CALL = re.compile(r"(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z]")
-"""Not the range of a batch, which may never end."""
+"""Names of NCCL's host calls, without the range of a batch, which may never end."""
 _DEVICE_RANGE = re.compile(r"^(?:(?:nccl|rccl|hccl|xccl):|p?nccl[A-Z])")
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch")
 _OPERATOR = re.compile(r"^(?:c10d::|record_param_comms)")
@@ -74,7 +74,7 @@ def _is_work(events: Events) -> npt.NDArray[np.bool_]:
 
 
 def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.bool_]:
-    """Which of the device rows communicate; ``calls`` are the host calls that launched them."""
+    """Mark the device rows that communicate; ``calls`` are the host calls that launched them."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
     category = events.category[rows]
@@ -87,7 +87,7 @@ def _communicates(events: Events, rows: Rows, calls: Rows) -> npt.NDArray[np.boo
 
 
 def _are_named(events: Events, rows: Rows, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Which of the rows have a name in which a pattern is found; only the names of these are searched."""
+    """Mark the rows whose name matches a pattern; only the names of these are searched."""
     matches = np.zeros(len(events.names), dtype=np.bool_)
     for index in np.flatnonzero(np.bincount(events.name_id[rows], minlength=len(events.names))).tolist():
         matches[index] = bool(pattern.search(events.names[index]))
@@ -96,7 +96,7 @@ def _are_named(events: Events, rows: Rows, pattern: re.Pattern[str]) -> npt.NDAr
 
 
 def _inside_calls(events: Events, launches: Rows) -> npt.NDArray[np.bool_]:
-    """Which launches lie inside a host range of a collective on their own thread."""
+    """Mark the launches that lie inside a host range of a collective on their own thread."""
     named = np.array([bool(_NCCL_CALL.match(name)) for name in events.names], dtype=np.bool_)
     on_host = (events.category == Category.CPU_OP) | (events.category == Category.ANNOTATION)
     ranges = np.flatnonzero(on_host & named[events.name_id])

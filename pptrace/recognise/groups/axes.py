@@ -306,7 +306,7 @@ def _assign_whole_world(
 
 
 def _is_named(group: Group) -> bool:
-    """Whether calls with this group are of one group: it has a name or its ranks."""
+    """Return whether calls with this group are of one group: it has a name or its ranks."""
     return bool(group.id or group.ranks)
 
 
@@ -348,7 +348,7 @@ def _by_rank_lists(
 
 
 def _tiles(group: Group, world: int) -> bool:
-    """Whether groups of this size and stride can hold each rank once."""
+    """Return whether groups of this size and stride can hold each rank once."""
     return group.stride is not None and world % (group.stride * group.size) == 0
 
 

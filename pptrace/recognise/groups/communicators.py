@@ -61,7 +61,7 @@ def with_members(calls: Mapping[int, pd.DataFrame], facts: Facts, distributed: F
 
 
 def _members(positions: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[int, dict[int, int]]]:
-    """By communicator its size, and the global rank of each member by its rank in it."""
+    """Size of each communicator, and the global rank of each member by its rank in it."""
     by_group: dict[str, tuple[int, dict[int, int]]] = {}
     for rank, communicators in positions.items():
         for group, (position, size) in communicators.items():

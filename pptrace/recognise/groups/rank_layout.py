@@ -71,7 +71,7 @@ def _order(with_sizes: Facts, axes: Mapping[str, int], leading: Mapping[int, int
 
 
 def _agrees(with_sizes: Facts, axes: Mapping[str, int], order: str, leading: Mapping[int, int]) -> bool:
-    """Whether declared pipeline ranks and leading forwards are those of this order of axes."""
+    """Return whether declared pipeline ranks and leading forwards are those of this order of axes."""
     forwards_by_pp_rank: dict[int, set[int]] = {}
     for rank, rank_facts in with_sizes.items():
         pp_rank = _pipeline(rank, axes, order).index(rank)

@@ -97,7 +97,7 @@ def sizes_of(axes: Mapping[Group, str], pipelines: Sequence[Sequence[int]], worl
 
 
 def multiply_up(sizes: Mapping[str, int | None], world: int) -> bool:
-    """Whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
+    """Return whether a mesh with these sizes can have that many ranks; an unknown size may be any."""
     known = [size for axis in MESH_ORDER if (size := sizes.get(axis)) is not None]
     return _product(known) == world if len(known) == len(MESH_ORDER) else world % max(_product(known), 1) == 0
 
@@ -110,7 +110,7 @@ def _product(numbers: Iterable[int]) -> int:
 
 
 Edges: TypeAlias = Mapping[Group, Collection[tuple[int, int]]]
-"""By group who sends to whom: pairs of global ranks, source and target."""
+"""Pairs of global ranks (source, target) between which messages go, by group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ class Chain:
     is_whole: bool
 
     def runs_along(self, group: Group, world: int | None) -> bool:
-        """Whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a ring.
+        """Return whether the group is the pipeline that these ranks are of: all talk to their neighbours in it alone, as in a
+        ring.
 
         The group of the whole world holds them without telling anything.
         """

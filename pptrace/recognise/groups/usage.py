@@ -13,7 +13,7 @@ from pptrace.recognise.groups.topology import Group
 
 @dataclass(slots=True)
 class Use:
-    """How a group, or a family of equal groups, was used.
+    """Use of a group, or of a family of equal groups.
 
     ``kinds``, ``backward`` (of all-reduces: 1 inside autograd's engine, 0 outside, -1 without an engine) and ``hints`` count the
     calls of all ranks; ``trains`` says whether a trace has an engine. ``num_equal`` is how many all-reduces of one size a rank
@@ -57,9 +57,9 @@ def merge_usage(uses: Iterable[Use]) -> Use:
 _SEVERAL = 2
 """A single all-to-all may be anything."""
 _MANY = 8
-"""More equal all-reduces per rank and step than this are not a few buckets of gradients."""
+"""Number of equal all-reduces per rank and step above which they are not a few buckets of gradients."""
 _FEW_BYTES = 64
-"""No all-reduce of gradients is so small: a norm, a loss, a flag."""
+"""Bytes of an all-reduce up to which it is not one of gradients but of a norm, a loss, a flag."""
 
 
 def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str, str] | None:
@@ -83,7 +83,9 @@ def axis_of_use(use: Use, assigned: Collection[str], group: Group) -> tuple[str,
 
 
 def _axis_of_all_reduces(use: Use, assigned: Collection[str]) -> tuple[str, str] | None:
-    """Those of activations come in the forward and in the backward; those of gradients in the backward or after it."""
+    """Tell the axis of all-reduces: those of activations come in the forward and in the backward, those of gradients in the
+    backward or after it.
+    """
     total = use.backward[0] + use.backward[1]
     share = use.backward[1] / total if total else None
     if use.num_equal >= _MANY and (share is None or 0.05 <= share < 0.95):

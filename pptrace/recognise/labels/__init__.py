@@ -28,7 +28,7 @@ from pptrace.recognise.labels.label import Label, LabelledAction
 __all__ = ["Label", "LabelledAction", "read_label"]
 
 _EMIT_NVTX = re.compile(r", (?:seq = -?\d+|op_id = \d+|sizes = \[.*|input_op_ids = \[.*)")
-"""What ``emit_nvtx`` adds to every name."""
+"""Suffix that ``emit_nvtx`` adds to every name."""
 _RULES = tuple(
     chain(
         pptrace_marks.RULES,

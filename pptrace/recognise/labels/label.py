@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pptrace.model.open_stages import open_stage
+from pptrace.model.stage_texts import stage_text
 from pptrace.schedule.actions import Action, Kind, Phase
 
 EVALUATION = "EVALUATION"
@@ -56,16 +56,11 @@ class LabelledAction:
         """The simple actions of this one: its parts, or itself."""
         return self.parts or (self,)
 
-    @property
-    def stage_column(self) -> int:
-        """The value of the ``stage`` column (:mod:`pptrace.model.open_stages`)."""
-        return open_stage(self.chunk) if self.stage is None else self.stage
-
     def __str__(self) -> str:
         """The text of the ``pair`` column."""
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.kind}"
-        return f"{self.stage_column}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+        return f"{stage_text(self.stage, self.chunk)}{self.kind}{'' if self.microbatch is None else self.microbatch}"
 
 
 ActionKey = tuple[Kind, int | None, int, int | None]

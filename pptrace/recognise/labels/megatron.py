@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from pptrace.marks import P2P
 from pptrace.recognise.labels.label import Label, LabelledAction, fixed, rule
 from pptrace.schedule.actions import Kind, Phase
 
@@ -30,7 +31,7 @@ def messages_of_function(match: re.Match[str]) -> Label | None:
     kinds: list[Kind] = []
     way = ""
     for word in match["words"].split("_"):
-        if word in ("send", "recv"):
+        if word in P2P:
             way = word
         elif (way, word) in _WORDS:
             kinds.append(_WORDS[way, word])
@@ -40,7 +41,7 @@ def messages_of_function(match: re.Match[str]) -> Label | None:
 
 
 def calls_wait(labels: Iterable[Label]) -> bool:
-    """Whether Megatron's functions of messages return when these have come.
+    """Return whether Megatron's functions of messages return when these have come.
 
     They do but in its interleaved schedule with --overlap-p2p-communication, which sends and receives forwards and backwards in
     calls of their own where it otherwise has one call for all four.
@@ -55,7 +56,7 @@ def _timer(match: re.Match[str]) -> Label | None:
     kinds: list[Kind] = []
     directions: list[str] = []
     for word in match[0].split("-"):
-        if word in ("send", "recv"):
+        if word in P2P:
             if not directions:
                 return None
             kinds += [_WORDS[word, direction] for direction in directions]

@@ -82,6 +82,7 @@ def _of_rank(
             "bytes": calls["bytes"].tolist(),
             "direction": [_direction(rank, *c, mesh) for c in zip(kinds, axes, peers, strict=True)],
             "stage": [-1] * size,
+            "chunk": [-1] * size,
             "microbatch": [-1] * size,
             **{name: calls[name].tolist() for name in ("start_ns", "posted_ns", "asked_ns", "end_ns")},
             "transfer_start_ns": calls["start_ns"].tolist(),
@@ -104,7 +105,7 @@ def _of_rank(
 
 
 def _is_labelled(calls: pd.DataFrame, labelled: pd.DataFrame) -> pd.Series[bool]:
-    """Which calls are pipeline messages that labels cover: all sends and receives, and kernels at the time of one.
+    """Mark the calls that are pipeline messages which labels cover: all sends and receives, and kernels at the time of one.
 
     Labels on the host's clock do not tell when the kernels ran: then each kernel that may be a message is one.
     """

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
+from pptrace.model.tables import DIRECTIONS
 
 
 def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
@@ -41,7 +42,7 @@ def with_directions(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> p
 
 
 def _holds(mesh: MeshInfo, held: Set[tuple[int, int]], rank: int, peer: int, stage: int) -> bool:
-    """Whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
+    """Return whether the other end of a rank's message, any other rank of its pipeline where that is not known, has a stage."""
     peers = (peer,) if peer >= 0 else mesh.pipeline_of(rank)
     return any((candidate, stage) in held for candidate in peers if candidate != rank or peer >= 0)
 
@@ -51,4 +52,4 @@ def _by_order(rows: pd.DataFrame) -> list[str]:
     key = ["rank", "step", "kind", "stage", "microbatch", "peer"]
     groups = rows.sort_values("start_ns", kind="stable").groupby(key)
     nth, size = groups.cumcount().reindex(rows.index), groups["start_ns"].transform("size").reindex(rows.index)
-    return [("F", "B")[index] if count == 2 else "" for index, count in zip(nth, size, strict=True)]
+    return [DIRECTIONS[index] if count == 2 else "" for index, count in zip(nth, size, strict=True)]

@@ -35,7 +35,7 @@ _RECEIVED_FIRST: tuple[frozenset[int], ...] = (
     frozenset({1}),
     frozenset({-1, 1}),
 )
-"""From which neighbours a rank may receive before it sends to them: the one before it (-1), or the one after it (1)."""
+"""Neighbours from which a rank may receive before it sends to them: the one before it (-1), or the one after it (1)."""
 
 
 def kernels_from_plan(
@@ -152,8 +152,8 @@ def _tuples(rows: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _can_be(messages: pd.DataFrame) -> bool:
-    """Whether for each pair of ranks one offset of their clocks lets the two kernels of all messages run at the same time, and
-    most of those that carry nothing else end together.
+    """Return whether for each pair of ranks one offset of their clocks lets the two kernels of all messages run at the same
+    time, and most of those that carry nothing else end together.
     """
     sends, recvs = (messages[messages["kind"] == kind] for kind in P2P)
     made = recvs["stage"] - np.where(recvs["direction"] == "F", 1, -1)

@@ -70,7 +70,7 @@ class _MatchNumbers:
 
 
 _ENDS = ("rank", "step", "kind", "axis", "peer", "bytes", "direction", "stage", "microbatch", "start_ns")
-"""What tells which ends of messages belong together."""
+"""Columns whose values the two ends of a message share."""
 _BLOCK, _MOST_BLOCKS = 200_000, 20
 """Rows that are matched or timed together, more where there would be too many blocks: all at once would take much memory."""
 
@@ -106,15 +106,12 @@ def _match_block(p2p: pd.DataFrame) -> Int64:
         unclear = _with_ends(rows.assign(is_incomplete=is_incomplete)[p2p["peer"] >= 0])
         group = group_codes([unclear[name] for name in ("source", "target", "axis", "step")])
         in_unclear_group = np.isin(group, group[unclear["is_incomplete"]])
-        for ends in _messages_by_rank_pair(_by_start(unclear[in_unclear_group]), by_step=True):
+        ordered = unclear[in_unclear_group].sort_values("start_ns", kind="stable")
+        for ends in _messages_by_rank_pair(ordered, by_step=True):
             _number_in_order(ends, numbers)
     is_named = ~is_incomplete & (numbers.of_row < 0)
     _number_by_name(rows if is_named.all() else rows[is_named], numbers)
     return numbers.of_row
-
-
-def _by_start(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.sort_values("start_ns", kind="stable")
 
 
 def _number_by_name(p2p: pd.DataFrame, numbers: _MatchNumbers) -> None:
@@ -142,7 +139,8 @@ def _number_by_name(p2p: pd.DataFrame, numbers: _MatchNumbers) -> None:
     several = np.repeat((num_sends > 0) & (num_sends < sizes) & ~is_pair, sizes)
     if several.any():
         group = np.repeat(np.arange(len(begins)), sizes)[several]
-        for same in slices(_by_start(p2p.iloc[order[several]].assign(group=group)), ("group",)).values():
+        ordered = p2p.iloc[order[several]].assign(group=group).sort_values("start_ns", kind="stable")
+        for same in slices(ordered, ("group",)).values():
             both = _sends_and_receives(same)
             if len(both[0]) == len(both[1]):
                 _number_in_order(both, numbers)
@@ -157,7 +155,7 @@ def _number_in_order(ends: Sequence[Slice], numbers: _MatchNumbers) -> None:
 
 def _match_collectives(collectives: pd.DataFrame, mesh: MeshInfo, first: int) -> Int64:
     """Match numbers from ``first`` on of collectives of which all members are there, −1 for the others, row by row."""
-    ordered = _by_start(collectives.assign(row=np.arange(len(collectives))))
+    ordered = collectives.assign(row=np.arange(len(collectives))).sort_values("start_ns", kind="stable")
     group = _group_numbers(ordered, mesh)
     key = ordered[["step", "kind", "axis"]].assign(group=group)
     code = group_codes([key[name] for name in key])
@@ -181,13 +179,10 @@ def _group_numbers(comms: pd.DataFrame, mesh: MeshInfo) -> Int64:
             calls["rank"].tolist(), calls["axis"].tolist(), calls["group_size"].tolist(), strict=True
         )
     ]
-    number_of = {group: number for number, group in enumerate(dict.fromkeys(map(_as_key, groups)))}
-    numbers = np.array([number_of[_as_key(group)] if group else -1 for group in groups], dtype=np.int64)
+    keys = [tuple(group or ()) for group in groups]
+    number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    numbers = np.array([number_of[key] if key else -1 for key in keys], dtype=np.int64)
     return numbers[index]
-
-
-def _as_key(group: Iterable[int] | None) -> tuple[int, ...]:
-    return tuple(group or ())
 
 
 _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
@@ -196,7 +191,9 @@ _EARLY = ("send", "broadcast", "reduce", "gather", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """By match number: when all sides are ready, when the first of them is done, ns, and whether all were timed on devices."""
+    """Times at which all sides of a match are ready and the first is done, ns, by match number, and whether all were timed on
+    devices.
+    """
 
     ready_ns: Int64
     first_end_ns: Int64
@@ -250,7 +247,7 @@ def with_transfers(comms: pd.DataFrame, untimed: npt.NDArray[np.bool_] | None = 
 
 
 def has_posting_time_only(comms: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows have only the host's posting call: the end of the transfer is unknown.
+    """Mark the rows that have only the host's posting call: the end of the transfer is unknown.
 
     A send on a rank without devices lies in a buffer when its posting is over.
     """
@@ -274,7 +271,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
     if calls.empty:
         return calls.copy()
     numbers = _MatchNumbers.for_rows(len(calls))
-    ordered = _by_start(calls.assign(row=np.arange(len(calls))))
+    ordered = calls.assign(row=np.arange(len(calls))).sort_values("start_ns", kind="stable")
     is_p2p = ordered["kind"].isin(P2P)
     messages = ordered[is_p2p & (ordered["peer"] >= 0)]
     _number_by_name(
@@ -288,7 +285,8 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
         if same["rank"].nunique() != size:
             continue
         if (same["seq"] >= 0).all():
-            call = same.groupby([same["seq"], _nth(same, ["rank", "seq"])], sort=False).ngroup().to_numpy()
+            nth = same.groupby(["rank", "seq"]).cumcount()
+            call = same.groupby([same["seq"], nth], sort=False).ngroup().to_numpy()
             is_whole = np.bincount(call)[call] == size
             _, index = np.unique(call[is_whole], return_inverse=True)
             numbers.give_groups(same["row"].to_numpy()[is_whole], index)
@@ -298,7 +296,7 @@ def match_calls(calls: pd.DataFrame, first: int = 0) -> pd.DataFrame:
 
 
 def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Iterator[list[Slice]]:
-    """For each pair of ranks and each way, in each step or in all: the sends and the receives."""
+    """Yield the sends and the receives of each pair of ranks and each way, in each step or in all."""
     for rows in slices(messages, ("source", "target", "axis", *(("step",) if by_step else ()))).values():
         ends = _sends_and_receives(rows)
         if all(len(end) for end in ends):
@@ -306,7 +304,7 @@ def _messages_by_rank_pair(messages: pd.DataFrame, by_step: bool = False) -> Ite
 
 
 def _with_ends(messages: pd.DataFrame) -> pd.DataFrame:
-    """With the ranks that each message comes from and goes to."""
+    """Add the ranks that each message comes from and goes to."""
     is_send = (messages["kind"] == "send").to_numpy()
     rank, peer = messages["rank"].to_numpy(), messages["peer"].to_numpy()
     return messages.assign(source=np.where(is_send, rank, peer), target=np.where(is_send, peer, rank))
@@ -314,10 +312,6 @@ def _with_ends(messages: pd.DataFrame) -> pd.DataFrame:
 
 def _sends_and_receives(messages: Slice) -> list[Slice]:
     return [messages.where(messages["kind"] == kind) for kind in P2P]
-
-
-def _nth(rows: pd.DataFrame, by: list[str]) -> pd.Series[int]:
-    return rows.groupby(by).cumcount()
 
 
 def _number(sides: Sequence[Slice], numbers: _MatchNumbers, exact: bool = False) -> None:
@@ -337,7 +331,7 @@ def _common_steps(sides: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _shifts(sizes: Sequence[Sequence[int]], exact: bool = False) -> list[int] | None:
-    """How many calls of each side come before the first that all sides have; None where sizes do not tell.
+    """Number of calls of each side before the first that all sides have; None where sizes do not tell.
 
     Equally many are taken to be the same, unless ``exact`` asks for equal sizes, as the ends of a message have. Of more, those
     are left out that no call of the shortest side fits; only one way to do that will do.
@@ -364,7 +358,7 @@ def _sizes_agree(side: Sequence[int], shortest: Sequence[int], shift: int) -> bo
 
 
 def without_group_or_peer(comms: Slice) -> npt.NDArray[np.bool_]:
-    """Which rows have neither a label's stage nor a group nor a peer, as kernels alone."""
+    """Mark the rows with neither a label's stage nor a group nor a peer, as of kernels alone."""
     lacking: npt.NDArray[np.bool_] = (comms["match"] < 0) & (comms["stage"] < 0)
     if lacking.any():
         lacking &= np.where(comms.among("kind", P2P), comms["peer"], comms["group_size"]) < 0

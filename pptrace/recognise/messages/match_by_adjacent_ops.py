@@ -60,7 +60,7 @@ def _of_rank(rows: pd.DataFrame, ops: pd.DataFrame, sends: bool) -> pd.DataFrame
 
 
 def _has_other_stage(comms: pd.DataFrame, mesh: MeshInfo) -> pd.Series[bool]:
-    """Whether the stage at the other end exists, as far as the number of stages is known."""
+    """Return whether the stage at the other end exists, as far as the number of stages is known."""
     next_or_previous = np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
     other_stage = comms["stage"] + next_or_previous
     num_stages = mesh.pp * mesh.vpp if mesh.pp and mesh.vpp else np.iinfo(np.int64).max

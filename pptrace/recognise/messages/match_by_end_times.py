@@ -116,7 +116,9 @@ def _common(rows: pd.DataFrame, ops: pd.DataFrame, ranks: Sequence[int], toleran
 
 
 def _num_common(sides: Sequence[Int64], tolerance_ns: int) -> int:
-    """How many calls from the last one back end together on all sides, and near no other. Each side has its ends in order."""
+    """Count the calls, from the last one back, that end together on all sides, and near no other. Each side has its ends in
+    order.
+    """
     count = 0
     for from_end in range(1, min(map(len, sides)) + 1):
         ends = [int(side[-from_end]) for side in sides]

@@ -24,7 +24,7 @@ PlanOf = Callable[[int], Plan]
 """The plan of a step."""
 
 PRODUCERS = {str(direction): direction.producers for direction in Direction}
-"""By direction: the kinds of ops whose output moves that way."""
+"""Kinds of ops whose output moves in a direction."""
 
 
 def cross_rank_ops(plan: Plan, rank: int, direction: str, sends: bool) -> Iterator[Action]:
@@ -38,7 +38,7 @@ def match_by_adjacent_ops(
     """Reduce labelled pipeline messages to those of the plan; None where one of the plan's is missing.
 
     Args:
-        comms: with messages by order alone (their stage is below 0).
+        comms: with messages by order alone (their stage is unknown).
         ops: with the stages and microbatches of the plan.
         plan_of: the plan of each step.
     """

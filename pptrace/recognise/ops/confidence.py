@@ -33,7 +33,8 @@ def peers_of(events: Events, rows: Int64) -> list[int]:
 
 
 def is_one_stage(messages: Sequence[tuple[Kind, int]], sent: Sequence[Kind], forwards: int, backwards: int) -> bool:
-    """Whether messages are those of a rank with one stage of a pipeline, so that the ops beside them tell their directions.
+    """Return whether messages are those of a rank with one stage of a pipeline, so that the ops beside them tell their
+    directions.
 
     Such a rank has one neighbour before it and another one behind it, and a message of each kind for all of its ops or none.
 

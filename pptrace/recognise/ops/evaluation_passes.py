@@ -52,7 +52,7 @@ def without_evaluations(events: Events, ranges: Ranges, launches: LaunchIndex) -
 
 
 def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> Bool:
-    """Whether anything ran inside each of some ranges: an operator of its thread, autograd's engine on any, or a kernel it
+    """Return whether anything ran inside each of some ranges: an operator of its thread, autograd's engine on any, or a kernel it
     launched.
     """
     chosen = ranges.where(rows)
@@ -71,6 +71,6 @@ def _ran(events: Events, ranges: Ranges, launches: LaunchIndex, rows: Int64) -> 
 
 
 def _any_begins(times: Int64, starts: Int64, ends: Int64) -> Bool:
-    """Whether any of the times is in each stretch [start, end)."""
+    """Return whether any of the times is in each stretch [start, end)."""
     begins: Bool = np.searchsorted(times, starts) != np.searchsorted(times, ends)
     return begins

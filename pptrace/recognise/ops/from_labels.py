@@ -12,7 +12,7 @@ import pandas as pd
 
 from pptrace.model.device import DeviceWork
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.tables import COMMS, OPS, Events, Int64, Trace, empty_table
+from pptrace.model.tables import COMMS, DIRECTIONS, OPS, Events, Int64, Trace, empty_table
 from pptrace.recognise.labels import Label
 from pptrace.recognise.ops.evaluation_passes import without_evaluations
 from pptrace.recognise.ops.host_compute import HostCompute
@@ -42,7 +42,7 @@ def tables_from_labels(trace: Trace, work: DeviceWork, calls: pd.DataFrame) -> R
     finds last
     as long as the kernels that carry them, which the end of a batch may have launched.
     The framework is "unlabelled" where order alone tells. Peers are -1 and wait for :func:`with_peers`; stages that no label
-    tells are below 0 and wait for :func:`pptrace.recognise.placement.assign_stages.place`.
+    tells are unknown until :func:`pptrace.recognise.placement.assign_stages.assign_stages`.
     """
     labelled = labelled_ranges(trace.events)
     framework = trace.framework or framework_of(labelled) or "unlabelled"
@@ -170,7 +170,7 @@ def _without_stage(ops: Ranges) -> Ranges:
 
 
 def _is_pipeline(inference: Inference) -> bool:
-    """Whether the inferred ops have forwards, about as many backwards, and messages between them."""
+    """Return whether the inferred ops have forwards, about as many backwards, and messages between them."""
     kinds = [entry.action.kind for entry in inference.ranges]
     fewer, more = sorted((kinds.count(Kind.F), kinds.count(Kind.B)))
     return fewer > 0 and more <= 2 * fewer and inference.num_messages > 0
@@ -178,7 +178,7 @@ def _is_pipeline(inference: Inference) -> bool:
 
 def with_peers(comms: pd.DataFrame, ops: pd.DataFrame, mesh: MeshInfo) -> pd.DataFrame:
     """Fill in the peers of sends and receives: the rank of the same pipeline that holds the other stage."""
-    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
+    lacking = (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
     if not lacking.any():
         return comms
     filled, rows = comms.copy(), comms[lacking]
@@ -209,7 +209,7 @@ def drop_messages_beyond_ends(comms: pd.DataFrame, ops: pd.DataFrame, mesh: Mesh
         return comms
     last = max(int(compute["stage"].max()), mesh.pp * (mesh.vpp or 1) - 1)
     ordered = (
-        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(("F", "B"))
+        (comms["axis"] == "pp") & (comms["peer"] < 0) & (comms["stage"] >= 0) & comms["direction"].isin(DIRECTIONS)
     )
     other_stage = comms["stage"] + np.where((comms["kind"] == "send") == (comms["direction"] == "F"), 1, -1)
     absent = ordered & ((other_stage < 0) | (other_stage > last))

@@ -9,9 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.marks import SpanKind
+from pptrace.marks import P2P, SpanKind
 from pptrace.model.device import DeviceWork
-from pptrace.model.tables import COMMS, OPS, Int64, as_category, category_of_codes, make_table, same_category
+from pptrace.model.tables import (
+    COMMS,
+    DIRECTIONS,
+    OPS,
+    Int64,
+    as_category,
+    category_of_codes,
+    make_table,
+    same_category,
+)
 from pptrace.recognise.ops.mark_ranges import AXES, KINDS_OF_COLLECTIVES, KINDS_OF_SPANS, MarkedRanges
 from pptrace.recognise.ops.tables import LaunchIndex, RankTables
 from pptrace.schedule.actions import Kind, Phase
@@ -19,15 +28,15 @@ from pptrace.slices import Slice, last_like
 
 _NAMED_LIKE = "ranges named like"
 _KINDS = (*Kind, *KINDS_OF_SPANS)
-_KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, "send", "recv")
-_SEND, _RECV = _KINDS_OF_COMMS.index("send"), _KINDS_OF_COMMS.index("recv")
+_KINDS_OF_COMMS = (*KINDS_OF_COLLECTIVES, *P2P)
+_SEND, _RECV = map(_KINDS_OF_COMMS.index, P2P)
 _IS_SEND = np.array([kind.is_send for kind in Kind])
-_DIRECTIONS = ("B", "F", "")
+_DIRECTIONS = (*DIRECTIONS, "")
 _DIRECTION_OF_KIND = np.array([_DIRECTIONS.index(kind[-1]) if kind.is_p2p else 2 for kind in Kind])
 
 
 def warnings_of_marks(warnings: Iterable[str]) -> tuple[str, ...]:
-    """Those of a rank's warnings that are about marks which could not be read, however its ops were recognised."""
+    """Warnings of a rank that are about marks which could not be read, however its ops were recognised."""
     return tuple(line for line in warnings if f" {_NAMED_LIKE} " in line)
 
 
@@ -140,7 +149,7 @@ def _link_columns(marks: MarkedRanges) -> dict[str, Int64]:
 
 
 def _without_microbatch(rows: Slice, marks: MarkedRanges) -> dict[str, Int64]:
-    """What collectives and messages of exchanges share: those with a handle last until they were awaited."""
+    """Columns that collectives and messages of exchanges share: those with a handle last until they were awaited."""
     awaited = last_like([rows["handle"]], [marks.awaits["handle"]])
     none = dict.fromkeys(("stage", "microbatch"), np.full(len(rows), -1))
     direction = np.full(len(rows), _DIRECTIONS.index(""))
@@ -153,7 +162,9 @@ def _taken(values: Int64, index: Int64, default: int) -> Int64:
 
 
 def _times(marks: MarkedRanges, rows: Slice, launches: LaunchIndex) -> dict[str, Int64]:
-    """Of the device work where the call launched any, else of the host, which a call that holds its wait keeps throughout."""
+    """Times of the device work where the call launched any, else of the host, which a call that holds its wait keeps
+    throughout.
+    """
     start, end = marks.start_ns[rows["at"]], marks.end_ns[rows["at"]]
     is_awaited = rows["awaited"] >= 0
     wait_start, wait_end = (_taken(times, rows["awaited"], 0) for times in (marks.start_ns, marks.end_ns))

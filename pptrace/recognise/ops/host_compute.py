@@ -30,8 +30,8 @@ class HostCompute:
             self._threads[thread] = (events.start_ns[thread_rows], events.ends_of(thread_rows))
 
     def spans(self, threads: Int64, starts_ns: Int64, ends_ns: Int64) -> tuple[npt.NDArray[np.bool_], Int64, Int64]:
-        """For each stretch [start_ns, end_ns) of a thread: whether an operator began in it, the start of the first and the end of
-        the last.
+        """Operators of each stretch [start_ns, end_ns) of a thread: whether one began in it, the start of the first and the
+        end of the last.
         """
         ran, first, last = np.zeros(len(threads), dtype=np.bool_), starts_ns.copy(), ends_ns.copy()
         for thread, (starts, ends) in self._threads.items():

@@ -64,7 +64,7 @@ def ops_between_messages(labelled: Ranges) -> BetweenMessages | None:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """What lies between two messages: ops of these kinds, in this order."""
+    """Ops between two messages: ops of these kinds, in this order."""
 
     kinds: tuple[Kind, ...]
     start_ns: int
@@ -72,7 +72,7 @@ class _Gap:
 
 
 def _outermost(messages: Sequence[Range]) -> list[Range]:
-    """Without those inside another, as a timer's range inside its function's."""
+    """Drop the ranges inside another, as a timer's range inside its function's."""
     kept: list[Range] = []
     for entry in sorted(messages, key=lambda entry: (entry.start_ns, -entry.end_ns)):
         if not kept or entry.start_ns >= kept[-1].end_ns:

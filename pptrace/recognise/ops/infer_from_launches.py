@@ -119,7 +119,7 @@ def _launches(events: Events) -> _Launches:
 
 
 def _pipeline_messages(launches: _Launches, events: Events, ranges: Sequence[Range]) -> npt.NDArray[np.bool_]:
-    """Which launches are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
+    """Mark the launches that are pipeline messages: those in ranges of messages if there are any, else all but all-to-alls."""
     labelled = [(r.start_ns, r.end_ns) for r in ranges if r.kind is not None and r.kind.is_p2p]
     inside = launches.is_p2p & _within(launches.launch_ns, labelled)
     if inside.any():
@@ -147,7 +147,7 @@ def _all_to_alls(events: Events) -> list[tuple[int, int]]:
 
 
 def _within(times: Int64, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Which times lie in any of the ranges."""
+    """Mark the times that lie in any of the ranges."""
     if not ranges:
         return np.zeros(len(times), dtype=bool)
     starts = np.sort(np.array([start for start, _ in ranges], dtype=np.int64))

@@ -159,7 +159,7 @@ def messages_in_ranges(events: Events, ops: Ranges, framework: str) -> Ranges:
 
 
 def _outermost_around(ops: Ranges, events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """For each event the first op of its thread that begins before it and ends after it; −1 without one."""
+    """First op of each event's thread that begins before the event and ends after it; −1 without one."""
     around = np.full(len(rows), -1)
     ordered = np.argsort(ops.start_ns, kind="stable")
     for thread, thread_rows in events.rows_by_thread(rows).items():
@@ -181,7 +181,7 @@ def _pipeline_thread(events: Events) -> int | None:
 
 
 def _mostly_inside_backwards(events: Events) -> bool:
-    """Whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
+    """Return whether many of the messages are posted by autograd: those of a ring inside the ops (context parallelism)."""
     messages = np.flatnonzero(_named(events, (_SENDS, *_RECVS)))
     engine = np.array([name.startswith(_ENGINE) for name in events.names], dtype=bool)[events.name_id]
     rows = np.flatnonzero(engine & (events.category == Category.CPU_OP))
@@ -247,7 +247,7 @@ def _unmerged_segments(events: Events, thread: int, optimizers: Sequence[tuple[i
 
 
 def _overlap(events: Events, spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Which events share time with any of the spans, which are in time order and apart."""
+    """Mark the events that share time with any of the spans, which are in time order and apart."""
     if not spans:
         return np.zeros(len(events), dtype=bool)
     starts, ends = (np.array(side, dtype=np.int64) for side in zip(*spans, strict=True))
@@ -312,7 +312,7 @@ def assign_microbatches(segments: Sequence[Segment], thread: int) -> Iterator[In
 
 
 def _ops_before(segments: Iterable[Segment]) -> Iterator[SegmentKind]:
-    """For each run the forward, backward or optimizer that came last before it; the optimizer where there was none."""
+    """Yield the forward, backward or optimizer that came last before each run; the optimizer where there was none."""
     last = SegmentKind.OPTIMIZER
     for segment in segments:
         yield last

@@ -63,7 +63,7 @@ def num_sequences(ranges: Ranges) -> int:
 
 
 def _without_sequences(ranges: Ranges) -> Ranges:
-    """Each part of a split sequence as a microbatch of its own."""
+    """Turn each part of a split sequence into a microbatch of its own."""
     splits = num_sequences(ranges)
     if splits == 1:
         return ranges
@@ -99,7 +99,7 @@ def _without_rolled_back_ops(stepped: SteppedRanges) -> SteppedRanges:
 
 
 def _counts_before(groups: Int64) -> Int64:
-    """How many rows of the same group each row has before it."""
+    """Count the rows of the same group before each row."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(order) else order
@@ -182,7 +182,7 @@ def _with_weights(ranges: Ranges, actions: Slice) -> Slice:
 
 
 def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) -> Int64:
-    """For each action the backward whose weight gradient it is; −1 where it is none, or is not one of ``is_single``."""
+    """Backward whose weight gradient each action is; −1 where it is none, or is not one of ``is_single``."""
     sources = np.full(len(actions), NONE)
     rows = np.flatnonzero(is_single)
     steps, step = np.unique(actions["step"], return_inverse=True)
@@ -204,7 +204,7 @@ def _sources(ranges: Ranges, actions: Slice, backwards: Slice, is_single: Bool) 
 
 
 def _flushed(actions: Slice, backwards: Slice, flushes: Int64) -> dict[int, Int64]:
-    """For each flush the backwards of its chunk whose weight gradients are outstanding."""
+    """Backwards of each flush's chunk whose weight gradients are outstanding."""
     weights = actions.where(actions["kind"] == _W)
     names = ("step", "stage", "chunk", "microbatch")
     codes = group_codes([pd.Series(np.concatenate((backwards[name], weights[name]))) for name in names])

@@ -17,12 +17,12 @@ from pptrace.slices import Slice
 
 Bool = npt.NDArray[np.bool_]
 NONE = -1
-"""What a name does not say: a stage, a microbatch, a second half, a number of a step, a phase."""
+"""Code of what a name does not give: a stage, a microbatch, a second half, a number of a step, a phase."""
 
 KINDS = tuple(Kind)
 IS_COMPUTE = np.array([kind.is_compute for kind in Kind] + [False])
 IS_MESSAGE = np.array([kind.is_p2p for kind in Kind] + [False])
-"""By the code of a kind; the last is that of :data:`NONE`."""
+"""True for messages, by the code of a kind; the last is that of :data:`NONE`."""
 _HALVES = ("kind", "stage", "chunk", "microbatch")
 ACTION_COLUMNS = (*_HALVES, *(f"second_{name}" for name in _HALVES))
 
@@ -58,7 +58,7 @@ class LabelTable:
     labels: tuple[Label, ...]
 
     def of(self, read: Callable[[Label], Any], dtype: Any) -> npt.NDArray[Any]:
-        """Something of each label."""
+        """Gather a property of each label."""
         return np.array([read(label) for label in self.labels], dtype=dtype)
 
     @cached_property
@@ -84,7 +84,7 @@ class LabelTable:
 
     @cached_property
     def leads(self) -> Bool:
-        """Whether the ops of a step may begin before its range."""
+        """Return whether the ops of a step may begin before its range."""
         return self.of(lambda label: label.may_start_before_range, np.bool_)
 
     @cached_property
@@ -100,7 +100,7 @@ class LabelTable:
 
     @cached_property
     def names_microbatch(self) -> Bool:
-        """Whether the first action has a microbatch."""
+        """Return whether the first action has a microbatch."""
         return np.append(self.actions["microbatch"], NONE)[np.where(self.num_actions > 0, self.first_action, -1)] >= 0
 
 
@@ -134,7 +134,7 @@ class Ranges:
 
     @classmethod
     def joined(cls, parts: Sequence[Ranges]) -> Ranges:
-        """All ranges of several, one behind the other."""
+        """Concatenate the ranges of several."""
         present = [part for part in parts if len(part)] or list(parts[:1])
         if all(part.table is present[0].table for part in present):
             table, moves = present[0].table, [0] * len(present)
@@ -184,7 +184,7 @@ class Ranges:
         return self.table.names_microbatch[self.label]
 
     def has_span(self, *spans: str) -> Bool:
-        """Which ranges are spans of one of some kinds; of any kind, without one."""
+        """Mark the ranges that are spans of one of some kinds; of any kind, without one."""
         if not len(self.table.labels):
             return np.zeros(0, dtype=np.bool_)
         wanted = np.isin(self.table.span.astype(str), spans) if spans else self.table.span != ""

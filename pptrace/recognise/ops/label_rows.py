@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pptrace.model.open_stages import open_stage
+from pptrace.marks import P2P
+from pptrace.model.stage_texts import stage_text
 from pptrace.model.tables import (
     COMMS,
+    DIRECTIONS,
     OPS,
+    UNKNOWN,
     Category,
     Events,
     Int64,
@@ -35,7 +38,7 @@ from pptrace.slices import Slice, distinct_rows, last_like
 _IS_SEND = np.array([kind.is_send for kind in KINDS])
 _IS_FORWARD = np.array([kind in (Kind.SEND_F, Kind.RECV_F) for kind in KINDS])
 _READ_BY = np.full(len(KINDS) + 1, NONE)
-"""By the code of a kind that of the receive whose message it reads."""
+"""Code of the receive whose message a kind reads, by the kind's code."""
 _READ_BY[Kind.F.code], _READ_BY[[Kind.B.code, Kind.I.code]] = Kind.RECV_F.code, Kind.RECV_B.code
 
 
@@ -63,7 +66,7 @@ class CarriedMessages:
     """gloo's ranges, which last until a message was waited for, and the kernels and sizes of NCCL's calls."""
 
     def __init__(self, events: Events, calls: pd.DataFrame) -> None:
-        carried = calls[calls["kind"].isin(("send", "recv")) & (calls["clock"] == "device")]
+        carried = calls[calls["kind"].isin(P2P) & (calls["clock"] == "device")]
         self._carried = {name: carried[name].to_numpy() for name in ("host_ns", "start_ns", "end_ns", "stream")}
         gloo = np.array([name in ("gloo:send", "gloo:recv") for name in events.names], dtype=bool)
         rows = np.flatnonzero(gloo[events.name_id]) if gloo.any() else np.empty(0, dtype=np.intp)
@@ -134,7 +137,7 @@ def _arrived(readers: Int64, arrivals: Int64, num_ops: int) -> Int64:
 
 
 def _read_at(ops: Slice, readers: Int64, arrivals: Int64, own: tuple[LaunchedWork, Bool, Int64, Int64]) -> Int64:
-    """When the reader of each message had it, which had been waited for by ``arrivals`` where that is known.
+    """Time at which the reader of each message had it, ns, which had been waited for by ``arrivals`` where that is known.
 
     An op may wait inside its range, which then begins before its message is there, unlike the first operator in it; the
     second half of an overlapped pair waits after operators of the first.
@@ -161,12 +164,11 @@ def _ops(
     start = np.where(is_seen, start, np.minimum(np.maximum(start, arrived), end))
     length, part, parts = end - start, ops["part"], ops["parts"]
     start, end = start + length * part // parts, start + length * (part + 1) // parts
-    stage = np.where(ops["stage"] < 0, open_stage(ops["chunk"]), ops["stage"])
     columns: dict[str, Any] = {
         "step": ops["step"],
         "kind": np.array([kind.value for kind in KINDS], dtype=object)[ops["kind"]],
-        "stage": stage,
-        "chunk": _chunks(stage),
+        "stage": ops["stage"],
+        "chunk": _chunks(ops["stage"], ops["chunk"]),
         "microbatch": ops["microbatch"],
         "start_ns": start,
         "end_ns": end,
@@ -218,10 +220,12 @@ def _ops_table(columns: Mapping[str, Any], phases: LabelledPhases | None) -> pd.
     return make_table(OPS, {**columns, **texts, "rank": np.full(len(start), -1)})
 
 
-def _chunks(stage: Int64) -> Int64:
-    """The index of each known stage among those of the rank; −1 for the others."""
-    known = np.unique(stage[stage >= 0])
-    return np.where(stage >= 0, np.searchsorted(known, stage), -1)
+def _chunks(stage: Int64, labelled: Int64) -> Int64:
+    """The index of each known stage among those of the rank; where labels name chunks in place of stages, these."""
+    is_known = stage >= 0
+    known = np.unique(stage[is_known])
+    names_chunks = bool((labelled[~is_known] > 0).any())
+    return np.where(is_known, np.searchsorted(known, stage), labelled if names_chunks else UNKNOWN)
 
 
 def _pairs(ops: Slice) -> npt.NDArray[np.object_]:
@@ -244,13 +248,13 @@ def _pair(stage: int, chunk: int, microbatch: int, second_kind: int, *second: in
 
 
 def _action(kind: Kind, stage: int, chunk: int, microbatch: int) -> str:
-    return f"{open_stage(chunk) if stage < 0 else stage}{kind}{'' if microbatch < 0 else microbatch}"
+    return f"{stage_text(stage, chunk)}{kind}{'' if microbatch < 0 else microbatch}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Of each message the start of the op that reads it (:data:`_NOBODY` without one), until when it had been waited for where a
-    range shows that (−1: none), and when its reader had it.
+    """Readers of messages: the start of the op that reads each (:data:`_NOBODY` without one), until when it had been waited
+    for where a range shows that (−1: none), and when its reader had it.
     """
 
     reader_start_ns: Int64
@@ -276,12 +280,13 @@ def _comms(
     columns |= dict.fromkeys(("rank", "peer", "match"), np.full(len(moved), -1))
     columns |= {
         "step": moved["step"],
-        "kind": category_of_codes(_IS_SEND[moved["kind"]].astype(np.int64), ("recv", "send")),
+        "kind": category_of_codes((~_IS_SEND[moved["kind"]]).astype(np.int64), P2P),
         "axis": same_category("pp", len(moved)),
         "group_size": np.full(len(moved), 2),
         "bytes": np.where(is_alone, messages.sizes(start, end), -1),
-        "direction": category_of_codes(_IS_FORWARD[moved["kind"]].astype(np.int64), ("B", "F")),
-        "stage": np.where(moved["stage"] < 0, open_stage(moved["chunk"]), moved["stage"]),
+        "direction": category_of_codes((~_IS_FORWARD[moved["kind"]]).astype(np.int64), DIRECTIONS),
+        "stage": moved["stage"],
+        "chunk": np.where(moved["stage"] < 0, moved["chunk"], UNKNOWN),
         "microbatch": moved["microbatch"],
         "transfer_start_ns": columns["start_ns"],
         "transfer_end_ns": columns["end_ns"],

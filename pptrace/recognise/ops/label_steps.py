@@ -111,7 +111,7 @@ def counted_steps(ranges: Ranges) -> Int64:
 
 
 def _earliest_cuts(ranges: Ranges) -> Int64:
-    """For each range the first behind it that would begin a new step, if one began with it; beyond all, where none would.
+    """First range behind each that would begin a new step, if one began with it; beyond all, where none would.
 
     Each reason for a cut needs something that was in the step: ``cut_by`` has the earliest cut for which a range is a reason.
     """
@@ -136,7 +136,7 @@ def _repetitions(ranges: Ranges) -> tuple[Int64, Int64]:
 
 
 def _next(which: Bool) -> Int64:
-    """By row the first row behind it of some; the number of rows where none follows."""
+    """First of some rows behind each row; the number of rows where none follows."""
     rows = np.append(np.flatnonzero(which), len(which))
     following: Int64 = rows[np.searchsorted(rows, np.arange(len(which)), side="right").clip(max=len(rows) - 1)]
     return following

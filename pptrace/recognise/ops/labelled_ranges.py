@@ -25,7 +25,7 @@ class LabelledPhases:
         self._phase = spans.table.phase[spans.label]
 
     def of(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """By the code the phase in which the middle of each stretch lies, −1 for none: its beginning may lie before the range of
+        """Code of the phase in which the middle of each stretch lies, −1 for none: its beginning may lie before the range of
         its phase.
         """
         middle = (start_ns + end_ns) // 2
@@ -112,7 +112,7 @@ def labelled_ops(ranges: Ranges) -> Ranges:
 
 
 def outermost(ranges: Ranges) -> Ranges:
-    """In order of their starts, without those inside another of the same kind and thread, as a function's in its caller's."""
+    """Sort the ranges by start, without those inside another of the same kind and thread, as a function's in its caller's."""
     ordered = ranges.where(np.lexsort((-ranges.end_ns, ranges.start_ns)))
     if len(ordered) < 2:
         return ordered
@@ -126,7 +126,7 @@ def outermost(ranges: Ranges) -> Ranges:
 
 
 def _are_outermost(starts: Int64, ends: Int64) -> Bool:
-    """Which of some ranges in order of their starts begin when the last of these before them has ended."""
+    """Mark the ranges (in order of their starts) that begin when the last of those before them has ended."""
     before = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(ends)[:-1])
     is_outer: npt.NDArray[np.bool_] = starts >= before
     if (is_outer | (ends <= before)).all():  # every other one lies inside an earlier one

@@ -61,7 +61,9 @@ class MarkShape:
         return _TAGS.sub("0", text), self._shape.numbers[:, _columns(text)]
 
     def are_names_distinct_marks(self) -> bool:
-        """Whether different names of the shape are different marks for sure: no number has zeros in front, or is not read."""
+        """Return whether different names of the shape are different marks for sure: no number has zeros in front, or is not
+        read.
+        """
         numbers, widths = self._shape.numbers, self._shape.widths
         is_padded = (widths > 1) & (numbers < 10 ** (widths - 1))
         unread = sorted(set(range(numbers.shape[1])).difference(_columns(format_mark(self.mark))))
@@ -76,7 +78,7 @@ class MarkNames:
     unreadable: Mapping[int, UnknownMark]
 
     def equal_marks(self, num_names: int, kinds: Any) -> Int64:
-        """By name a number, the same for equal marks of some types; −1 for the others."""
+        """Number of each name, the same for equal marks of some types; −1 for the others."""
         numbers = np.full(num_names, -1)
         by_text: dict[str, list[MarkShape]] = {}
         for shape in self.shapes:

@@ -31,7 +31,7 @@ from pptrace.recognise.ops.mark_names import MarkNames, MarkShape, read_marks
 from pptrace.slices import Slice
 
 KINDS_OF_SPANS, KINDS_OF_COLLECTIVES, AXES = tuple(SpanKind), tuple(Collective), tuple(Axis)
-"""What the codes in columns stand for."""
+"""Values that the codes in columns stand for."""
 
 _TRANSFER = ("at", "step", "axis", "kind", "stage", "microbatch", "peer", "bytes")
 _COLUMNS = {
@@ -79,7 +79,7 @@ class MarkedRanges:
         return len(self.start_ns)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> MarkedRanges:
-        """Some of the ops, transfers and waits, by the rows of their ranges; all of the other marks."""
+        """Select some of the ops, transfers and waits, by the rows of their ranges; keep all of the other marks."""
         chosen = {name: getattr(self, name) for name in ("ops", "transfers", "waits")}
         return replace(self, **{name: table.where(kept[table["at"]]) for name, table in chosen.items()})
 

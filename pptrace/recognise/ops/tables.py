@@ -50,7 +50,7 @@ def table_of(schema: Schema, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWork:
-    """For each of several host ranges the device work launched in it: from the first start to the last end, and the stream of
+    """Device work launched in each of several host ranges: from the first start to the last end, and the stream of
     what was launched first. The numbers mean something only where any was ``launched``.
     """
 
@@ -83,7 +83,7 @@ class LaunchIndex:
         )
 
     def spans(self, starts_ns: Int64, ends_ns: Int64, communication: bool) -> LaunchedWork:
-        """What :meth:`span` says of each of several ranges."""
+        """Work launched in each of several ranges, as :meth:`span` gives it for one."""
         launches, rows = self._launches[communication], self._rows[communication]
         low, high = np.searchsorted(launches, starts_ns), np.searchsorted(launches, ends_ns)
         launched = low < high

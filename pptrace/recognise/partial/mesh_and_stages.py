@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,7 @@ import pandas as pd
 from pptrace.axes import SIZED
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.open_stages import chunk_of_open_stage
-from pptrace.model.tables import COMPUTE_KINDS, with_categories
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS, UNKNOWN, with_categories
 from pptrace.recognise.groups.axes import Groups, configured_groups
 from pptrace.recognise.groups.topology import multiply_up
 from pptrace.recognise.partial.readings import (
@@ -23,7 +22,7 @@ from pptrace.recognise.partial.readings import (
     pipeline_lengths_of_stages,
     strides,
 )
-from pptrace.recognise.partial.traced_ranks import MESSAGE_CALLS, Detail, TracedRank, find_traced_ranks, peers_of
+from pptrace.recognise.partial.traced_ranks import Detail, TracedRank, find_traced_ranks, peers_of
 from pptrace.recognise.placement.assign_from_schedule import messages_of_plan
 from pptrace.recognise.placement.assign_stages import StageAssignment, with_stages
 from pptrace.recognise.schedule.plan_per_step import with_num_microbatches
@@ -53,53 +52,60 @@ _EXACT = (_TORCH, "pptrace", "unlabelled")
 """Frameworks whose messages are those that moved; others label functions that may move four."""
 
 
-def read_partial(
-    ops: pd.DataFrame,
-    comms: pd.DataFrame,
-    mesh: MeshInfo,
-    calls: Mapping[int, pd.DataFrame],
-    groups: Groups,
-    distributed: Mapping[int, Mapping[str, Any]],
-    framework: str,
-    is_declared: bool = False,
-    paired: Collection[int] = (),
-) -> Partial | None:
-    """Derive mesh, schedules and stages from the traced ranks; None where no rank is missing, or nothing can be derived.
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """The joined ranks of a run, and what is known of their pipeline.
 
-    Args:
-        ops, comms: with stages below 0 where no label tells them.
-        mesh: as labels and groups tell it.
-        calls, groups, distributed: by rank its communication, the process groups, and what its profiler wrote of the job.
-        framework: whose labels the ops have.
-        is_told: whether the facts of the run hold the mesh.
-        paired: the ranks on which the microbatches of backwards are those of their forwards, not only counted.
+    ``ops`` and ``comms`` have unknown stages where no label names them; ``mesh`` is that of labels and groups, or the one that
+    the facts of the run declare (``is_declared``). By rank ``calls`` has its communication, ``distributed`` what its profiler
+    wrote of the job. ``framework`` is that of the labels. On the ``paired`` ranks the microbatches of backwards are those of
+    their forwards, not only counted.
     """
-    is_declared = is_declared and bool(mesh.pipelines)
-    if not _lacks_ranks(ops, comms, mesh, calls, groups, is_declared, is_exact=framework in _EXACT):
+
+    ops: pd.DataFrame
+    comms: pd.DataFrame
+    mesh: MeshInfo
+    calls: Mapping[int, pd.DataFrame]
+    groups: Groups
+    distributed: Mapping[int, Mapping[str, Any]]
+    framework: str
+    is_declared: bool
+    paired: frozenset[int]
+
+    @property
+    def has_exact_messages(self) -> bool:
+        """Return whether the messages are those that moved and no others."""
+        return self.framework in _EXACT
+
+
+def read_partial(joined: JoinedRanks) -> Partial | None:
+    """Derive mesh, schedules and stages from the traced ranks; None where no rank is missing, or nothing can be derived."""
+    mesh, groups = joined.mesh, joined.groups
+    if not _lacks_ranks(joined):
         return None
-    traced_ranks = find_traced_ranks(ops, comms, calls, exact=framework in _EXACT, paired=paired)
+    traced_ranks = find_traced_ranks(
+        joined.ops, joined.comms, joined.calls, exact=joined.has_exact_messages, paired=joined.paired
+    )
     if not traced_ranks or len({traced.detail for traced in traced_ranks}) > 1:
         return None
-    if is_declared and not {traced.rank for traced in traced_ranks} <= {
+    if joined.is_declared and not {traced.rank for traced in traced_ranks} <= {
         rank for pipeline in mesh.pipelines for rank in pipeline
     }:
         return None
-    facts = (
-        PipelineFacts(mesh.pipelines)
-        if is_declared
-        else _pipeline_facts(traced_ranks, mesh, groups, distributed, framework)
-    )
+    facts = PipelineFacts(mesh.pipelines) if joined.is_declared else _pipeline_facts(traced_ranks, joined)
     readings, is_complete = find_readings(traced_ranks, facts)
     chosen = agreed_reading(readings) if is_complete else None
     is_open = traced_ranks[0].detail is not Detail.STAGES
-    is_proved = bool(paired)
+    is_proved = bool(joined.paired)
     if len(traced_ranks) > 1 and not is_proved and ((is_open and chosen is None) or (facts.pipelines and not readings)):
         return None
-    if not readings and is_open and _is_inferred(ops) and not is_proved:
+    if not readings and is_open and _is_inferred(joined.ops) and not is_proved:
         return None
-    if not is_declared:
+    if not joined.is_declared:
         mesh = _mesh(traced_ranks, readings if is_complete else (), facts, mesh, groups)
-    ops, comms, notes = _with_stages(ops, comms, traced_ranks, chosen, readings if is_complete else (), mesh)
+    ops, comms, notes = _with_stages(
+        joined.ops, joined.comms, traced_ranks, chosen, readings if is_complete else (), mesh
+    )
     if mesh.pp is None:
         notes = (*notes, _unknown_length(traced_ranks, mesh))
     return Partial(StageAssignment(ops, comms, mesh, notes), readings, is_complete)
@@ -120,23 +126,17 @@ def _is_inferred(ops: pd.DataFrame) -> bool:
     return bool((ops.loc[ops["kind"].isin(COMPUTE_KINDS), "source"] == "inferred").any())
 
 
-def _lacks_ranks(
-    ops: pd.DataFrame,
-    comms: pd.DataFrame,
-    mesh: MeshInfo,
-    calls: Mapping[int, pd.DataFrame],
-    groups: Groups,
-    is_declared: bool,
-    is_exact: bool,
-) -> bool:
-    """Whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank that is
-    not the only one of the run.
+def _lacks_ranks(joined: JoinedRanks) -> bool:
+    """Return whether ranks of the pipeline have no trace: by its groups, by stages that no rank holds, or for a single rank
+    that is not the only one of the run.
     """
+    ops, comms, mesh, calls = joined.ops, joined.comms, joined.mesh, joined.calls
     compute = ops[ops["kind"].isin(COMPUTE_KINDS) & (ops["microbatch"] >= 0)]
     ranks = set(compute["rank"].tolist())
     if not ranks:
         return False
-    if is_declared or (groups.pipelines and mesh.pipelines == groups.pipelines):
+    pipelines = joined.groups.pipelines
+    if joined.is_declared or (pipelines and mesh.pipelines == pipelines):
         return any(ranks & set(pipeline) and set(pipeline) - set(calls) for pipeline in mesh.pipelines)
     stages = {stage for stage in compute["stage"].tolist() if stage >= 0}
     if stages and len(stages) <= max(stages):
@@ -147,17 +147,12 @@ def _lacks_ranks(
     is_sending = bool(len(messages)) or any(
         calls[rank]["kind"].isin(MESSAGE_CALLS).any() for rank in ranks if rank in calls
     )
-    return is_sending or (mesh.is_guess and not is_exact) or mesh.num_ranks > len(calls)
+    return is_sending or (mesh.is_guess and not joined.has_exact_messages) or mesh.num_ranks > len(calls)
 
 
-def _pipeline_facts(
-    traced_ranks: Sequence[TracedRank],
-    mesh: MeshInfo,
-    groups: Groups,
-    distributed: Mapping[int, Mapping[str, Any]],
-    framework: str,
-) -> PipelineFacts:
-    """What groups, sizes and the framework determine of the pipeline."""
+def _pipeline_facts(traced_ranks: Sequence[TracedRank], joined: JoinedRanks) -> PipelineFacts:
+    """Facts of the pipeline that follow from groups, sizes and the framework."""
+    mesh, groups, distributed, framework = joined.mesh, joined.groups, joined.distributed, joined.framework
     ranks = {traced.rank for traced in traced_ranks}
     own_pipelines = tuple(pipeline for pipeline in groups.pipelines if ranks & set(pipeline))
     if ranks <= {rank for pipeline in own_pipelines for rank in pipeline} and mesh.pipelines == groups.pipelines:
@@ -281,7 +276,7 @@ def _are_peers_neighbours(
     pp_ranks: Mapping[int, int],
     pipelines: Sequence[Sequence[int]],
 ) -> bool:
-    """Whether all known peers of the ranks are their neighbours in these pipelines."""
+    """Return whether all known peers of the ranks are their neighbours in these pipelines."""
     for traced in traced_ranks:
         pipeline = next(pipeline for pipeline in pipelines if traced.rank in pipeline)
         neighbours = {
@@ -333,14 +328,11 @@ def _without_stages(ops: pd.DataFrame, comms: pd.DataFrame, keep: bool) -> tuple
     """Clear the stages; microbatches stay where their order is certain, and so do labelled chunks."""
     ops, lacking = ops.copy(), (ops["stage"] < 0) & (ops["microbatch"] >= 0)
     if keep:
-        ops.loc[lacking, "chunk"] = chunk_of_open_stage(ops.loc[lacking, "stage"])
+        ops.loc[lacking, "chunk"] = ops.loc[lacking, "chunk"].clip(lower=0)
     else:
-        ops.loc[lacking, "microbatch"] = -1
-    ops.loc[lacking, "stage"], ops.loc[lacking, "pair"] = -1, ""
-    open_ends = (comms["stage"] < 0) & (comms["microbatch"] >= 0)
-    return ops, comms.assign(
-        stage=comms["stage"].where(~open_ends, -1), microbatch=comms["microbatch"].where(~open_ends, -1)
-    )
+        ops.loc[lacking, ["chunk", "microbatch"]] = UNKNOWN
+    ops.loc[lacking, "pair"] = ""
+    return ops, comms.assign(microbatch=comms["microbatch"].where(comms["stage"] >= 0, UNKNOWN))
 
 
 def _with_phases(ops: pd.DataFrame, traced_ranks: Sequence[TracedRank], readings: Sequence[Reading]) -> pd.DataFrame:

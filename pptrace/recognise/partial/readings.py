@@ -159,7 +159,7 @@ def _group_sizes(traced: TracedRank, pp: int, microbatches: int, chunks: int) ->
 
 @cache
 def _splits(name: str) -> tuple[bool, bool]:
-    """Whether a schedule has weight gradients of their own, and whether it has overlapped pairs, whatever its shape."""
+    """Return whether a schedule has weight gradients of their own, and whether it has overlapped pairs, whatever its shape."""
     plan = registry.build(name, 2, 4)
     return plan.splits_backward, any(action.parts for row in plan.ranks for action in row)
 

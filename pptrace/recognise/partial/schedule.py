@@ -59,11 +59,13 @@ def schedule_of_partial(partial: Partial, wanted: str | None) -> ScheduleInfo:
 
 
 _MOST_TRIED = 8
-"""At most this many ranks without a trace, and readings for each, are searched for one that decides between the readings."""
+"""Number of ranks without a trace, and of readings for each, that are searched at most for one that decides between the
+readings.
+"""
 
 
 def _deciding_trace(readings: Sequence[Reading], mesh: MeshInfo) -> str:
-    """In words, the rank whose trace would decide between the readings: each reading expects something else of it."""
+    """Name the rank whose trace would decide between the readings: each reading expects something else of it."""
     absent = [] if mesh.is_guess else [rank for rank in range(mesh.num_ranks) if rank not in readings[0].pp_ranks]
     for rank in (*absent[:_MOST_TRIED], *absent[-_MOST_TRIED:]) if len(readings) <= _MOST_TRIED * _MOST_TRIED else ():
         expected = [_expected(reading, rank, mesh.num_ranks) for reading in readings]
@@ -92,7 +94,7 @@ def _candidate(reading: Reading) -> Candidate:
 
 
 def _shapes(readings: Sequence[Reading]) -> Iterator[str]:
-    """In words, what the readings of one schedule differ in."""
+    """Describe what the readings of one schedule differ in."""
     for reading in readings:
         pp_ranks = ", ".join(f"rank {rank} as pipeline rank {pp_rank}" for rank, pp_rank in reading.pp_ranks.items())
         yield f"{reading.plan.pp} ranks with {pp_ranks}"

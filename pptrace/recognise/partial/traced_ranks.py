@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import pandas as pd
 
 from pptrace.marks import P2P
-from pptrace.model.open_stages import open_stage
-from pptrace.model.tables import COMPUTE_KINDS
+from pptrace.model.stage_texts import chunks_in, stage_text
+from pptrace.model.tables import COMPUTE_KINDS, MESSAGE_CALLS
 from pptrace.recognise.messages.messages_from_plan import PRODUCERS, planned_messages
 from pptrace.recognise.schedule.measured_steps import cells
 from pptrace.schedule.actions import Action, Kind
 from pptrace.schedule.plan import Plan
 from pptrace.slices import slice_of
 
-MESSAGE_CALLS = ("send", "recv", "send_recv")
-"""Kinds of calls and kernels that carry messages, or may."""
-
 
 class Detail(StrEnum):
-    """What the labels of ops name: stages, chunks of a rank, or kinds alone."""
+    """Contents of the labels of ops: stages, chunks of a rank, or kinds alone."""
 
     STAGES = "stages"
     CHUNKS = "chunks"
@@ -42,7 +39,7 @@ class Messages:
     is_exact: bool
 
     def allow(self, plan: Plan, pp_rank: int) -> bool:
-        """Whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
+        """Return whether a pipeline rank of a plan may have these messages: some of each kind and direction of the plan, and no
         others.
         """
         needed = message_kinds_of(plan, pp_rank)
@@ -84,8 +81,8 @@ def peers_of(plan: Plan, pp_rank: int) -> frozenset[int]:
 class TracedRank:
     """The fullest step of one rank: its ops in time order as text, with the detail of its labels.
 
-    ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks where kinds alone are known; ``pairs`` is then, if
-    known, for each backward in order the index of its forward.
+    ``stages`` are its chunks where labels name these. ``num_chunks`` is None and ``num_microbatches`` the forwards of all chunks
+    where kinds alone are known; ``pairs`` is then, if known, for each backward in order the index of its forward.
     """
 
     rank: int
@@ -108,12 +105,12 @@ class TracedRank:
 
     @property
     def is_last_first(self) -> bool:
-        """Whether all forwards come first, and then their backwards from the last one to the first."""
+        """Return whether all forwards come first, and then their backwards from the last one to the first."""
         count = len(self.pairs or ())
         return count > 1 and self.num_leading == count and self.pairs == tuple(range(count))[::-1]
 
     def follows(self, plan: Plan, pp_rank: int) -> bool:
-        """Whether the order of the ops is exactly that of a pipeline rank of a plan."""
+        """Return whether the order of the ops is exactly that of a pipeline rank of a plan."""
         actions = plan.compute_actions(pp_rank)
         if len(actions) != len(self.kinds) or any(
             action.kind != kind for action, kind in zip(actions, self.kinds, strict=True)
@@ -125,7 +122,7 @@ class TracedRank:
 
 
 def _pairs_of(actions: tuple[Action, ...]) -> tuple[int, ...]:
-    """For each backward in order the index of its forward among the forwards."""
+    """Index of each backward's forward among the forwards."""
     forwards = [(action.stage, action.microbatch) for action in actions if action.kind is Kind.F]
     index = {key: position for position, key in enumerate(forwards)}
     return tuple(index[action.stage, action.microbatch] for action in actions if action.kind is Kind.B)
@@ -137,13 +134,15 @@ def texts_of(actions: tuple[Action, ...], detail: Detail) -> Iterator[str]:
         if detail is Detail.STAGES:
             yield str(action)
         elif detail is Detail.CHUNKS:
-            yield str(_by_chunk(action))
+            yield _by_chunk(action)
         else:
             yield action.kind.value
 
 
-def _by_chunk(action: Action) -> Action:
-    return replace(action, stage=open_stage(action.chunk), parts=tuple(map(_by_chunk, action.parts)))
+def _by_chunk(action: Action) -> str:
+    if action.parts:
+        return f"({';'.join(map(_by_chunk, action.parts))}){action.kind}"
+    return f"{stage_text(None, action.chunk)}{action.kind}{'' if action.microbatch is None else action.microbatch}"
 
 
 def find_traced_ranks(
@@ -181,9 +180,13 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
     has_stage = ops["stage"] >= 0
     if has_stage.any() and not has_stage.all():
         return None
-    pairs = filter(None, ops["pair"].tolist())
-    stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
-    detail = Detail.STAGES if has_stage.all() else Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
+    pairs = list(filter(None, ops["pair"].tolist()))
+    if has_stage.all():
+        stages = {half for text in pairs for half in _stages_in(text)} | set(ops["stage"].tolist())
+        detail = Detail.STAGES
+    else:
+        stages = {chunk for text in pairs for chunk in chunks_in(text)} | set(ops["chunk"].clip(lower=0).tolist())
+        detail = Detail.CHUNKS if len(stages) > 1 else Detail.KINDS
     kinds = tuple(ops["kind"].tolist())
     microbatches = int(ops["microbatch"].max()) + 1
     forwards = sum(kind in ("F", "OVERLAP_F_B") for kind in kinds)
@@ -200,7 +203,7 @@ def _traced_rank(rank: int, ops: pd.DataFrame, messages: Messages, is_paired: bo
 
 
 def _stages_in(pair: str) -> Iterator[int]:
-    """The stages of the two halves of an overlapped pair, known or not."""
+    """The stages of the two halves of an overlapped pair."""
     for half in pair[1 : pair.index(")")].split(";"):
         yield int(half[: next(index for index, letter in enumerate(half) if letter.isalpha())])
 

@@ -29,7 +29,7 @@ def assign_microbatches(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> MicrobatchAssignment | None:
     """Assign chunks and microbatches by the interleaved schedule that the kinds of ops match; None without one."""
-    steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] == -1)], mesh)
+    steps = steps_of(ops[(ops["microbatch"] >= 0) & (ops["stage"] < 0)], mesh)
     pipeline_steps = [step for step in steps if len(step.pipeline) > 1]
     if not pipeline_steps:
         return None
@@ -92,8 +92,8 @@ def _with_stages_and_microbatches(
 
 
 def _matching_part(kinds: Sequence[str], actions: Sequence[Action], is_first: bool) -> Sequence[Action]:
-    """As many actions as there are ops of these kinds: from the beginning on, or those before the end in a trace's first step;
-    () where neither has these kinds.
+    """Actions of a plan, as many as there are ops of these kinds: from the beginning on, or those before the end in a trace's
+    first step; () where neither has these kinds.
     """
     count = len(kinds)
     parts = [actions[:count], actions[len(actions) - count :]]
@@ -119,8 +119,8 @@ def _received_in(
 
 
 def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
-    """Whether no rank has more messages of a kind in a step than the plan: combined send-receive functions are called on all
-    stages, also where one side is absent.
+    """Return whether no rank has more messages of a kind in a step than the plan: combined send-receive functions are called
+    on all stages, also where one side is absent.
     """
     lacking = comms[(comms["axis"] == "pp") & (comms["microbatch"] >= 0) & (comms["stage"] < 0)]
     for (rank, step, kind, direction), rows in lacking.groupby(["rank", "step", "kind", "direction"], observed=True):
@@ -133,7 +133,7 @@ def _is_possible(comms: pd.DataFrame, plan_of: PlanOf, mesh: MeshInfo) -> bool:
 
 
 def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
-    """How many activations the first rank of a pipeline receives in a step; None where messages tell no directions."""
+    """Number of activations that the first rank of a pipeline receives in a step; None where messages tell no directions."""
     forward = comms[(comms["axis"] == "pp") & (comms["direction"] == "F") & (comms["microbatch"] >= 0)]
     if forward.empty:
         return None
@@ -141,8 +141,9 @@ def _num_received(comms: pd.DataFrame, step: int, first: int) -> int | None:
 
 
 def _num_received_before_backwards(kinds: Sequence[str], ops: pd.DataFrame, calls: pd.DataFrame) -> int | None:
-    """How many activations this rank receives in a step whose forwards all come before its backwards, as those of GPipe and of
-    interleaved schedules without a steady phase do; None where they do not, or where receives cannot be distinguished from sends.
+    """Number of activations that this rank receives in a step whose forwards all come before its backwards, as those of GPipe
+    and of interleaved schedules without a steady phase do; None where they do not, or where receives cannot be distinguished
+    from sends.
     """
     num_forwards = list(kinds).count("F")
     if not num_forwards or "F" in kinds[num_forwards:] or not (calls["kind"] == "recv").any():

@@ -7,7 +7,6 @@ it to order: the kinds of a rank's ops, in order, are compared with those of eac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from pptrace.axes import SHARING, WITHIN_STAGE
 from pptrace.errors import ScheduleError
 from pptrace.marks import P2P
 from pptrace.model.mesh import MeshInfo
-from pptrace.model.open_stages import chunk_of_open_stage, open_stage
+from pptrace.model.stage_texts import with_stage_of_chunk
 from pptrace.model.tables import COMPUTE_KINDS, with_categories
 from pptrace.recognise.placement.assign_from_schedule import assign_microbatches
 from pptrace.recognise.placement.split_pipelines import is_truncated, split_into_pipelines
@@ -49,7 +48,7 @@ class StageAssignment:
 def assign_stages(
     ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, calls: Mapping[int, pd.DataFrame]
 ) -> StageAssignment:
-    """Fill in stages below 0 of ops and messages that have a microbatch (:mod:`pptrace.model.open_stages`).
+    """Fill in the unknown stages of ops and messages that have a microbatch.
 
     ``calls`` is all communication that no mark tells, by rank (schema ``CALLS``).
     """
@@ -60,7 +59,7 @@ def assign_stages(
         return StageAssignment(ops, comms, mesh)
     mesh, notes = split_into_pipelines(ops, mesh)
     pp_ranks = {rank: mesh.pp_rank(rank) or 0 for rank in {*ops["rank"].tolist(), *comms["rank"].tolist()}}
-    chunks = 1 + chunk_of_open_stage(int(ops.loc[lacking, "stage"].min())) if lacking.any() else 1
+    chunks = 1 + max(int(ops.loc[lacking, "chunk"].max()), 0) if lacking.any() else 1
     if chunks == 1 and (unknown := _why_unknown(ops, comms, mesh, lacking)):
         return StageAssignment(ops, comms, _without_pipeline(mesh), (*notes, unknown))
     if chunks == 1 and (assignment := assign_microbatches(ops, comms, mesh, calls)) is not None:
@@ -132,7 +131,7 @@ def _cannot_run(ops: pd.DataFrame, mesh: MeshInfo) -> str:
 
 
 def _may_have_one_chunk(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
-    """Whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
+    """Return whether a schedule with one stage on each rank runs ops in this order, or nothing else is possible."""
     steps = [step for step in steps_of(ops, mesh) if len(step.pipeline) > 1]
     if not steps:
         return True
@@ -148,18 +147,15 @@ def _without_pipeline(mesh: MeshInfo) -> MeshInfo:
     return replace(mesh.with_sizes(sizes), pp=None, vpp=None, pipelines=(), in_order=False)
 
 
-_NEGATIVE = re.compile(r"-\d+(?=[FBI])")
-
-
 def with_stages(table: pd.DataFrame, pp_ranks: Mapping[int, int], pp: int, layout: Layout) -> pd.DataFrame:
     lacking = (table["microbatch"] >= 0) & (table["stage"] < 0)
     if not lacking.any():
         return table
     filled, own = table.copy(), table[lacking]
-    chunk = chunk_of_open_stage(own["stage"])
+    chunk = own["chunk"].clip(lower=0)
     distinct, index = distinct_rows(np.stack((chunk.to_numpy(), own["rank"].to_numpy()), axis=1))
     filled.loc[lacking, "stage"] = np.array([layout(c, pp_ranks[rank], pp) for c, rank in distinct])[index]
-    if "chunk" in table:
+    if "pair" in table:
         filled.loc[lacking, "chunk"] = chunk
         pairs = own[own["pair"] != ""]
         filled = _with_pairs(filled, pairs, pp_ranks, pp, layout) if len(pairs) else filled
@@ -180,7 +176,7 @@ def _with_pairs(
 
 def _pair_with_stages(text: str, rank: int, pp: int, layout: Layout) -> str:
     """An overlapped pair as text, with the stages of its halves."""
-    return _NEGATIVE.sub(lambda match: str(layout(chunk_of_open_stage(int(match[0])), rank, pp)), text)
+    return with_stage_of_chunk(text, lambda chunk: layout(chunk, rank, pp))
 
 
 def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int) -> tuple[Layout, str]:
@@ -207,7 +203,9 @@ def _layout(ops: pd.DataFrame, comms: pd.DataFrame, mesh: MeshInfo, chunks: int)
 
 
 def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
-    """At a zigzag's turn the last rank hands its first chunk's output to itself; on a loop it sends it to the first rank."""
+    """Recognise the layout by messages: at a V's turn the last rank hands its first chunk's output to itself; on a loop it
+    sends it to the first rank.
+    """
     last = {pipeline[-1] for pipeline in mesh.pipelines if len(pipeline) > 1}
     sent_and_received = comms[comms["rank"].isin(last) & (comms["stage"] < 0) & (comms["microbatch"] >= 0)]
     if sent_and_received.empty:
@@ -215,7 +213,7 @@ def _layout_by_messages(comms: pd.DataFrame, mesh: MeshInfo) -> list[str]:
     sends = sent_and_received[
         (sent_and_received["kind"] == "send")
         & (sent_and_received["direction"] == "F")
-        & (sent_and_received["stage"] == open_stage(0))
+        & (sent_and_received["chunk"] <= 0)
     ]
     return ["loop"] if len(sends) else ["zigzag"]
 

@@ -54,7 +54,7 @@ def split_into_pipelines(ops: pd.DataFrame, mesh: MeshInfo) -> tuple[MeshInfo, t
 
 
 def is_truncated(ops: pd.DataFrame, mesh: MeshInfo) -> bool:
-    """Whether later pipeline ranks are probably missing: the last traced rank has more than one warm-up forward, and no
+    """Return whether later pipeline ranks are probably missing: the last traced rank has more than one warm-up forward, and no
     schedule of this length matches its order.
     """
     if not mesh.in_order or not mesh.is_guess:

@@ -29,6 +29,6 @@ def match_registry(plan: Plan) -> Plan:
 
 
 def _first_group(plan: Plan) -> int:
-    """How many actions the first rank runs on its first stage before it turns to another."""
+    """Number of actions that the first rank runs on its first stage before it turns to another."""
     first = plan.compute_actions(0)
     return next((index for index, action in enumerate(first) if action.stage != first[0].stage), len(first))

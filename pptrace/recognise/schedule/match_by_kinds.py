@@ -78,7 +78,7 @@ def _candidates(pp: int, total: int, chunk_counts: Sequence[int], leading: int) 
 
 
 def forwards_first(plan: Plan) -> Plan:
-    """As Megatron-LM had it for years: with as many microbatches as ranks, all forwards come before all backwards."""
+    """Plan of older versions of Megatron-LM: with as many microbatches as ranks, all forwards come before all backwards."""
     rows = [sorted(plan.compute_actions(rank), key=lambda action: action.kind is not Kind.F) for rank in range(plan.pp)]
     return from_rows([[str(action) for action in row] for row in rows], plan.name)
 

@@ -48,7 +48,7 @@ class OrderedOps:
         return {text: number for number, text in enumerate(filter(None, pairs), 1)}
 
     def planned_keys(self, plan: Plan) -> list[tuple[Int64, Int64]]:
-        """What :attr:`keys` would be for each rank of a plan; −1 for an overlapped pair that never ran."""
+        """Value of :attr:`keys` for each rank of a plan; −1 for an overlapped pair that never ran."""
         table = plan.table
         keys = _as_keys(table.kind.astype(np.int64), table.stage, table.microbatch)
         is_pair = table.kind == Kind.OVERLAP_F_B.code
@@ -102,12 +102,12 @@ class MeasuredStep:
 
     @property
     def labels(self) -> dict[int, npt.NDArray[np.intp]]:
-        """By global rank, the labels of its ops in the table of ops."""
+        """Labels of ops in the table of ops, by global rank."""
         return {rank: self.ops.label[slice(*bounds)] for rank, bounds in zip(self.ranks, self.bounds, strict=True)}
 
     @property
     def kinds(self) -> dict[int, list[str]]:
-        """By pipeline rank, the kinds of its ops."""
+        """Kinds of ops by pipeline rank."""
         kinds = self.ops.rows["kind"]
         return {rank: kinds[slice(*bounds)].tolist() for rank, bounds in zip(self.pp_ranks, self.bounds, strict=True)}
 
@@ -137,7 +137,7 @@ def steps_of(ops: pd.DataFrame, mesh: MeshInfo) -> list[MeasuredStep]:
 
 
 def _bounds(rows: Slice) -> dict[int, dict[int, tuple[int, int]]]:
-    """By rank and step the first of its rows and the one behind the last."""
+    """Index of the first row and of the one behind the last, by rank and step."""
     bounds: dict[int, dict[int, tuple[int, int]]] = {}
     if not len(rows):
         return bounds

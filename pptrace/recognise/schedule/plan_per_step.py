@@ -17,7 +17,7 @@ from pptrace.schedule.text import from_rows
 
 
 def plans_by_step(plan: Plan, measured: Sequence[MeasuredStep]) -> dict[int, Plan | None]:
-    """By step: ``plan`` with another number of microbatches, where a step has so many on all of its ranks.
+    """Plans by step: ``plan`` with another number of microbatches, where a step has so many on all of its ranks.
 
     None for a step with so many that the schedule has no plan for them, or is none of the registry.
     """

@@ -135,7 +135,8 @@ def closest_to_step(step: MeasuredStep, ops: pd.DataFrame, mesh: MeshInfo) -> Cl
 def _differences(
     plan: Plan, measured: Sequence[MeasuredStep], plan_by_step: Mapping[int, Plan | None]
 ) -> tuple[str, ...]:
-    """For each rank the first place where its order leaves the plan, with the steps in which it does; () when none does.
+    """Describe for each rank the first position where its order leaves the plan, with the steps in which it does; () when
+    none does.
 
     An order that only stops early does not leave the plan: the trace was cut off. ``others`` are the plans of steps that have
     another than ``plan``.

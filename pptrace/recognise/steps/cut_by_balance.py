@@ -61,7 +61,7 @@ def with_balanced_steps(ranks: Sequence[RecognisedRank]) -> tuple[list[Recognise
     ]
     if len(computing) < 2 or not all(map(_is_one_counted_step, computing)):
         return list(ranks), ()
-    balances = [_Balance.of(_in_order(recognised.ops)["kind"]) for recognised in computing]
+    balances = [_Balance.of(recognised.ops.sort_values("start_ns", kind="stable")["kind"]) for recognised in computing]
     if max(balance.most for balance in balances) < 2:
         return list(ranks), ()
     last = max(int(balance.forwards[-1]) for balance in balances)
@@ -88,7 +88,8 @@ def with_balanced_spans(
         ranks: those whose traces may lack every range that ends a step.
     """
     selected_ops = ops[ops["rank"].isin(ranks)]
-    compute = _in_order(selected_ops[selected_ops["kind"].isin((*_FORWARDS, "B"))])
+    selected = selected_ops[selected_ops["kind"].isin((*_FORWARDS, "B"))]
+    compute = selected.sort_values("start_ns", kind="stable")
     if compute.empty or (selected_ops["step"] != 0).any() or selected_ops["kind"].isin(("STEP", "OPTIMIZER")).any():
         return ops, ()
     rows = {int(str(rank)): part for rank, part in compute.groupby("rank")}
@@ -109,7 +110,7 @@ def with_balanced_spans(
 
 
 def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
-    """After how many forwards each step ends; none where the first rank does not tell or another one contradicts it.
+    """Number of forwards after which each step ends; none where the first rank does not tell or another one contradicts it.
 
     What follows the last end is a step that is cut off. A trace that begins inside a step has backwards without forwards.
     """
@@ -123,14 +124,15 @@ def _cuts_of_first(kinds: Sequence[Sequence[str]]) -> Int64:
 
 
 def _is_one_counted_step(recognised: RecognisedRank) -> bool:
-    """Whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
+    """Return whether the ops are counted through the whole trace as one step, because nothing marks the end of a step."""
     compute = recognised.ops[recognised.ops["kind"].isin((*_FORWARDS, *_BACKWARDS))]
-    counted = (compute["step"] == 0).all() and (compute["stage"] == -1).all() and (compute["microbatch"] >= 0).all()
+    counted = (compute["step"] == 0).all() and _names_nothing(compute).all() and (compute["microbatch"] >= 0).all()
     return bool(counted) and len(compute) == len(recognised.ops)
 
 
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("start_ns", kind="stable")
+def _names_nothing(table: pd.DataFrame) -> pd.Series[bool]:
+    """Mark the rows that name neither a stage nor a chunk other than the first."""
+    return (table["stage"] < 0) & (table["chunk"] <= 0)
 
 
 def _numbers(counted: Int64, cuts: Int64) -> tuple[Int64, Int64]:
@@ -144,16 +146,17 @@ def _cut(recognised: RecognisedRank, cuts: Int64) -> RecognisedRank:
     ops = recognised.ops.copy()
     ops["step"], ops["microbatch"] = _numbers(ops["microbatch"].to_numpy(), cuts)
     comms = recognised.comms.copy()
-    is_message = ((comms["axis"] == "pp") & (comms["stage"] == -1) & (comms["microbatch"] >= 0)).to_numpy()
+    is_message = ((comms["axis"] == "pp") & _names_nothing(comms) & (comms["microbatch"] >= 0)).to_numpy()
     if is_message.any():
         comms.loc[is_message, "step"] = _steps_of_messages(comms[is_message], ops)
-        count = _in_order(comms[is_message]).groupby(["step", "kind", "direction"], observed=True).cumcount()
+        ordered = comms[is_message].sort_values("start_ns", kind="stable")
+        count = ordered.groupby(["step", "kind", "direction"], observed=True).cumcount()
         comms.loc[count.index, "microbatch"] = count
     return replace(recognised, ops=ops.astype(recognised.ops.dtypes), comms=comms.astype(recognised.comms.dtypes))
 
 
 def _steps_of_messages(comms: pd.DataFrame, ops: pd.DataFrame) -> Int64:
-    ordered = _in_order(ops)
+    ordered = ops.sort_values("start_ns", kind="stable")
     starts, steps = ordered["start_ns"].to_numpy(), ordered["step"].to_numpy()
     after = np.minimum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="left"), len(starts) - 1)
     before = np.maximum(np.searchsorted(starts, comms["start_ns"].to_numpy(), side="right") - 1, 0)

@@ -27,12 +27,12 @@ _VIEW = re.compile(
     r"transpose|permute|expand|select|slice|narrow|squeeze|unsqueeze|unbind|chunk|split|tensor_split|"
     r"ones_like|empty|empty_like|empty_strided|new_empty|new_empty_strided|result_type|is_\w+)_?"
 )
-"""What names or shapes a tensor, or finds room for one, or begins a backward: a program does that around its ops as well."""
+"""Operators that name, shape or allocate a tensor, or begin a backward: a program does that around its ops as well."""
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
 def shows_operators(host: pd.DataFrame) -> bool:
-    """Whether the table includes activity between messages."""
+    """Return whether the table includes activity between messages."""
     return bool(host["what"].isin((What.OPERATOR.value, What.ENGINE.value)).any())
 
 
@@ -82,7 +82,7 @@ def _messages(events: Events, thread: int) -> pd.DataFrame:
 
 
 def _outermost(events: Events, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Those of the rows, which are in the order of their starts, that do not begin inside an earlier one of their thread."""
+    """Select the rows (in the order of their starts) that do not begin inside an earlier one of their thread."""
     kept = [
         thread_rows[~events.intervals_of(thread_rows).are_inside_another()]
         for thread_rows in events.rows_by_thread(rows).values()

@@ -86,7 +86,7 @@ def _consistent_matches(evidence: Mapping[int, Evidence]) -> list[LoneMatch]:
 
 
 def _note(matches: Sequence[LoneMatch], by_rank: Mapping[int, RecognisedRank]) -> str:
-    """What was found; all ranks run the same steps."""
+    """Describe what was recognised; all ranks run the same steps."""
     units = matches[0].units
     sizes = sorted({unit.count for unit in units})
     lefts = sorted(num_operators_outside_ops(by_rank[match.rank.rank], match.rank) for match in matches)

@@ -89,7 +89,7 @@ class _Gradients:
 
 
 def _gradients(evidence: Sequence[Evidence], channels: Sequence[Channels]) -> _Gradients:
-    """What each rank's engine ran before it sent gradients. Those beside which the engine of a rank ran nothing are of no
+    """Work of each rank's engine before it sent gradients. Those beside which the engine of a rank ran nothing are of no
     backward: ranks may agree on shapes both ways.
 
     Raises:
@@ -132,7 +132,7 @@ class Outputs:
         return grouped(messages.where(self.trained.messages), group)
 
     def is_unused(self, messages: Messages) -> Bools:
-        """Which of the messages between the ranks are of none."""
+        """Mark the messages between the ranks that belong to none."""
         other: Bools = ~np.isin(np.arange(len(messages)), self.trained.messages)
         return other
 
@@ -163,11 +163,11 @@ def outputs_of(evidence: Evidence, sent: Messages, backwards: Ops, by_total: boo
 
 
 _LIGHT = 10
-"""What a program does between the tensors of one output lasts at most one in so many parts of what came before them."""
+"""Share (one in so many) of the work before an output that work between the output's tensors lasts at most."""
 
 
 def _check_close(evidence: Evidence, sent: Grouped) -> None:
-    """Between the tensors of one output nothing long is computed.
+    """Check that nothing long is computed between the tensors of one output.
 
     Raises:
         MismatchError

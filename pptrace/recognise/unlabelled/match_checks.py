@@ -103,7 +103,7 @@ def in_order(match: RankMatch, behind: Int64) -> list[Op]:
 
 
 def _forwards_behind(evidence: Sequence[Evidence], ranks: Sequence[RankMatch]) -> tuple[Int64, bool, bool]:
-    """For each backward, which are in one order on all ranks, its forward; whether anything tells that: the nodes that it ran, or
+    """Forward of each backward, which are in one order on all ranks; whether anything tells that: the nodes that it ran, or
     that on some rank never more than one forward waits for its backward (else they come in the order of the forwards); and
     whether the nodes do.
 
@@ -148,8 +148,8 @@ _DRIFT = 10_000
 
 
 def _check_times(ranks: Sequence[RankMatch]) -> None:
-    """Whether, where receives show when they were complete, one offset between the clocks of neighbours lets every message be
-    sent before it has come.
+    """Check whether, where receives show when they were complete, one offset between the clocks of neighbours lets every
+    message be sent before it has come.
 
     Raises:
         MismatchError: none does.
@@ -167,7 +167,7 @@ def _check_times(ranks: Sequence[RankMatch]) -> None:
 
 
 def _least_lead(sent: Grouped, came: Grouped) -> int | None:
-    """By how much the receiving clock must be ahead at least; None where no completion is known."""
+    """Time by which the receiving clock must be ahead at least, ns; None where no completion is known."""
     if not (came.messages.ready_ns > came.messages.post_ns).all():
         return None
     return int((sent.messages.post_ns - came.messages.ready_ns).max())

@@ -36,7 +36,7 @@ from pptrace.recognise.unlabelled.schedule_runs import TrainedOutputs, Unit, uni
 
 @dataclass(frozen=True, slots=True)
 class LoneMatch:
-    """What one rank did: ``peers`` are the ranks at the other ends of its messages by way, -1 where nothing names them, and
+    """Ops of one rank: ``peers`` are the ranks at the other ends of its messages by way, -1 where nothing names them, and
     ``behind`` is for each backward the index of its forward.
     """
 
@@ -63,7 +63,7 @@ class _Neighbours:
 
 
 def has_numbers(evidence: Evidence) -> bool:
-    """Whether autograd's nodes bear sequence numbers."""
+    """Return whether autograd's nodes bear sequence numbers."""
     return bool((evidence.engine.number >= 0).any())
 
 
@@ -103,7 +103,7 @@ def match_alone(evidence: Evidence, sizes: tuple[int, ...] = ()) -> LoneMatch:
 
 
 def _neighbours(evidence: Evidence) -> list[_Neighbours]:
-    """Who may be next to the rank.
+    """Candidates for the ranks next to this one.
 
     Raises:
         MismatchError: it exchanges messages with more than two ranks, or with none.
@@ -196,7 +196,7 @@ def _gradients(evidence: Evidence, channels: Channels) -> _Side:
 
 
 def _evenly_split(evidence: Evidence, messages: Messages, count: int, what: str, of: str) -> Int64:
-    """For each message its op, where each of ``count`` ops has equally many, one after the other.
+    """Op of each message, where each of ``count`` ops has equally many, one after the other.
 
     Raises:
         MismatchError
@@ -253,7 +253,7 @@ def _forwards_of_last(evidence: Evidence, channels: Channels, backwards: Ops) ->
 
 
 def _behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64:
-    """For each backward its forward.
+    """Forward of each backward.
 
     Raises:
         MismatchError: nothing tells that.
@@ -301,7 +301,7 @@ def _check_match(
 
 
 def _sizes(kinds: list[str]) -> Iterator[int]:
-    """How many microbatches run until none is under way, again and again.
+    """Numbers of microbatches that run until none is under way, one after the other.
 
     Raises:
         MismatchError: a backward comes before its forward.
@@ -318,7 +318,8 @@ def _sizes(kinds: list[str]) -> Iterator[int]:
 
 
 def _check_no_bound(evidence: Evidence, ops: Ops, message_kind: MessageKind, group: Grouped) -> None:
-    """No step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no gradient.
+    """Check that no step ends, and no barrier comes, between an op and its messages: what is sent behind an optimizer is no
+    gradient.
 
     Raises:
         MismatchError

@@ -79,8 +79,8 @@ def alone_with_messages(ranks: Sequence[RecognisedRank]) -> tuple[str, ...]:
 
 
 def is_unsure_alone(ranks: Sequence[RecognisedRank], ops: pd.DataFrame) -> bool:
-    """Whether one rank alone has messages between operators, and its order gives more forwards than backwards, or fewer, in a
-    pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
+    """Return whether one rank alone has messages between operators, and its order gives more forwards than backwards, or
+    fewer, in a pipeline that nothing tells: some of them may be no ops, and shift the microbatches of those behind them.
     """
     if sum(bool(len(recognised.host)) for recognised in ranks) != 1:
         return False

@@ -38,7 +38,7 @@ def steps_of_units(units: Sequence[Unit], ranks: Sequence[tuple[RecognisedRank, 
 
 
 def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Unit]) -> Int64 | None:
-    """For each unit the number of the range that it begins in; None where ranges do not tell the units."""
+    """Number of the range that each unit begins in; None where ranges do not tell the units."""
     steps = host[(host["what"] == What.STEP.value) & (host["number"] >= 0)]
     if steps.empty:
         return None
@@ -53,7 +53,7 @@ def _numbers_of_ranges(host: pd.DataFrame, match: RankMatch, units: Sequence[Uni
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a match assigns to the ops and messages of a rank: a step to each unit, to each backward its forward (``behind``),
+    """Assignment of a match to the ops and messages of a rank: a step to each unit, to each backward its forward (``behind``),
     the rank's stage (None if unknown), and the peers of its messages.
     """
 

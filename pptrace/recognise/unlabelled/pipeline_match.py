@@ -50,7 +50,7 @@ class PipelineMatch:
 
 
 def numbers_of(units: Sequence[Unit]) -> tuple[Int64, Int64]:
-    """For each forward, and each backward, its unit and its microbatch."""
+    """Unit and microbatch of each forward, and of each backward."""
     counts = np.array([unit.count for unit in units], dtype=np.int64)
     unit = np.repeat(np.arange(len(counts)), counts)
     return unit, np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the trace of one rank holds for the match; ``bounds`` are the starts of what no op goes over."""
+    """Evidence of one rank's trace for the match; ``bounds`` are the starts of what no op goes over."""
 
     rank: int
     sends: Messages
@@ -69,7 +69,7 @@ class Evidence:
     optimizers: Int64
 
     def between(self, begin_ns: int, end_ns: int) -> Evidence:
-        """What began in a stretch of time."""
+        """Evidence that began in a stretch of time."""
 
         def is_inside(at: Int64) -> Bools:
             inside: Bools = (at >= begin_ns) & (at < end_ns)
@@ -124,7 +124,7 @@ def _messages(calls: pd.DataFrame, peers: Sequence[int], kind: str) -> Messages:
 
 
 class MismatchError(Exception):
-    """Why the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
+    """Reason for which the order of a rank, or of several, cannot be that of a pipeline with one stage on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def channels_of(evidence: Evidence, previous: int | None, following: int | None)
 
 
 def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
-    """Which sends and receives are to and from the next rank, where one op lies between any two groups of sends: a backward
+    """Mark the sends and receives to and from the next rank, where one op lies between any two groups of sends: a backward
     if the engine ran since the group before. A receive is that of the op that runs next, whose output the next group is.
     """
     sends, recvs, nodes = evidence.sends, evidence.recvs, evidence.engine.start_ns
@@ -181,7 +181,7 @@ def _by_ops(evidence: Evidence) -> tuple[Bools, Bools]:
 
 
 def cut(messages: Messages, *at: Int64) -> Int64:
-    """For each message the number of its group: groups end wherever one of the times lies between two postings."""
+    """Number of each message's group: groups end wherever one of the times lies between two postings."""
     times = np.sort(np.concatenate(at))
     before = np.searchsorted(times, messages.post_ns)
     return np.append(0, np.cumsum(np.diff(before) > 0))[: len(messages)].astype(np.int64)
@@ -235,7 +235,7 @@ def ops_of(rows: Rows, low: Int64, high: Int64) -> Ops:
 
 
 def engine_spans(evidence: Evidence, received: Grouped | None, sent: Grouped | None) -> tuple[Int64, Int64]:
-    """For each group of gradients from which node of the engine to which it ran: after they came, before its input's are sent.
+    """First and last node that the engine ran for each group of gradients: after they came, before its input's are sent.
 
     Raises:
         MismatchError: the engine ran elsewhere as well.
@@ -289,7 +289,7 @@ def forwards_of(evidence: Evidence, received: Grouped | None, sent: Grouped | No
 
 
 def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 | None:
-    """For each backward the forward whose nodes it ran, by their sequence numbers: a thread numbers the nodes that it makes, and
+    """Forward whose nodes each backward ran, by their sequence numbers: a thread numbers the nodes that it makes, and
     a message bears the number of the next one. None where the trace has no such numbers.
 
     Raises:
@@ -322,12 +322,12 @@ def forwards_behind(evidence: Evidence, forwards: Ops, backwards: Ops) -> Int64 
 
 
 def _made_before(nodes: Int64, number: int) -> Int64:
-    """Those of a backward's nodes with numbers below; all where there are none: some may be made as the backward begins."""
+    """Nodes of a backward with numbers below; all where there are none: some may be made as the backward begins."""
     return nodes[nodes < number] if (nodes < number).any() else nodes
 
 
 def check_only_forwards(evidence: Evidence, forwards: Ops, backwards: Ops, received: Grouped) -> None:
-    """Whether the last rank runs its forwards when they are said to be, since nothing else comes between an input and the
+    """Check that the last rank runs its forwards when they are said to be, since nothing else comes between an input and the
     backward: the last that could be one is the first that could be.
 
     Raises:
@@ -369,7 +369,7 @@ def trimmed(rows: Rows, ops: Ops, at_end: bool) -> Ops:
 
 
 def _find(text: bytes, part: bytes, size: int, at_end: bool) -> int:
-    """Where the items of a part begin among those of a text, its last or its first occurrence; -1 without any."""
+    """Index at which the items of a part begin among those of a text, its last or its first occurrence; -1 without any."""
     at = text.rfind(part) if at_end else text.find(part)
     while at >= 0 and at % size:
         at = text.rfind(part, 0, at + len(part) - 1) if at_end else text.find(part, at + 1)

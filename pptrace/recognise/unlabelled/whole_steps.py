@@ -46,7 +46,7 @@ def match_whole_steps(
 
 
 def _cut(evidence: Evidence, first: int | None, last: int | None) -> Evidence:
-    """What lies between two of a rank's optimizers, by their places; None: from its beginning, or to its end."""
+    """Evidence between two of a rank's optimizers, by their indices; None: from its beginning, or to its end."""
     times = evidence.optimizers
     begin = np.iinfo(np.int64).min if first is None else int(times[first]) + 1
     end = np.iinfo(np.int64).max if last is None else int(times[last - 1 if last > 0 else last]) + 1

@@ -43,7 +43,7 @@ def waterfall_table(step: StepReport, amount: Amount) -> ReportTable:
 
 
 def _places(step: StepReport, name: str) -> str:
-    """Where a cause is, the largest first."""
+    """Name the places of a cause, the largest first."""
     places = [
         f"{kind} {place} {units.milliseconds(cause.ns)}"
         for cause in step.causes or ()

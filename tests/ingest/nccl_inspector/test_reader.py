@@ -1,4 +1,4 @@
-"""What NCCL's Inspector writes: how long each call took, and when where it says so, by communicator and rank."""
+"""Output of NCCL's Inspector: how long each call took, and when where it says so, by communicator and rank."""
 
 from __future__ import annotations
 

@@ -654,7 +654,7 @@ def test_of_a_recording_in_several_forms_the_furthest_is_read(tmp_path: Path) ->
 
 
 def add_overhead(path: Path, *pids: int) -> Path:
-    """What nsys writes of every process that it was in: its own work there."""
+    """Add what nsys writes of every process that it was in: its own work there."""
     with sqlite3.connect(path) as connection:
         connection.execute(
             "CREATE TABLE PROFILER_OVERHEAD (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER)"

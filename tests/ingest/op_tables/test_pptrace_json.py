@@ -1,4 +1,4 @@
-"""What `pptrace simulate --json --ops` writes can be read again, pairs that overlap as well."""
+"""Output of `pptrace simulate --json --ops` read again, pairs that overlap as well."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -
 
 
 def numbers(report: Report) -> object:
-    """What a report says, without where it came from: steps with everything in them."""
+    """Figures of a report, without where it came from: steps with everything in them."""
     return [replace(step, ranks=tuple(replace(rank, device=None) for rank in step.ranks)) for step in report.steps]  # type: ignore[arg-type]
 
 
@@ -536,7 +536,7 @@ def bytedance(seconds: list[tuple[int, str, int, float, float]], steps: Sequence
 
 
 def write_parquet(path: Path, table: pd.DataFrame) -> None:
-    """As the study wrote it: numbers of their own width, and a dictionary of the texts of a category."""
+    """Write it as the study did: numbers of their own width, and a dictionary of the texts of a category."""
     categories = {name for name in table if table[name].dtype == "category"}
     columns = {str(name): table[name].tolist() if name in categories else table[name].to_numpy() for name in table}
     polars.DataFrame(columns, schema_overrides={str(name): polars.Categorical for name in categories}).write_parquet(
@@ -639,7 +639,7 @@ def test_bytedances_production_job_is_1f1b_with_a_long_last_stage(data: Path) ->
 
 
 def primus(directory: Path, simulation: Simulation, ids: bool, iterations: int = 2, jitter_ms: float = 0.0) -> Path:
-    """What Primus writes of a run: ms from each rank's own beginning of an iteration."""
+    """Write a run as Primus does: ms from each rank's own beginning of an iteration."""
     directory.mkdir()
     names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
     for rank in simulation.ranks:

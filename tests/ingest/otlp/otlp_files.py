@@ -76,7 +76,7 @@ def _of_no_neighbour(run: PaperRun, rank: int, at: int) -> Iterator[Span]:
 
 
 def resource(rank: int, pp: int, *, tp: int = 1, dp: int = 1, host: str = "node-a") -> dict[str, Any]:
-    """What NeMo Lens says of a process."""
+    """Attributes that NeMo Lens gives a process."""
     return {
         "service.name": "megatron-lm",
         "service.instance.id": f"run-1-rank{rank}",
@@ -153,7 +153,7 @@ def _iso(ns: int) -> str:
 
 
 def write_lines(path: Path, documents: Sequence[Mapping[str, Any]]) -> Path:
-    """As the collector's file exporter writes them."""
+    """Write them as the collector's file exporter does."""
     text = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in documents).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path

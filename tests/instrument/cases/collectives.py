@@ -1,4 +1,4 @@
-"""What the ranks of the pool run for the tests of marked collectives and of tensor and sequence parallelism."""
+"""Functions that the ranks of the pool run for the tests of marked collectives and of tensor and sequence parallelism."""
 
 from __future__ import annotations
 

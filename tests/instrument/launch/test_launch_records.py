@@ -1,4 +1,4 @@
-"""What the launcher makes of what its ranks say, and of those that say nothing."""
+"""Results of the launcher from the records of its ranks, and from ranks without one."""
 
 from __future__ import annotations
 

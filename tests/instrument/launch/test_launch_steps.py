@@ -1,4 +1,4 @@
-"""Which steps are profiled, and where the steps of a script that does not know pptrace begin and end."""
+"""Steps that are profiled, and the boundaries of steps of a script that does not know pptrace."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 Storages = Counter[tuple[int, torch.dtype]]
-"""How many distinct storages of so many bytes and this dtype."""
+"""Number of distinct storages by bytes and dtype."""
 
 
 def config(**given: Any) -> GptConfig:
@@ -53,7 +53,9 @@ def config(**given: Any) -> GptConfig:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What autograd kept of the forwards of one layer, the embedding, and the head with its loss; and which attention ran."""
+    """Storages that autograd kept of the forwards of one layer, the embedding, and the head with its loss; and which
+    attention ran.
+    """
 
     layer: Storages
     embedding: Storages
@@ -137,7 +139,7 @@ def test_a_layer_told_to_recompute_keeps_its_input() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How four ranks share layers; dp takes what tp and cp leave."""
+    """Sharing of layers by four ranks; dp takes what tp and cp leave."""
 
     tp: int = 1
     cp: int = 1
@@ -169,7 +171,7 @@ WAYS = {
 
 
 def save_way(way: Way) -> list[Saved]:
-    """What this rank keeps of every model."""
+    """Storages that this rank keeps of every model."""
     mesh = make_mesh(fit_shape(dist.get_world_size(), pp=1, cp=way.cp, tp=way.tp), "cpu", "gloo")
     parallel = make_parallel(mesh, way.options, Recorder())
     return [save(config(kv_heads=way.kv_heads, **model), parallel) for model in MODELS]

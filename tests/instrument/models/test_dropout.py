@@ -102,7 +102,9 @@ def test_a_probability_out_of_range_is_refused(probability: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What one rank's layer zeroed between its parts, as bytes, each run the same layer anew; and gradients of its input."""
+    """Elements that one rank's layer zeroed between its parts, as bytes, each run the same layer anew; and gradients of its
+    input.
+    """
 
     place: tuple[int, int, int, int]
     runs: tuple[tuple[bytes, ...], ...]

@@ -39,7 +39,7 @@ def test_every_part_is_measured_and_layers_are_alike() -> None:
 
 
 def share_other_times() -> LayerTimes:
-    """What this rank knows after sharing, if each rank's own measurement were another."""
+    """Share the times, if each rank's own measurement were another."""
     rank_time = 100 * (1 + dist.get_rank())
     mesh = make_mesh(fit_shape(4, pp=4), "cpu", "gloo")
     layer_times.measure_layer_times = lambda *_: LayerTimes(rank_time, (rank_time + 1,) * 3, rank_time + 2)

@@ -219,7 +219,7 @@ def test_what_gloo_carries_is_what_the_marks_count(run: Run) -> None:
 
 
 def gloo_entries(mark: CommunicationMark) -> list[tuple[str, int]]:
-    """(what gloo calls it, bytes that a rank puts in) of a mark."""
+    """(name that gloo gives it, bytes that a rank puts in) of a mark."""
     if isinstance(mark, CollectiveMark):
         return [(GLOO[mark.kind], mark.bytes // (mark.size if mark.kind is Collective.ALL_GATHER else 1))]
     if is_rotation(mark):

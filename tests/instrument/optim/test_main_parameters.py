@@ -95,7 +95,7 @@ def test_a_part_counts_the_rows_it_has() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a replica holds: numbers in its main parameters, in its model, and the losses it saw."""
+    """State of a replica: numbers in its main parameters, in its model, and the losses it saw."""
 
     main: int
     model: int

@@ -105,7 +105,7 @@ def test_every_mark_of_the_plan_is_in_the_trace_once(run: tuple[Case, Plan, Path
 
 
 def untagged(action: Action) -> Action:
-    """As it is read back from a transfer, which tells neither chunk nor phase."""
+    """Return it as it is read back from a transfer, which tells neither chunk nor phase."""
     return parse_action(str(action))
 
 

@@ -1,4 +1,4 @@
-"""Which microbatches a plan leaves outstanding, and which of them recompute fully."""
+"""Microbatches that a plan leaves outstanding, and those of them that recompute fully."""
 
 from __future__ import annotations
 

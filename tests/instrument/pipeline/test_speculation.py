@@ -69,7 +69,7 @@ def test_prefixes_are_closed_and_none_can_be_longer(schedule: str, data: st.Data
 
 
 def can_go_on(plan: Plan, instructions: list[tuple[Instruction, ...]], lengths: tuple[int, ...], rank: int) -> bool:
-    """Whether closed prefixes exist that are longer on a rank: found by adding what is missing, step by step."""
+    """Return whether closed prefixes exist that are longer on a rank: found by adding what is missing, step by step."""
     longer = list(lengths)
     longer[rank] += 1
     position = {

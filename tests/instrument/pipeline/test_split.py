@@ -142,7 +142,7 @@ def test_what_runs_again_is_not_kept_after_the_forward(recompute: Recompute) -> 
 
 
 def saved_bytes(recompute: Recompute) -> int:
-    """What the forward of a stage keeps for its backward, each storage once."""
+    """Bytes that the forward of a stage keeps for its backward, each storage once."""
     stage = GptStage(replace(CONFIG, recompute=recompute), range(2))
     own = {weight.untyped_storage().data_ptr() for weight in stage.parameters()}
     held: dict[int, Tensor] = {}

@@ -31,7 +31,7 @@ def paper(schedule: str) -> PaperRun:
 
 
 def entries(run: PaperRun, rank: int) -> Iterator[Entry]:
-    """What the recorder has of a rank's messages, all of them in batches: what becomes of one is told at its batch's end."""
+    """Entries of the recorder for a rank's messages, all of them in batches: what becomes of one is told at its batch's end."""
     seq = 0
     for step in range(STEPS):
         for group in groups_of(run.ranks[rank]):

@@ -1,4 +1,4 @@
-"""Whether messages are those of one stage per rank, how far inferred ops are trusted, and what happens where they are not."""
+"""Trust in inferred ops: messages of one stage per rank, and what happens where they are not."""
 
 from __future__ import annotations
 

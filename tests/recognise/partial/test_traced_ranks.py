@@ -80,7 +80,7 @@ def in_order(actions: Sequence[Action]) -> Iterator[Action]:
 
 
 def assert_right_or_open(case: Case) -> bool:
-    """Whether the schedule is named; what is told must be true."""
+    """Return whether the schedule is named; what is reported must be true."""
     analysis, plan = case.analyse(), case.plan
     report = analysis.report
     schedule, mesh = report.schedule, report.mesh

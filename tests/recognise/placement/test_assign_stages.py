@@ -229,18 +229,18 @@ def test_a_flush_is_every_weight_gradient_that_has_not_run() -> None:
     ranges_of_step = resolved(
         named("F0.0.0", "F1.0.0", "B0.0.0", "W0.0.0", "B1.0.0", "F2.0.0", "B2.0.0", "W_clear.0.0")
     )
-    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1I0", "-1W0", "-1I1", "-1F2", "-1I2", "-1W1", "-1W2"]
+    assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0I0", "?0W0", "?0I1", "?0F2", "?0I2", "?0W1", "?0W2"]
     rows = ranges_of_step.in_time_order()
     assert [rows[name][-2:].tolist() for name in ("part", "parts")] == [[0, 1], [2, 2]]
 
 
 def test_a_backward_without_weight_gradients_is_whole() -> None:
-    assert actions(resolved(named("F0.0.0", "B0.0.0"))) == ["-1F0", "-1B0"]
+    assert actions(resolved(named("F0.0.0", "B0.0.0"))) == ["?0F0", "?0B0"]
 
 
 def test_parts_of_a_sequence_are_microbatches() -> None:
     ranges_of_step = resolved(named("F0.0.0", "F0.0.1", "F1.0.0", "F1.0.1", "B0.0.1", "B0.0.0"))
-    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1F2", "-1F3", "-1B1", "-1B0"]
+    assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0F2", "?0F3", "?0B1", "?0B0"]
 
 
 def test_ops_before_a_step_that_leads_belong_to_it() -> None:
@@ -249,13 +249,13 @@ def test_ops_before_a_step_that_leads_belong_to_it() -> None:
     step = Range(ranges[1].label, 10, 45, 1)
     ranges_of_step = resolved([ranges[0], step, *ranges[2:]])
     assert set(ranges_of_step.actions["step"].tolist()) == {7}
-    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1B0", "-1B1"]
+    assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0B0", "?0B1"]
 
 
 def test_pairs_that_name_nothing_are_numbered_by_their_halves() -> None:
     assert actions(resolved(named("1F1B", "1F1B"))) == [
-        "(-1F0;-1B0)OVERLAP_F_B",
-        "(-1F1;-1B1)OVERLAP_F_B",
+        "(?0F0;?0B0)OVERLAP_F_B",
+        "(?0F1;?0B1)OVERLAP_F_B",
     ]
 
 
@@ -263,13 +263,13 @@ def test_of_ops_that_were_taken_back_the_last_runs_count() -> None:
     ranges = named("F0.0.0", "F1.0.0", "iter_0_7", "F0.0.0", "F1.0.0", "B0.0.0", "B1.0.0")
     step = Range(ranges[2].label, 20, 69, 1)
     ranges_of_step = resolved([*ranges[:2], step, *ranges[3:]])
-    assert actions(ranges_of_step) == ["-1F0", "-1F1", "-1B0", "-1B1"]
+    assert actions(ranges_of_step) == ["?0F0", "?0F1", "?0B0", "?0B1"]
     rows = ranges_of_step.in_time_order()["range"]
     assert ranges_of_step.stepped.ranges.start_ns[rows].tolist() == [30, 40, 50, 60]
 
 
 def test_ops_that_name_nothing_are_numbered_in_order() -> None:
-    assert actions(resolved(named("F", "B", "F", "B"))) == ["-1F0", "-1B0", "-1F1", "-1B1"]
+    assert actions(resolved(named("F", "B", "F", "B"))) == ["?0F0", "?0B0", "?0F1", "?0B1"]
 
 
 @pytest.mark.parametrize(("name", "pp"), [("gpipe", None), ("1f1b", 4)])

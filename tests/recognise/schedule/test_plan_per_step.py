@@ -110,7 +110,7 @@ def test_a_step_cut_off_at_its_end_keeps_its_stages_and_hides_nothing_of_the_oth
 
 
 def test_a_step_cut_off_at_its_beginning_is_the_end_of_its_plan() -> None:
-    """Where a range of the step is there nevertheless, as marked by a profiler that began within it."""
+    """A range of the step may be there nevertheless, as marked by a profiler that began within it."""
     runs = runs_of("interleaved-1f1b", [9, 9], 2)
     begin = step_begins(runs[0], 0) + int(0.4 * runs[0].end)
     traces = []

@@ -24,7 +24,7 @@ SLOT = 10_000
 
 @dataclass(frozen=True)
 class Program:
-    """What each rank of a pipeline does: ``noise`` is the chance that something runs where something may, ``numbers`` whether
+    """Program of each rank of a pipeline: ``noise`` is the chance that something runs where something may, ``numbers`` whether
     autograd's nodes are numbered, as torch does it.
     """
 
@@ -148,7 +148,7 @@ class _Rank:
 
 
 def found_ops(run: RecognisedRun) -> dict[tuple[int, int], str]:
-    """What is said of the ops that have all: by rank and the first row that computes."""
+    """Texts of the ops that have all: by rank and the first row that computes."""
     ops = run.ops[run.ops["kind"].isin(COMPUTE_KINDS) & (run.ops["stage"] >= 0) & (run.ops["microbatch"] >= 0)]
     columns = zip(
         ops["rank"], ops["start_ns"], ops["end_ns"], ops["kind"], ops["stage"], ops["microbatch"], strict=True
@@ -265,7 +265,7 @@ def test_damage_on_one_rank_never_makes_an_op_another(
 
 
 def spmd(rank: int, kinds: Sequence[str]) -> Trace:
-    """What every rank does alike, or in turn: sends (S), receives (R), operators (C) and a backward (E)."""
+    """Trace of what every rank does alike, or in turn: sends (S), receives (R), operators (C) and a backward (E)."""
     rows: list[Event] = []
     at = START
     for kind in kinds * 6:

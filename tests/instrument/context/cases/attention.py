@@ -1,4 +1,4 @@
-"""What the ranks of the pool run for the tests of context parallelism."""
+"""Functions that the ranks of the pool run for the tests of context parallelism."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def rotated_by_position(case: ContextCase) -> float:
 
 
 def refused(case: ContextCase) -> str:
-    """What a rank is told of a case that cannot run."""
+    """Return the error that a rank gets of a case that cannot run."""
     try:
         attention, rank = make_attention(case)
         run_layer(attention, case, rank)

@@ -24,7 +24,7 @@ DESCRIPTIONS = {
     Axis.EMBEDDING: {"mesh_embd"},
     Axis.MIRROR: {"mesh_mirror"},
 }
-"""What the groups of an axis are called."""
+"""Names of the groups of an axis."""
 
 _WORDS = ("all", "reduce", "gather", "scatter", "broadcast", "barrier", "send", "recv")
 GROUP_CALLS = tuple(

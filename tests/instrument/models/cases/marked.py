@@ -1,4 +1,4 @@
-"""What the ranks of the pool run: training steps under torch's profiler, with the group of every call in the trace."""
+"""Functions that the ranks of the pool run: training steps under torch's profiler, with the group of every call in the trace."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def marked(events: list[Event]) -> list[Marked]:
 
 
 def _posted_by(mark: CommunicationMark) -> list[object]:
-    """What the ranges that wait for a call know it by."""
+    """Identifiers by which the ranges that wait for a call know it."""
     if isinstance(mark, P2PMark):
         return [(transfer, mark.step) for transfer in mark.transfers]
     return [] if mark.handle is None else [mark.handle]

@@ -1,4 +1,4 @@
-"""What the ranks of the pool run: training on meshes of every mix of axes, compared with one process."""
+"""Functions that the ranks of the pool run: training on meshes of every mix of axes, compared with one process."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank saw: the largest error of its losses and of its parameters, how many parameters it has, calls to
+    """Results of one rank: the largest error of its losses and of its parameters, how many parameters it has, calls to
     process groups without their mark, and what the marks count.
     """
 
@@ -125,7 +125,7 @@ class Outcome:
 
 
 def facts_of(mix: Mix, steps: int) -> GptFacts:
-    """What the training script would say of a mix."""
+    """Facts that the training script would give of a mix."""
     layers, stages = mix.layers, mix.plan.chain_length
     return GptFacts(
         hidden=HIDDEN,

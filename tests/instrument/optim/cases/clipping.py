@@ -37,7 +37,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one rank has after training; ``parameters`` by name, of all its stages."""
+    """Model of one rank after training; ``parameters`` by name, of all its stages."""
 
     parameters: Mapping[str, Tensor]
     losses: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""What the ranks of the pool run to compare memory with the plan. Functions here are called in worker processes."""
+"""Functions that the ranks of the pool run, in worker processes, to compare memory with the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the pool run. Functions here are called in worker processes."""
+"""Functions that the ranks of the pool run, in worker processes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank saw of a case. Errors are the largest absolute differences from one process."""
+    """Results of one rank in a case. Errors are the largest absolute differences from one process."""
 
     loss_error: float
     gradient_error: float
@@ -173,7 +173,7 @@ def train_profiled(case: Case, steps: int, folder: str) -> Plan:
 
 
 def outputs_alive(case: Case) -> tuple[list[int], int]:
-    """How many outputs of earlier forwards still have their data when a forward starts, and how many after the step."""
+    """Count the outputs of earlier forwards that still have their data when a forward starts, and those after the step."""
     alive: list[int] = []
     outputs: list[StorageWeakRef] = []
 

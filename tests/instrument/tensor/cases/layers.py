@@ -1,4 +1,4 @@
-"""What the ranks of the pool run for the tests of tensor and sequence parallelism.
+"""Functions that the ranks of the pool run for the tests of tensor and sequence parallelism.
 
 The reference is computed by every rank for itself with the same values in torch's plain modules.
 """
@@ -174,7 +174,7 @@ def _linear(variant: Variant, parts: _ColumnOf | _RowOf, features_out: int) -> O
 
 
 def switched(sequence: bool, whole_numbers: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """What overlap leaves as it was: of both layers, output and gradients without it and with it."""
+    """Results that overlap leaves as they were: of both layers, output and gradients without it and with it."""
     result = {}
     for name, parts in (("column", _ColumnOf()), ("row", _RowOf())):
         off, on = (_results(parts, sequence, overlap, whole_numbers) for overlap in (False, True))
@@ -346,7 +346,7 @@ def cross_entropy() -> tuple[dict[str, float], list[Mark]]:
 
 
 def refusals() -> dict[str, str]:
-    """What each impossible division says."""
+    """Errors of each impossible division."""
     region = Region(axis_of_all_ranks(), sequence=True)
     x = torch.ones(BATCH, 7, HIDDEN, dtype=torch.float64)
     attempts: dict[str, Callable[[], object]] = {
