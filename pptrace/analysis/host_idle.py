@@ -6,36 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pptrace.intervals import Int64, intersect, lengths_within, subtract, union
+from pptrace.intervals import Int64, lengths_within
 from pptrace.model.device import DeviceWork
 from pptrace.model.device_idle import HostIdle, IdleTime, Synchronisations, SyncSummary
 from pptrace.slices import Slice
 
 MOST_SYNCHRONISATIONS = 10
 """Calls and operators that a summary lists, those first that cost the device most."""
-
-
-def host_waits(comms: Slice) -> Int64:
-    """When the host of a rank waited for communication that it carried out itself (gloo, MPI), on the clock of ``comms``."""
-    start, posted, end = comms["start_ns"], comms["posted_ns"], comms["end_ns"]
-    waits = comms.where((comms["clock"] == "host") & ~((posted == end) & (start < end)))
-    return union(np.maximum(waits["start_ns"], waits["asked_ns"]), waits["end_ns"])
-
-
-def with_host_waits(idle: IdleTime, waits: Int64) -> IdleTime:
-    """The idle time, of which *blocking* is what was launch-starved while the host waited for communication, on the same clock."""
-    blocked = intersect(idle.launch_starved, waits)
-    if not len(blocked):
-        return idle
-    blocking = np.concatenate((idle.blocking, blocked))
-    return IdleTime(
-        launch_starved=subtract(idle.launch_starved, blocked),
-        blocking=union(blocking[:, 0], blocking[:, 1]),
-        dependency=idle.dependency,
-        unknown=idle.unknown,
-        synchronisations=idle.synchronisations,
-        reason=idle.reason,
-    )
 
 
 def host_idle_of_windows(
@@ -45,7 +22,7 @@ def host_idle_of_windows(
 
     Args:
         work: of the rank; its own ``idle`` is not looked at.
-        idle: of :func:`with_host_waits`.
+        idle: of :func:`pptrace.model.device_idle.with_host_waits`.
         starts_ns, ends_ns: the windows, on the rank's own clock.
     """
     if not len(work) or idle.reason:

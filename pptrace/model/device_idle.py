@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pptrace.intervals import EMPTY, Int64
+from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)
 
@@ -78,3 +78,12 @@ class SyncSummary:
 def only_reason(idle: IdleTime) -> IdleTime:
     """The idle time without its intervals."""
     return IdleTime(reason=idle.reason)
+
+
+def with_host_waits(idle: IdleTime, waits: Int64) -> IdleTime:
+    """The idle time, of which *blocking* is what was launch-starved while the host waited for communication, on the same clock."""
+    blocked = intersect(idle.launch_starved, waits)
+    if not len(blocked):
+        return idle
+    starved = subtract(idle.launch_starved, blocked)
+    return replace(idle, launch_starved=starved, blocking=merge(idle.blocking, blocked))
