@@ -71,11 +71,12 @@ def _summaries(
     summaries = []
     for number in np.unique(syncs.name[rows]).tolist():
         same = syncs.name[rows] == number
-        chosen = rows[same]
+        chosen, (call, operator) = rows[same], syncs.names[number]
         longest = chosen[duration[chosen].argmax()]
         summaries.append(
             SyncSummary(
-                *syncs.names[number],
+                call=call,
+                operator=operator,
                 count=len(chosen),
                 total_ns=int(duration[chosen].sum()),
                 drained_ns=int(np.maximum(drained[same], 0).sum()),

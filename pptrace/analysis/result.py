@@ -205,8 +205,8 @@ class RankStep:
     """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
     ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
 
-    ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that it
-    needs were not recorded; ``synchronisations`` None where no launches were.
+    ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
+    it needs were not recorded; ``synchronisations`` None where no launches were.
     """
 
     rank: int

@@ -53,9 +53,9 @@ class Clock:
         """Convert times of the common clock to a rank's own clock; of a clock that drifts, to within a nanosecond."""
         rate = self.rates.get(rank, 0.0)
         moved: Int64 = times - self.offsets_ns.get(rank, 0)
-        if not rate:
-            return moved
-        return moved - np.rint(rate / (1 + rate) * (times - self.middle_ns)).astype(np.int64)
+        if rate:
+            moved -= np.rint(rate / (1 + rate) * (times - self.middle_ns)).astype(np.int64)
+        return moved
 
     def relates(self, ranks: Sequence[int]) -> bool:
         """Whether these ranks' times may be compared with each other."""

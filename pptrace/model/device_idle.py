@@ -15,9 +15,9 @@ _NONE: Int64 = np.empty(0, dtype=np.int64)
 class Synchronisations:
     """Host calls that returned when device work was over, sorted by start, ns.
 
-    ``name`` indexes ``names``: (the call, the outermost operator around it or ""). ``drained_start_ns`` to ``drained_end_ns`` is the
-    idle time that began during the call and in which the host had not launched the next work: the device ran dry because the host
-    was waiting for it. Both are equal where there is none.
+    ``name`` indexes ``names``: (the call, the outermost operator around it or ""). ``drained_start_ns`` to ``drained_end_ns``
+    is the idle time that began during the call and in which the host had not launched the next work: the device ran dry
+    because the host was waiting for it. Both are equal where there is none.
     """
 
     start_ns: Int64 = field(default_factory=lambda: _NONE)
@@ -61,8 +61,9 @@ class HostIdle:
 class SyncSummary:
     """All synchronisations by one call inside one operator ("" outside of any).
 
-    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op during
-    which it ended, such as ``0F3`` (stage, kind, microbatch), None outside of ops or without stages.
+    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op that it
+    held up, such as ``0F3`` (stage, kind, microbatch): that which ran when it ended, or next. It is None where none did, or its
+    stage is not known.
     """
 
     call: str

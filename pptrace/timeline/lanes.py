@@ -89,8 +89,13 @@ def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTim
     """The idle time of a rank's device on the common clock, without its synchronisations."""
     if work.idle.reason:
         return None
-    sets = {name: getattr(work.idle, name) for name in ("launch_starved", "blocking", "dependency", "unknown")}
-    moved = IdleTime(**{name: clock.to_common_clock(rank, intervals) for name, intervals in sets.items()})
+    idle = work.idle
+    moved = IdleTime(
+        launch_starved=clock.to_common_clock(rank, idle.launch_starved),
+        blocking=clock.to_common_clock(rank, idle.blocking),
+        dependency=clock.to_common_clock(rank, idle.dependency),
+        unknown=clock.to_common_clock(rank, idle.unknown),
+    )
     return with_host_waits(moved, host_waits(comms))
 
 

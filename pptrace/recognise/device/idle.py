@@ -5,18 +5,21 @@ The device is idle while none of its kernels, copies and fills runs. Each idle t
     |-- launch-starved or blocking --|------ dependency ------|
     idle                             launched                 next work
 
-The next work counts as launched when the host call with its correlation id has returned, or when it starts, if that is earlier; of a
-call that returns only when its work is over (a copy without ``Async``, or from pageable memory) when the call begins, and of a graph
-when its first node starts. Before that the idle time is *launch-starved* or, where a thread that launches sat in a call that waited
-for communication, *blocking*. After that it is *dependency*; but all earlier work of the device is over, so that work that was
-launched into an idle device without a wait for an event before it has nothing to wait for but its own launch: that is launch-starved
-to its start. Work whose launch was not recorded leaves its idle time unknown, unless something shows that it had been launched when
-the device went idle: later work of its stream (a stream runs its work in the order of launches) or a larger correlation id (which count
-the calls of a process) had been, or its id is smaller than that of any recorded call, so that it was launched before the recording.
+The next work counts as launched when the host call with its correlation id has returned, or when it starts, if that is
+earlier; of a call that returns only when its work is over (a copy without ``Async``, or from pageable memory) when the call
+begins, and of a graph when its first node starts. Before that the idle time is *launch-starved* or, where a thread that launches
+sat in a call that waited for communication, *blocking*. After that it is *dependency*; but all earlier work of the device is
+over, so that work that was launched into an idle device without a wait for an event before it has nothing to wait for but its
+own launch: that is launch-starved to its start.
 
-Sources: CUPTI joins a runtime call and its work by ``correlationId`` (CUpti_ActivityAPI, CUpti_ActivityKernel); Kineto writes that as
-``correlation``. HolisticTraceAnalysis (``hta/analyzers/breakdown_analysis.py``) calls the whole gap of a stream *host wait* where the
-launching call began after the work before it had ended; this looks at the whole device, and cuts a gap at the launch.
+Work whose launch was not recorded leaves its idle time unknown, unless something shows that it had been launched when the device
+went idle: later work of its stream had been (a stream runs its work in the order of launches), or a larger correlation id (they
+count the calls of a process), or its own id is smaller than that of any recorded call, which puts its launch before the recording.
+
+Sources: CUPTI joins a runtime call and its work by ``correlationId`` (CUpti_ActivityAPI, CUpti_ActivityKernel); Kineto writes
+that as ``correlation``. HolisticTraceAnalysis (``hta/analyzers/breakdown_analysis.py``) calls the whole gap of a stream *host
+wait* where the launching call began after the work before it had ended; here the gap is the whole device's, and is cut at the
+launch.
 """
 
 from __future__ import annotations
