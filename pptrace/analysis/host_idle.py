@@ -39,7 +39,7 @@ def synchronisations_of_windows(
     syncs: Synchronisations,
     starts_ns: Sequence[int],
     ends_ns: Sequence[int],
-    longest_op: Callable[[int], str | None] = lambda end_ns: None,
+    longest_op: Callable[[int], str | None] = lambda _: None,
     on_clock: Callable[[int], int] = lambda time_ns: time_ns,
 ) -> list[tuple[SyncSummary, ...]]:
     """The synchronisations that ended in each window, by call and operator, the costliest first.

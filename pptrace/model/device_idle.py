@@ -61,9 +61,9 @@ class HostIdle:
 class SyncSummary:
     """All synchronisations by one call inside one operator ("" outside of any).
 
-    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op that it
-    held up, such as ``0F3`` (stage, kind, microbatch): that which ran when it ended, or next. It is None where none did, or its
-    stage is not known.
+    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op that
+    it held up, such as ``0F3`` (stage, kind, microbatch): that which ran when it ended, or next. It is None where none did, or
+    its stage is not known.
     """
 
     call: str
@@ -82,7 +82,7 @@ def only_reason(idle: IdleTime) -> IdleTime:
 
 
 def with_host_waits(idle: IdleTime, waits: Int64) -> IdleTime:
-    """The idle time, of which *blocking* is what was launch-starved while the host waited for communication, on the same clock."""
+    """The idle time, of which *blocking* is what was launch-starved while the host waited for communication; on one clock."""
     blocked = intersect(idle.launch_starved, waits)
     if not len(blocked):
         return idle

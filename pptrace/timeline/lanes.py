@@ -32,8 +32,8 @@ class Lane:
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
-    ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute. ``idle`` is when its device did nothing, and
-    why; None where that is not known.
+    ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute. ``idle`` is when its device did nothing,
+    and why; None where that is not known.
     """
 
     compute: Int64

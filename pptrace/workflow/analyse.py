@@ -11,7 +11,7 @@ from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
 from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
-from pptrace.analysis.notes import explain_nulls, is_plan_of_all
+from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -138,7 +138,7 @@ def make_report(
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
         findings=find(steps, summary),
-        warnings=warnings,
+        warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
     )
     return with_verdict(report)
 

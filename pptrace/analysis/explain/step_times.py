@@ -47,9 +47,10 @@ class StepTimes:
     ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
     communicated and did not compute, ``host`` that in which its device was idle because the host had launched nothing,
     ``stalled`` the rest of what its kernels did not fill: where a device was recorded, an op computes while its kernels run.
-    ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the exposed communication in the gap before each op, ``inner_bubble`` the bubble inside
-    it, ``tail_bubble`` (steps, pp) that after the last op of each rank. ``arrival`` is when the reader of a message had it,
-    ``transfer`` what the transfer cost it; ``sender_is_last``: it began when the sender was ready, not when the reader was.
+    ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
+    exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
+    after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it;
+    ``sender_is_last``: it began when the sender was ready, not when the reader was.
     ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
     ``waits``: the messages that held up a rank, whatever it ran after them.
     """

@@ -14,7 +14,7 @@ own launch: that is launch-starved to its start.
 
 Work whose launch was not recorded leaves its idle time unknown, unless something shows that it had been launched when the device
 went idle: later work of its stream had been (a stream runs its work in the order of launches), or a larger correlation id (they
-count the calls of a process), or its own id is smaller than that of any recorded call, which puts its launch before the recording.
+count the calls of a process), or its own id is smaller than that of any recorded call: it was launched before the recording.
 
 Sources: CUPTI joins a runtime call and its work by ``correlationId`` (CUpti_ActivityAPI, CUpti_ActivityKernel); Kineto writes
 that as ``correlation``. HolisticTraceAnalysis (``hta/analyzers/breakdown_analysis.py``) calls the whole gap of a stream *host

@@ -15,7 +15,7 @@ WATERFALL = {
     "straggler": "ranks that are slower than their replicas",
     "jitter": "ops above their stage's mean cost",
     "communication": "transfers that nothing hides",
-    "host": "launching, where the trace shows it",
+    "host": "devices idle until the host launched",
     "unexplained": "the rest",
 }
 
