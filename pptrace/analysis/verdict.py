@@ -77,14 +77,14 @@ def _ruling_part(step: StepReport, parts: Mapping[str, int]) -> str:
     if name not in ("host", "imbalance") or ns < _RULES * step.span_ns:
         return ""
     if name == "host":
-        return "The bubble is not your problem: launching is. "
+        return "The bubble is not your problem: the devices wait for the host to launch. "
     stages = {
         cause.where["stage"]: cause.ns for cause in step.causes or () if cause.cause == name and "stage" in cause.where
     }
     stage = max(stages, key=stages.__getitem__, default=None)
     if stage is None or stages[stage] < _MOST_OF_IT * ns:
         return ""
-    return f"The bubble is not your problem: what stage {stage} computes is. "
+    return f"The bubble is not your problem: stage {stage} computes longer than the others. "
 
 
 _RULES = 0.1

@@ -84,6 +84,6 @@ def _call(rank: int, sync: SyncSummary) -> str:
     where = f" in {sync.operator}" if sync.operator else ""
     before = "" if sync.longest_op is None else f", the longest before {sync.longest_op}"
     return (
-        f"rank {rank}: {units.counted(sync.count, 'call')} of {sync.call}{where}, device idle {units.milliseconds(sync.drained_ns)} "
-        f"ms{before}"
+        f"rank {rank}: {units.counted(sync.count, 'call')} of {sync.call}{where}, device idle "
+        f"{units.milliseconds(sync.drained_ns)} ms{before}"
     )
