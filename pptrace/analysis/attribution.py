@@ -5,6 +5,7 @@
     imbalance      + each stage at its own mean cost
     jitter         + each op at its own cost
     communication  + the measured transfers, and the collectives and exchanges that ops waited for (tp, cp)
+    host           + the time in which the device had nothing to do because the host had not launched it
     unexplained    + what the last replay does not show
 
 Each part is what its replay adds to the makespan, so the parts sum to the measured span exactly.
@@ -25,19 +26,33 @@ from pptrace.simulator import makespans
 
 
 def waterfalls(
-    table: PlanTable, ops_ns: Times, communication_ns: Times, transfers_ns: Times, spans_ns: Sequence[int]
+    table: PlanTable,
+    computing: Times,
+    communication_ns: Times,
+    transfers_ns: Times,
+    spans_ns: Sequence[int],
+    host_ns: Times | None = None,
+    knows_host: Sequence[bool] | None = None,
 ) -> tuple[Waterfall, ...]:
-    """Attribute steps of one plan, each with a row of the matrices.
+    """Attribute steps of one plan, each with a row of the matrices, ns.
 
-    ``ops_ns`` and ``communication_ns`` (the part of an op's time in which it communicated and did not compute) have the shape
-    (steps, rows of the table), ``transfers_ns`` (steps, messages of the table).
+    Args:
+        computing: what ops computed, shape (steps, rows of the table).
+        communication_ns: the part of an op's time in which it communicated and did not compute, of the same shape.
+        transfers_ns: shape (steps, messages of the table).
+        spans_ns: of the steps.
+        host_ns: how long each op was kept from its device by the host, before it and in it; None where no device was recorded.
+        knows_host: of which steps that is known.
     """
-    computing = ops_ns - communication_ns
     even = computing[:, _first_of_each_key(table)].sum(axis=1) // table.pp
     by_kind = _means(table, computing, table.kind)
     by_stage = _means(table, computing, table.kind * np.int64(table.num_stages) + table.stage)
     uniform, of_stages, of_ops = makespans(table, np.stack((by_kind, by_stage, computing)))
-    with_transfers = makespans(table, ops_ns, transfers_ns)
+    with_transfers = makespans(table, computing + communication_ns, transfers_ns)
+    with_host = with_transfers
+    if host_ns is not None and host_ns.any():
+        with_host = makespans(table, computing + communication_ns + host_ns, transfers_ns)
+    knows = [host_ns is not None] * len(computing) if knows_host is None else knows_host
     return tuple(
         Waterfall(
             compute=compute,
@@ -45,15 +60,17 @@ def waterfalls(
             imbalance=imbalance - structural,
             jitter=jitter - imbalance,
             communication=communication - jitter,
-            host=None,
-            unexplained=span - communication,
+            host=host - communication if is_known else None,
+            unexplained=span - (host if is_known else communication),
         )
-        for compute, structural, imbalance, jitter, communication, span in zip(
+        for compute, structural, imbalance, jitter, communication, host, is_known, span in zip(
             even.tolist(),
             uniform.tolist(),
             of_stages.tolist(),
             of_ops.tolist(),
             with_transfers.tolist(),
+            with_host.tolist(),
+            knows,
             spans_ns,
             strict=True,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_interval
+from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
 from pptrace.analysis.step_findings import findings_of_series
 from pptrace.model.tables import Int64
@@ -33,6 +34,11 @@ _CAUSES = {
         "goes to communication that no compute hides",
         "goes to communication that no compute hides",
         "overlap it with compute, or send fewer bytes",
+    ),
+    "host": (
+        "goes to devices that have nothing to do because their hosts have not launched it",
+        "goes to {place}, whose device has nothing to do because its host has not launched it",
+        "launch less and earlier: CUDA graphs or torch.compile, fewer and larger kernels, less Python between ops",
     ),
     "unexplained": (
         "goes to time that belongs to neither ops nor transfers",
@@ -65,11 +71,11 @@ def find(
     apart = {outlier.step for outlier in series.outliers} if series else set()
     explained = [step for step in steps if step.causes is not None and step.step not in apart]
     if not explained:
-        return (*findings, *of_series)
+        return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
-    named = [_with_axes(finding, explained) for finding in candidates if finding]
+    named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
     ordered = sorted([*named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
     return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
@@ -146,6 +152,20 @@ def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
         detail=f"of what is exposed: {by_axis}; {finding.detail}",
         evidence={**finding.evidence, "exposed_by_axis": shares},
     )
+
+
+def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
+    """The finding on launching in steps without a pipeline: the mean over the ranks of what their devices waited for it."""
+    known = [step for step in steps if step.ranks and all(rank.host is not None for rank in step.ranks)]
+    if not known:
+        return ()
+    starved = [
+        sum(rank.host.launch_starved_ns for rank in step.ranks if rank.host is not None) // len(step.ranks)
+        for step in known
+    ]
+    loss = _Loss("host", np.array(starved, dtype=np.int64), {})
+    finding = _finding(loss, sum(sum(rank.window_ns for rank in step.ranks) // len(step.ranks) for step in known))
+    return () if finding is None else (with_synchronisations(finding, known),)
 
 
 def _structural(loss: _Loss, span: int, schedule: ScheduleSummary) -> Finding:

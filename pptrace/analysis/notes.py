@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.result import StepReport
+from pptrace.analysis.result import RankDevice, StepReport
 from pptrace.clock import Clock
 from pptrace.marks import P2P
+from pptrace.model.device import DeviceWork
 from pptrace.model.tables import COMPUTE_KINDS, OP_TABLE
 from pptrace.model.wording import listed
 from pptrace.recognise.partial.traced_ranks import peers_of
@@ -272,6 +273,28 @@ def _missing_devices(run: RecognisedRun) -> Iterator[str]:
         yield f"no device events in these traces: {what}, and the device breakdown is null"
 
 
+def explain_unknown_idle(
+    steps: Sequence[StepReport], device: Sequence[RankDevice], work: Mapping[int, DeviceWork]
+) -> tuple[str, ...]:
+    """A warning for each reason why devices with idle time have no ``host``."""
+    ranks_by_reason: dict[str, set[int]] = {}
+    lacking = {entry.rank for entry in device if entry.breakdown.idle_ns is not None and entry.host is None}
+    lacking |= {
+        rank.rank for step in steps for rank in step.ranks if rank.device.idle_ns is not None and rank.host is None
+    }
+    for rank in sorted(lacking):
+        reason = work[rank].idle.reason if rank in work else ""
+        ranks_by_reason.setdefault(reason or _LACKS_LAUNCHES, set()).add(rank)
+    return tuple(
+        f"host (why the device was idle) is null for rank {listed(sorted(ranks), _FEW)}: {reason}; record CUDA runtime calls "
+        "from before the first step to after the last (Kineto: activities=[CPU, CUDA]; nsys: --trace=cuda)"
+        for reason, ranks in ranks_by_reason.items()
+    )
+
+
+_LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
+
+
 def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     yield from _missing_devices(run)
     if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
@@ -318,8 +341,11 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
 def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
-    if any(step.bubble.waterfall_ns is not None for step in steps):
-        yield "waterfall_ns.host (launching is not measured separately)"
+    falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
+    if not any(len(work) for work in run.work.values()):
+        yield f"ranks[].host, synchronisations{' and waterfall_ns.host' if falls else ''} (no device events)"
+    elif any(fall.host is None for fall in falls):
+        yield "waterfall_ns.host (it is not known of every rank why its device was idle)"
     if run.memory.empty:
         yield "peak_memory_bytes (no memory events)"
     if any(comm.bytes is None for comm in comms):

@@ -15,6 +15,7 @@ from pptrace.analysis.rank_steps import (
     comms_of_steps,
     device_of_steps,
     durations_of_steps,
+    host_of_steps,
     masked,
     peak_memory_of_steps,
 )
@@ -104,6 +105,7 @@ def _rank_steps(windows: RankWindows, data: AlignedRun) -> list[RankStep]:
         "comms": comms_of_steps(comms, comm_window, windows, data),
         "spans": durations_of_steps(rows.spans.where(rows.spans["kind"] != "STEP"), windows),
         "device": device_of_steps(windows, data),
+        **host_of_steps(windows, data),
         "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
     }
     return [

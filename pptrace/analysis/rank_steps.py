@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,15 +12,17 @@ import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun, RankRows
 from pptrace.analysis.communication import summarise_steps
+from pptrace.analysis.host_idle import held_up_op, host_idle_of_windows, synchronisations_of_windows
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import CommSummary, PhaseSummary, RankIdeal, RankStep
 from pptrace.intervals import lengths_within, merge
+from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import MESSAGES, Int64
 from pptrace.recognise.device.work import breakdowns
 from pptrace.recognise.groups.topology import UNKNOWN
 from pptrace.slices import Slice
-from pptrace.timeline.lanes import Lane
+from pptrace.timeline.lanes import Lane, host_waits
 from pptrace.timeline.phases import phase_spans_of_steps
 
 Mask = npt.NDArray[np.bool_]
@@ -117,6 +119,7 @@ def report_rank_steps(
         "comms": comms_of_steps(comms, comm_window, windows, data),
         "spans": durations_of_steps(rows.spans, windows),
         "device": device_of_steps(windows, data),
+        **host_of_steps(windows, data, held_up_op(ops)),
         "peak_memory_bytes": peak_memory_of_steps(rows, windows, data),
         "ops": [
             OpRows(ops, first, last) for first, last in zip(first_op[:-1].tolist(), first_op[1:].tolist(), strict=True)
@@ -257,11 +260,34 @@ def _pairs(rows: Int64, columns: Int64) -> Iterator[tuple[int, int]]:
 
 def device_of_steps(windows: RankWindows, data: AlignedRun) -> list[Any]:
     """The device breakdown of each window."""
-    edges = (
+    return breakdowns(data.work[windows.rank], *_on_rank_clock(windows, data))
+
+
+def _on_rank_clock(windows: RankWindows, data: AlignedRun) -> tuple[list[int], list[int]]:
+    """(starts, ends) of the windows on the rank's own clock."""
+    start, end = (
         [data.clock.to_rank_clock(windows.rank, time) for time in times.tolist()]
         for times in (windows.start_ns, windows.end_ns)
     )
-    return breakdowns(data.work[windows.rank], *edges)
+    return start, end
+
+
+def host_of_steps(
+    windows: RankWindows, data: AlignedRun, held_up: Callable[[int], str | None] = lambda _: None
+) -> dict[str, list[Any]]:
+    """The device-idle time of each window by its cause, and the synchronisations in it, each of which held up an op."""
+    rank, work = windows.rank, data.work[windows.rank]
+    starts, ends = _on_rank_clock(windows, data)
+    waits = data.clock.times_on_rank_clock(rank, host_waits(data.rows.of_rank(rank).comms))
+    idle = with_host_waits(work.idle, waits)
+    synchronisations: list[Any] = [None] * len(starts)
+    if len(work) and not idle.reason:
+
+        def on_clock(time_ns: int) -> int:
+            return int(data.clock.to_common_clock(rank, np.array([time_ns]))[0])
+
+        synchronisations = synchronisations_of_windows(idle.synchronisations, starts, ends, held_up, on_clock)
+    return {"host": host_idle_of_windows(work, idle, starts, ends), "synchronisations": synchronisations}
 
 
 def peak_memory_of_steps(rows: RankRows, windows: RankWindows, data: AlignedRun) -> list[int | None]:

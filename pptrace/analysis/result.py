@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from pptrace.model.device import DeviceBreakdown
+from pptrace.model.device_idle import HostIdle, SyncSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ class RankStep:
     """``not_compute_ns`` is the window without compute: bubble and exposed communication together. ``bubble_low_ns`` and
     ``bubble_high_ns`` bound the bubble in it, where the other sides of messages have no trace.
 
-    ``phases`` are {} where the schedules that fit disagree about them.
+    ``phases`` are {} where the schedules that fit disagree about them. ``host`` is None without a device, or where launches that
+    it needs were not recorded; ``synchronisations`` None where no launches were.
     """
 
     rank: int
@@ -224,6 +226,8 @@ class RankStep:
     bubble_low_ns: int | None = None
     bubble_high_ns: int | None = None
     ideal: RankIdeal | None = None
+    host: HostIdle | None = None
+    synchronisations: tuple[SyncSummary, ...] | None = None
 
 
 _CAUSES = ("structural", "imbalance", "straggler", "jitter", "communication", "host", "unexplained")
@@ -347,6 +351,8 @@ class RankDevice:
     rank: int
     breakdown: DeviceBreakdown
     comms: tuple[CommTotal, ...] = ()
+    host: HostIdle | None = None
+    synchronisations: tuple[SyncSummary, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +404,7 @@ class Report:
     verdict: str = ""
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
-"""Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
+    """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None
 
     @property

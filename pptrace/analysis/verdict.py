@@ -16,7 +16,7 @@ _NAMES = {
     "straggler": "a rank slower than its replicas",
     "jitter": "ops that vary",
     "communication": "exposed communication",
-    "host": "launching",
+    "host": "devices waiting to be launched",
     "unexplained": "unexplained",
 }
 
@@ -38,7 +38,9 @@ def _verdict(report: Report) -> str:
     length = _length(report, step.span_ns)
     if parts := step.span_parts:
         shares = {_NAMES[name].format(schedule=schedule.name): value / step.span_ns for name, value in parts.items()}
-        return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
+        return (
+            f"{_ruling_part(step, parts)}{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
+        )
     ranks = step.ranks
     window = sum(rank.window_ns for rank in ranks)
     compute = _sum([rank.compute_ns for rank in ranks])
@@ -51,8 +53,43 @@ def _verdict(report: Report) -> str:
             f"{length}: {compute / window:.0%} compute; the rest is waiting and exposed communication, not told apart."
         )
     waiting = "bubble" if step.has_pipeline else "waiting for other ranks, input and Python"
-    shares = {"compute": compute / window, "exposed communication": exposed / window, waiting: bubble / window}
+    starved = (
+        None if step.has_pipeline else _sum([rank.host.launch_starved_ns if rank.host else None for rank in ranks])
+    )
+    launching = min(starved or 0, bubble)
+    shares = {
+        "compute": compute / window,
+        "exposed communication": exposed / window,
+        waiting: (bubble - launching) / window,
+        _NAMES["host"]: launching / window,
+    }
     return f"{length}: {_shares_text(shares)}{_largest(report.findings, step, len(steps))}."
+
+
+def _ruling_part(step: StepReport, parts: Mapping[str, int]) -> str:
+    """A sentence before all others where the schedule is not what costs: a better one, or more microbatches, would win less than
+    a host that launches earlier or a stage that computes less.
+    """
+    name, ns = max(
+        ((name, ns) for name, ns in parts.items() if name != "compute"), key=lambda part: part[1], default=("", 0)
+    )
+    assert step.span_ns
+    if name not in ("host", "imbalance") or ns < _RULES * step.span_ns:
+        return ""
+    if name == "host":
+        return "The bubble is not your problem: the devices wait for the host to launch. "
+    stages = {
+        cause.where["stage"]: cause.ns for cause in step.causes or () if cause.cause == name and "stage" in cause.where
+    }
+    stage = max(stages, key=stages.__getitem__, default=None)
+    if stage is None or stages[stage] < _MOST_OF_IT * ns:
+        return ""
+    return f"The bubble is not your problem: stage {stage} computes longer than the others. "
+
+
+_RULES = 0.1
+"""From this share of the step on, the largest part beyond compute is named first, if it is not the schedule."""
+_MOST_OF_IT = 0.5
 
 
 def _length(report: Report, span_ns: int) -> str:
@@ -77,8 +114,20 @@ def _without_steps(device: Sequence[RankDevice]) -> str:
         "computing": sum(part.compute_ns or 0 for part in known) / whole,
         "communicating": sum(part.communication_ns or 0 for part in known) / whole,
         "moving memory": sum(part.memory_ns or 0 for part in known) / whole,
-        "idle": sum(part.idle_ns or 0 for part in known) / whole,
     }
+    idle = sum(part.idle_ns or 0 for part in known)
+    starved = _sum(
+        [
+            entry.host.launch_starved_ns if entry.host else None
+            for entry in device
+            if entry.breakdown.busy_ns is not None
+        ]
+    )
+    if starved is None:
+        shares["idle"] = idle / whole
+    else:
+        shares["idle because nothing was launched"] = starved / whole
+        shares["idle for other reasons"] = (idle - starved) / whole
     devices = "The device was" if len(known) == 1 else f"The {len(known)} devices were"
     return f"No training step was recognised in these traces. {devices} {_shares_text(shares)}."
 
@@ -103,8 +152,8 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
             where = "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
             gains.append((parts[cause], f"of {_NAMES[cause]}{where}"))
         else:
-            average = " on average" if num_steps > 1 else ""
-            gains.append((finding.gain_ns or 0, f"{average} of {finding.title}".strip()))
+            average = "on average " if num_steps > 1 else ""
+            gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
 

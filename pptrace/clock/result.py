@@ -49,6 +49,14 @@ class Clock:
         rate = self.rates.get(rank, 0.0)
         return time_ns - self.offsets_ns.get(rank, 0) - round(rate / (1 + rate) * (time_ns - self.middle_ns))
 
+    def times_on_rank_clock(self, rank: int, times: Int64) -> Int64:
+        """Convert times of the common clock to a rank's own clock; of a clock that drifts, to within a nanosecond."""
+        rate = self.rates.get(rank, 0.0)
+        moved: Int64 = times - self.offsets_ns.get(rank, 0)
+        if rate:
+            moved -= np.rint(rate / (1 + rate) * (times - self.middle_ns)).astype(np.int64)
+        return moved
+
     def relates(self, ranks: Sequence[int]) -> bool:
         """Return whether these ranks' times may be compared with each other."""
         if len(ranks) < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.intervals import Int64, union
+from pptrace.model.device_idle import IdleTime
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 
@@ -20,7 +21,7 @@ class DeviceWork:
 
     ``launch_ns`` is the start of the host call with the same correlation; -1 where it was not recorded.
     ``missing_device_events`` names what shows that the rank uses a device although no event of it was recorded, "" otherwise:
-    its host ranges then last as long as launching does.
+    its host ranges then last as long as launching does. ``idle`` is the time without any of these events, and why.
     """
 
     start_ns: Int64
@@ -30,6 +31,7 @@ class DeviceWork:
     is_compute: npt.NDArray[np.bool_]
     is_communication: npt.NDArray[np.bool_]
     missing_device_events: str = ""
+    idle: IdleTime = field(default_factory=IdleTime)
 
     def __len__(self) -> int:
         return len(self.start_ns)

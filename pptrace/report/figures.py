@@ -2,8 +2,9 @@
 
 One function draws measured, simulated and planned ops, since all have the schema OPS. A figure has a few traces however long
 the step is: bars are arrays with a base and a width, one trace per kind of op and chunk, so that 50,000 ops stay fluent. From the
-back to the front, each row holds its phases as bands, its bubbles (transparent, only for their hover text), its ops, and
-below the ops two thin lines, receives and then sends, each split into waiting and transferring.
+back to the front, each row holds its phases as bands, its bubbles (transparent, only for their hover text), its ops, over them
+the gaps in which their device computed nothing, and below the ops two thin lines, receives and then sends, each split into
+waiting and transferring.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pptrace.analysis.result import StepReport
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.report.colours import FONT, HOVER_LABEL
 from pptrace.report.detail import MOST_BARS, View, rows_near, select_detail
+from pptrace.report.idle_traces import idle_traces
 from pptrace.report.summary_figures import note, overview, rank_label, waterfall
 from pptrace.report.timeline_traces import (
     ALONE,
@@ -83,6 +85,8 @@ def timeline(
     if drawn is not None:
         traces += block_traces(drawn.blocks, rows)
     traces += op_traces(step_ops if drawn is None else drawn.ops, rows, num_chunks=int(step_ops["chunk"].max()) + 1)
+    if drawn is None or drawn.blocks.empty:
+        traces += idle_traces(step_ops, shown, lanes, rows, view)
     if step_comms is not None and has_comms:
         shown_comms = step_comms if view is None else rows_near(step_comms, view)
         if view is None or len(shown_comms) <= MOST_BARS:

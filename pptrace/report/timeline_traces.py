@@ -72,7 +72,7 @@ def compute_by_rank(ops: pd.DataFrame, window: StepWindow) -> dict[int, pd.DataF
     return {int(str(rank)): rank_ops for rank, rank_ops in compute.groupby("rank")}
 
 
-def _bars(y: Any, height: float, start_ms: Any, end_ms: Any, **options: Any) -> go.Bar:
+def bars(y: Any, height: float, start_ms: Any, end_ms: Any, **options: Any) -> go.Bar:
     """Horizontal bars from start to end, one trace."""
     return go.Bar(
         orientation="h",
@@ -91,7 +91,7 @@ def phase_traces(phases: Mapping[int, Sequence[PhaseSpan]], rows: Rows) -> Itera
         spans = [(rank, span) for rank, rank_spans in phases.items() for span in rank_spans if str(span.phase) == name]
         if not any(span.end_ns > span.start_ns for _, span in spans):
             continue
-        yield _bars(
+        yield bars(
             rows.y(pd.Series([rank for rank, _ in spans]), _PHASES),
             _PHASES.height,
             rows.ms([span.start_ns for _, span in spans]),
@@ -127,7 +127,7 @@ def bubble_traces(
         return
     edges = np.concatenate(parts)
     start, end = rows.ms(edges[:, 0]), rows.ms(edges[:, 1])
-    yield _bars(
+    yield bars(
         rows.y(pd.Series(ranks), rows.ops),
         rows.ops.height,
         start,
@@ -169,7 +169,7 @@ def block_traces(blocks: pd.DataFrame, rows: Rows) -> Iterator[go.Bar]:
         return
     start, end = rows.ms(blocks["start_ns"]), rows.ms(blocks["end_ns"])
     numbers = (blocks["rank"], blocks["num_forward"], blocks["num_backward"])
-    yield _bars(
+    yield bars(
         rows.y(blocks["rank"], rows.ops),
         rows.ops.height,
         start,
@@ -222,7 +222,7 @@ def _op_trace(kind: str, ops: pd.DataFrame, colour: str, rows: Rows, *, with_tex
             "insidetextfont": {"color": ink(colour), "size": 12},
         }
     name = KIND_NAMES.get(kind, kind)
-    return _bars(
+    return bars(
         rows.y(ops["rank"], rows.ops),
         rows.ops.height,
         start,
@@ -280,7 +280,7 @@ def _comm_trace(kind: str, part: str, comms: pd.DataFrame, rows: Rows, *, in_leg
     names = {"send": "Send to rank %{customdata[1]:d}", "recv": "Receive from rank %{customdata[1]:d}"}
     title = names.get(kind, f"{kind} over %{{customdata[6]:d}} ranks")
     detail = " · microbatch %{customdata[2]:d}" if kind in names else ""
-    return _bars(
+    return bars(
         rows.y(comms["rank"], band),
         band.height,
         rows.ms(comms["from_ns"]),

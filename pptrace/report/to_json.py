@@ -39,7 +39,9 @@ def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
             "steps": (_step(step, with_ops) for step in report.steps),
             "marked_steps": _plain(report.marked_steps),
             "device": [
-                {"rank": entry.rank, **_plain(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
+                {"rank": entry.rank, **_plain(entry.breakdown)}
+                | {name: _plain(getattr(entry, name)) for name in ("comms", "host", "synchronisations")}
+                for entry in report.device
             ],
             "stragglers": None,
             "findings": _plain(report.findings),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pptrace.clock import Clock
 from pptrace.intervals import Int64, NestedIntervals, lengths_within, merge, subtract, union
 from pptrace.model.device import DeviceWork
+from pptrace.model.device_idle import IdleTime, with_host_waits
 from pptrace.model.tables import COMPUTE_KINDS, MESSAGES
 from pptrace.recognise.messages.match import without_group_or_peer
 from pptrace.recognise.ops.host_compute import HostWork
@@ -31,6 +32,8 @@ class Lane:
     A kernel of which not even the group was recorded counts as transfer if it is a collective and as waiting if it is a message.
     ``not_overlapped`` is all communication without compute at the same time that the rank posted or waited for: an upper bound of
     ``exposed``.
+    ``on_device``: ``compute`` are kernels, so that all else in its ops is no compute. ``idle`` is when its device did nothing,
+    and why; None where that is not known.
     """
 
     compute: Int64
@@ -38,6 +41,8 @@ class Lane:
     exposed: Int64
     unknown: Int64
     not_overlapped: Int64
+    on_device: bool = False
+    idle: IdleTime | None = None
 
 
 def lane_of(
@@ -72,7 +77,33 @@ def lane_of(
         compute = subtract(union(compute_ops["start_ns"], compute_ops["end_ns"]), inside)
     exposed = subtract(_blocking(known_comms, "transfer_start_ns", "transfer_end_ns"), compute)
     not_overlapped = subtract(blocking, compute)
-    return Lane(compute, transfer, exposed, subtract(subtract(unmatched, compute), exposed), not_overlapped)
+    unclear_part = subtract(subtract(unmatched, compute), exposed)
+    if work is None or not len(work):
+        return Lane(compute, transfer, exposed, unclear_part, not_overlapped)
+    on_device = len(work.compute) > 0
+    idle = _idle_of(rank, work, comms, clock)
+    return Lane(compute, transfer, exposed, unclear_part, not_overlapped, on_device, idle)
+
+
+def _idle_of(rank: int, work: DeviceWork, comms: Slice, clock: Clock) -> IdleTime | None:
+    """The idle time of a rank's device on the common clock, without its synchronisations."""
+    if work.idle.reason:
+        return None
+    idle = work.idle
+    moved = IdleTime(
+        launch_starved=clock.to_common_clock(rank, idle.launch_starved),
+        blocking=clock.to_common_clock(rank, idle.blocking),
+        dependency=clock.to_common_clock(rank, idle.dependency),
+        unknown=clock.to_common_clock(rank, idle.unknown),
+    )
+    return with_host_waits(moved, host_waits(comms))
+
+
+def host_waits(comms: Slice) -> Int64:
+    """When the host of a rank waited for communication that it carried out itself (gloo, MPI), on the clock of ``comms``."""
+    start, posted, end = comms["start_ns"], comms["posted_ns"], comms["end_ns"]
+    waits = comms.where((comms["clock"] == "host") & ~((posted == end) & (start < end)))
+    return union(np.maximum(waits["start_ns"], waits["asked_ns"]), waits["end_ns"])
 
 
 def communication_inside_ops(ops: Slice, comms: Slice, lane: Lane) -> Int64:

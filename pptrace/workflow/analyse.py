@@ -10,7 +10,8 @@ import pandas as pd
 from pptrace.analysis.aligned import AlignedRun, RowsByRank
 from pptrace.analysis.communication import total_comms
 from pptrace.analysis.findings import find
-from pptrace.analysis.notes import explain_nulls, is_plan_of_all
+from pptrace.analysis.host_idle import host_idle_of_windows, synchronisations_of_windows
+from pptrace.analysis.notes import explain_nulls, explain_unknown_idle, is_plan_of_all
 from pptrace.analysis.plain_steps import marked_windows, report_marked_steps
 from pptrace.analysis.result import (
     ClockSummary,
@@ -29,6 +30,7 @@ from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.errors import UsageError
 from pptrace.model.device import DeviceWork
+from pptrace.model.device_idle import with_host_waits
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.schedule_info import Candidate, ScheduleInfo
 from pptrace.model.tables import Trace, TraceInfo
@@ -41,7 +43,7 @@ from pptrace.recognise.run import RecognisedRun, recognise_ranks
 from pptrace.schedule.plan import Plan
 from pptrace.schedule.registry import SCHEDULES
 from pptrace.slices import Slice, rows_where, slice_of, slices_by_int
-from pptrace.timeline.lanes import lane_of
+from pptrace.timeline.lanes import host_waits, lane_of
 from pptrace.timeline.phases import tag_ops
 from pptrace.timeline.windows import StepWindow, step_windows
 from pptrace.version import __version__
@@ -137,7 +139,7 @@ def make_report(
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
         findings=find(steps, summary, series),
-        warnings=warnings,
+        warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
     )
     return with_verdict(report)
@@ -177,7 +179,14 @@ def _device_of_ranks(run: RecognisedRun) -> tuple[RankDevice, ...]:
 
 
 def device_of_rank(rank: int, work: DeviceWork, comms: Slice) -> RankDevice:
-    return RankDevice(rank, breakdown(work), total_comms(comms, work.compute if len(work) else None))
+    """The sums over a rank's trace; ``comms`` are on its own clock, as its work is."""
+    device = breakdown(work)
+    totals = total_comms(comms, work.compute if len(work) else None)
+    if device.first_ns is None or device.last_ns is None or work.idle.reason:
+        return RankDevice(rank, device, totals)
+    idle, window = with_host_waits(work.idle, host_waits(comms)), ([device.first_ns], [device.last_ns])
+    host = host_idle_of_windows(work, idle, *window)[0]
+    return RankDevice(rank, device, totals, host, synchronisations_of_windows(idle.synchronisations, *window)[0])
 
 
 def _align(run: RecognisedRun, clock: Clock) -> tuple[AlignedRun, tuple[str, ...]]:

@@ -12,6 +12,7 @@ import pandas as pd
 from pptrace.errors import PptraceError
 from pptrace.ingest.job.read_job import FileResult
 from pptrace.model.device import DeviceWork
+from pptrace.model.device_idle import only_reason
 from pptrace.model.tables import HOST_ORDER, InputFormat, TraceInfo, empty_table
 from pptrace.recognise.ops.host_compute import HostWork
 from pptrace.recognise.recognised_rank import RecognisedRank
@@ -88,6 +89,7 @@ def _one_event(work: DeviceWork) -> DeviceWork:
         work.is_compute[:1].copy(),
         work.is_communication[:1].copy(),
         work.missing_device_events,
+        only_reason(work.idle),
     )
 
 

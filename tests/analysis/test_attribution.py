@@ -104,7 +104,7 @@ def test_steps_attributed_together_are_those_attributed_alone_by_their_definitio
         )
     together = waterfalls(
         table,
-        np.array([[ops[key] for key in keys] for ops, *_ in steps]),
+        np.array([[ops[key] - within[key] for key in keys] for ops, within, *_ in steps]),
         np.array([[within[key] for key in keys] for _, within, *_ in steps]),
         np.array([Costs(transfers=transfers).latencies(table) for *_, transfers, _ in steps]),
         [span for *_, span in steps],

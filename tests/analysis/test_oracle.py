@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,8 @@ def assert_same(result: RankDevice, expected: Counted) -> None:
     assert got.idle_ns == expected.idle_ns
     ratio = expected.overlapped_ns / expected.communicating_ns if expected.communicating_ns else None
     assert got.overlap_ratio == ratio
+    if result.host is not None:
+        assert sum(asdict(result.host).values()) == expected.idle_ns
 
 
 @pytest.mark.parametrize("path", KINETO_FILES, ids=lambda path: path.parent.name)
@@ -83,3 +88,47 @@ def test_a_trace_in_whole_microseconds_has_the_times_that_hta_counts() -> None:
     assert breakdown.idle_ns == 1000 * expected["idle_time(us)"]
     assert breakdown.compute_ns == 1000 * expected["compute_time(us)"]
     assert breakdown.busy_ns - breakdown.compute_ns == 1000 * expected["non_compute_time(us)"]
+
+
+_ASK_HTA_IDLE = """
+import json, sys
+from hta.trace_analysis import TraceAnalysis
+path = sys.argv[1]
+analysis = TraceAnalysis(trace_files={0: path}, trace_dir="/", include_last_profiler_step=True)
+rows = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)[0].to_dict("records")
+print(json.dumps({row["idle_category"]: row["idle_time"] for row in rows}))
+"""
+
+
+@pytest.mark.skipif(not HTA_PYTHON, reason="PPTRACE_HTA_PYTHON names no Python that has HolisticTraceAnalysis")
+def test_idle_time_is_told_apart_as_hta_does_but_for_launches_in_flight() -> None:
+    """HTA counts a gap as the host's where the launch began in it; here the host also has gaps in which a launch that began
+    before went on. The trace has one stream and whole µs, so that nothing else differs."""
+    (path,) = (DATA / "kineto_tb_plugin").glob("*.json.gz")
+    asked = subprocess.run(
+        [HTA_PYTHON, "-c", _ASK_HTA_IDLE, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    expected = json.loads(asked.stdout.splitlines()[-1])
+    device = load([path]).report.device[0]
+    assert device.host is not None
+    in_flight_us = _idle_behind_launches_in_flight(path)
+    assert in_flight_us > 0
+    assert device.host.launch_starved_ns == 1000 * (expected["host_wait"] + in_flight_us)
+    assert device.host.dependency_ns == 1000 * (expected["kernel_wait"] + expected["other"] - in_flight_us)
+
+
+def _idle_behind_launches_in_flight(path: Path) -> int:
+    """Total of the gaps of a stream whose next kernel was being launched when they began, µs."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    calls = {event["args"]["correlation"]: event for event in events if event["cat"] == "Runtime"}
+    work = sorted(
+        (event for event in events if event["cat"] in ("Kernel", "Memcpy", "Memset")), key=lambda event: event["ts"]
+    )
+    total = 0
+    for before, after in pairwise(work):
+        idle_from = before["ts"] + before["dur"]
+        call = calls[after["args"]["correlation"]]
+        if call["ts"] <= idle_from < call["ts"] + call["dur"] and "Pageable" not in after["name"]:
+            total += after["ts"] - idle_from
+    return total

@@ -82,7 +82,9 @@ def test_the_verdict_comes_first_and_the_findings_before_the_tables() -> None:
 def test_the_verdict_names_what_costs_most() -> None:
     slow = record(build("1f1b", 2, 8, 1), cost=lambda action: 3000 if action.stage else 1000).traces()
     verdict = analyse(slow).report.verdict
-    assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", verdict), verdict
+    first, _, rest = verdict.partition(". ")
+    assert first == "The bubble is not your problem: stage 1 computes longer than the others"
+    assert re.match(r"The step takes [\d.,]+ ms: \d+% compute, \d+% stages of unequal cost, ", rest), verdict
     assert verdict.endswith("a step of stages of unequal cost (stage 1).")
 
 

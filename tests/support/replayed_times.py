@@ -30,6 +30,8 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         start=start,
         end=end,
         communication=nothing,
+        host=nothing,
+        stalled=nothing,
         before=np.broadcast_to(before, start.shape).astype(np.int64),
         gap_bubble=start - idle_since,
         gap_exposed=nothing,
@@ -39,5 +41,6 @@ def replayed_times(table: PlanTable, durations: npt.ArrayLike, latency_ns: int =
         arrival=arrival,
         transfer=np.maximum(arrival - np.maximum(asked, end[:, table.dep[entries]]), 0),
         is_whole=np.ones(num_steps, dtype=np.bool_),
+        knows_host=np.zeros(num_steps, dtype=np.bool_),
         waits=PeerWaits(*(np.empty(0, dtype=np.int64) for _ in range(5))),
     )

@@ -190,7 +190,7 @@ class Job:
 def host_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = START) -> list[Event]:
     """The marked host ranges of a pipeline rank's step that begins at ``at``; nothing is known of any device."""
     events = [marked(OpMark(done.action, step), at + done.start, at + done.end) for done in run.computes(rank)]
-    for group in _groups(run.transfers(rank)):
+    for group in groups_of(run.transfers(rank)):
         transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
         start, end = group[0].start, max(done.end for done in group)
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start, at + end))
@@ -225,7 +225,7 @@ def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int =
         thread = MAIN_THREAD if done.action.kind is Kind.F else AUTOGRAD_THREAD
         launch("gemm_f16", begin + 3, done.start, half, thread, COMPUTE_STREAM)
         launch("layer_norm", begin + 8, half + 3, done.end, thread, COMPUTE_STREAM)
-    for group in _groups(run.transfers(rank)):
+    for group in groups_of(run.transfers(rank)):
         transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
         start, end = group[0].start, max(done.end for done in group)
         events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start - LEAD, at + start - LEAD + 20))
@@ -233,7 +233,7 @@ def device_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int =
     return events
 
 
-def _groups(transfers: list[Done]) -> list[list[Done]]:
+def groups_of(transfers: list[Done]) -> list[list[Done]]:
     groups: dict[int, list[Done]] = {}
     for done in transfers:
         groups.setdefault(done.group, []).append(done)

@@ -66,4 +66,4 @@ def waterfall(plan: Plan, measured: MeasuredCosts, span_ns: int) -> Waterfall | 
     ops = np.array([[measured.ops[key] for key in keys]])
     communication = np.array([[measured.communication.get(key, 0) for key in keys]])
     transfers = Costs(transfers=measured.transfers).latencies(plan.table)
-    return waterfalls(plan.table, ops, communication, transfers, [span_ns])[0]
+    return waterfalls(plan.table, ops - communication, communication, transfers, [span_ns])[0]

@@ -4,7 +4,8 @@ A step is replayed with every combination of the causes present or absent; the s
 over all orders of what the cause adds when it comes in. The shares therefore sum to the difference between the replay with all
 and with none, and do not depend on an order. What an op computes is a product: what its kind usually takes, times what is
 special about its stage (``imbalance``), about its rank among the replicas of the stage (``straggler``) and about this very op
-(``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them.
+(``jitter``). ``communication`` adds the transfers of the pipeline's messages, and what ops wait for inside them; ``host`` the
+time in which an op could have run and its device was idle because the host had not launched it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _LEVELS = {"imbalance": ("of_stage", "of_kind"), "straggler": ("of_rank", "of_st
 """Causes in what ops compute: the cost with the cause, and the one without."""
 MESSAGES, INNER = "pp", "inner"
 """The communication of the pipeline's messages, and that inside ops."""
+HOST = "host"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,8 @@ class Costs:
     """Costs of the ops of some steps, ns, shape (steps, rows): as computed (``own``), as the median of the op's kind and stage on
     its rank (``of_rank``) and on all replicas (``of_stage``), and as the mean of its kind (``of_kind``).
 
-    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages cost their readers.
+    ``inner`` is what ops communicated without computing, ``transfers`` (steps, messages) what messages cost their readers,
+    ``host`` how long ops were kept from their devices by the host.
     """
 
     own: Int64
@@ -41,6 +44,7 @@ class Costs:
     of_kind: Int64
     inner: Int64
     transfers: Int64
+    host: Int64
 
     @cached_property
     def players(self) -> tuple[str, ...]:
@@ -50,12 +54,12 @@ class Costs:
             for name, (with_it, without) in _LEVELS.items()
             if (getattr(self, with_it) != getattr(self, without)).any()
         ]
-        added = {MESSAGES: self.transfers, INNER: self.inner}
+        added = {MESSAGES: self.transfers, INNER: self.inner, HOST: self.host}
         return (*changed, *(name for name, times in added.items() if times.any()))
 
     def makespans(self, present: frozenset[str], table: PlanTable) -> Int64:
         """The makespan of every step where only some causes are present, ns."""
-        ops = self._computing(present) + (self.inner if INNER in present else 0)
+        ops = self._computing(present) + (self.inner if INNER in present else 0) + (self.host if HOST in present else 0)
         spans: Int64 = makespans(table, ops, self.transfers if MESSAGES in present else 0)
         return spans
 

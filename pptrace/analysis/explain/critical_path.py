@@ -15,31 +15,41 @@ from pptrace.schedule.actions import Kind
 from pptrace.slices import group_sums
 
 
-def critical_paths(times: StepTimes, bindings: Bindings, windows: Int64) -> tuple[list[CriticalPath], Int64]:
+def critical_paths(
+    times: StepTimes, bindings: Bindings, windows: Int64, host_before: Int64
+) -> tuple[list[CriticalPath], Int64]:
     """The critical path of each of some windows, and how much of it lies in each op, shape (windows, rows).
 
+    ``host_before`` (steps, rows) is what of the idle time before each op is the host's; with the host's part of ops it is the
+    path's ``host``.
     The parts of a path sum to the span. A transfer counts for the stage that sent it, an idle time for that of the op after it.
     """
     table, numbers = times.table, np.zeros(len(times.windows), dtype=np.int64)
     numbers[windows] = np.arange(len(windows))
     last = times.end[windows].argmax(axis=1)
-    work, transfer, idle = (np.zeros((len(windows), len(table)), dtype=np.int64) for _ in range(3))
+    work, transfer, idle, host = (np.zeros((len(windows), len(table)), dtype=np.int64) for _ in range(4))
     start = times.start[windows, last]
     work[np.arange(len(windows)), last] = times.end[windows, last] - start
     for hop in walk_back(times, bindings, windows, last, start):
         number, source = numbers[hop.step], np.maximum(hop.source, 0)
-        idle[number, hop.row] += hop.idle
+        of_host = np.minimum(host_before[hop.step, hop.row], hop.idle)
+        idle[number, hop.row] += hop.idle - of_host
+        host[number, hop.row] += of_host
         transfer[number, source] += hop.transfer
         work[number, source] += hop.work
+    inside = np.minimum(times.host[windows], work)
+    work, host = work - inside, host + inside
     kinds = {str(kind): work[:, table.kind == kind.code] for kind in Kind if (table.kind == kind.code).any()}
     parts = {name: part.sum(axis=1) for name, part in kinds.items()}
     parts |= {"transfer": transfer.sum(axis=1), "idle": idle.sum(axis=1)}
-    by_stage = group_sums(work + transfer + idle, table.stage, table.num_stages)
+    if times.knows_host[windows].any() or host.any():
+        parts["host"] = host.sum(axis=1)
+    by_stage = group_sums(work + transfer + idle + host, table.stage, table.num_stages)
     spans = (times.finish - times.begin)[windows]
     return [
         CriticalPath(span, _of_step(parts, index), dict(enumerate(by_stage[index].tolist())))
         for index, span in enumerate(spans.tolist())
-    ], work
+    ], work + inside
 
 
 def _of_step(parts: Mapping[str, Int64], step: int) -> dict[str, int]:

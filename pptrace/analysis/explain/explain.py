@@ -12,7 +12,7 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.attribution import waterfalls
 from pptrace.analysis.explain.binding import Bindings, bindings_of
 from pptrace.analysis.explain.blame import Charges, charge_bubbles, typical_of
-from pptrace.analysis.explain.causes import INNER, MESSAGES, Costs, shapley_values
+from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shapley_values
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
@@ -109,20 +109,39 @@ def _explain_part(
     if not len(explained):
         return explanations
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
-    step, times = step[times.is_whole], times.whole()
+    is_whole = times.is_whole
+    step, times = step[is_whole], times.whole()
     bindings, spans = bindings_of(times), (times.finish - times.begin)[chosen]
+    before = np.where(times.knows_host[:, np.newaxis], _host_before(ranks, bindings, is_whole), 0)
     parts = waterfalls(
-        table, times.durations[chosen], times.communication[chosen], times.transfer[chosen], spans.tolist()
+        table,
+        times.computing[chosen],
+        times.communication[chosen],
+        times.transfer[chosen],
+        spans.tolist(),
+        (times.host + before)[chosen],
+        times.knows_host[chosen].tolist(),
     )
-    paths, on_path = critical_paths(times, bindings, chosen)
-    causes = _causes(times, chosen, _costs(times, step, explained, chosen), on_path, axes)
+    paths, on_path = critical_paths(times, bindings, chosen, before)
+    causes = _causes(times, chosen, _costs(times, step, explained, chosen, before), on_path, axes)
     blames = _blames(times, bindings, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number])
     return explanations
 
 
-def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64) -> Costs:
+def _host_before(ranks: Sequence[RankTimes], bindings: Bindings, is_whole: npt.NDArray[np.bool_]) -> Int64:
+    """How long the host kept each op from its device when it could have run, ns, shape (whole windows, rows)."""
+    before = np.zeros(bindings.ready.shape, dtype=np.int64)
+    numbers = np.where(is_whole, np.cumsum(is_whole) - 1, -1)
+    for rank in ranks:
+        if len(rank.starved):
+            window, row, ns = rank.host_before(bindings.ready, numbers)
+            before[window, row] = ns
+    return before
+
+
+def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64, host_before: Int64) -> Costs:
     """The costs of the ops of the windows ``chosen``, compared with those of the other pipelines of their steps.
 
     A rank usually takes the median of its ops of a kind and stage, so that single long ones are not the stage's cost. Several
@@ -132,7 +151,8 @@ def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64) -> Co
     key, of_key = np.unique(table.kind * np.int64(table.num_stages) + table.stage, return_inverse=True)
     kind = key // table.num_stages
     counts = np.bincount(of_key)
-    medians = group_medians(times.durations - times.communication, of_key, len(key))
+    computing = times.computing
+    medians = group_medians(computing, of_key, len(key))
     of_stage = np.empty((len(chosen), len(key)), dtype=np.int64)
     for index, number in enumerate(explained.tolist()):
         replicas = np.sort(medians[step == number], axis=0)
@@ -141,12 +161,13 @@ def _costs(times: StepTimes, step: Int64, explained: Int64, chosen: Int64) -> Co
     weights = np.where(np.arange(len(kinds))[:, np.newaxis] == of_kind, counts, 0)
     mean_of_kind = of_stage @ (weights / weights.sum(axis=1, keepdims=True)).T
     return Costs(
-        own=(times.durations - times.communication)[chosen],
+        own=computing[chosen],
         of_rank=medians[chosen][:, of_key],
         of_stage=of_stage[:, of_key],
         of_kind=_rounded(mean_of_kind[:, of_kind[of_key]]),
         inner=times.communication[chosen],
         transfers=times.transfer[chosen],
+        host=(times.host + host_before)[chosen],
     )
 
 
@@ -168,8 +189,8 @@ def _causes(
         np.where(on_path > 0, np.maximum(costs.of_stage - costs.of_kind, 0), 0), table.stage, table.num_stages
     )
     slower, varying = np.maximum(costs.of_rank - costs.of_stage, 0), np.abs(costs.own - costs.of_rank)
-    of_slower, of_varying = (
-        group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying)
+    of_slower, of_varying, of_host = (
+        group_sums(np.where(on_path > 0, part, 0), table.rank, table.pp) for part in (slower, varying, costs.host)
     )
     steps = []
     for index, window in enumerate(chosen.tolist()):
@@ -180,6 +201,7 @@ def _causes(
                 ("rank", rank): weight for rank, weight in zip(ranks, of_slower[index].tolist(), strict=True)
             },
             "jitter": {("rank", rank): weight for rank, weight in zip(ranks, of_varying[index].tolist(), strict=True)},
+            HOST: {("rank", rank): weight for rank, weight in zip(ranks, of_host[index].tolist(), strict=True)},
             MESSAGES: {("axis", "pp"): 1},
             INNER: {("axis", axis): weight for axis, weight in axes.items()},
         }

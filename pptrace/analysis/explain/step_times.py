@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
-from pptrace.intervals import Int64, clip, lengths_within, merge
+from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
 from pptrace.model.tables import MESSAGES
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import NONE, PlanTable
@@ -45,11 +45,14 @@ class StepTimes:
     """Times of steps, ns. Matrices of ops have the shape (steps, rows of the table), of messages (steps, messages of the table).
 
     ``start`` and ``end`` of an op that the trace lacks are 0. ``communication`` is the part of an op's time in which it
-    communicated and did not compute, ``before`` the row that ran before each on its rank (−1: none). ``gap_bubble`` and
-    ``gap_exposed`` are the bubble and the exposed communication in the gap before each op, ``inner_bubble`` the bubble inside
-    it, ``tail_bubble`` (steps, pp) that after the last op of each rank. ``arrival`` is when the reader of a message had it,
-    ``transfer`` what the transfer cost it; ``sender_is_last``: it began when the sender was ready, not when the reader was.
-    ``is_whole``: the trace has every op of the plan. ``waits``: the messages that held up a rank, whatever it ran after them.
+    communicated and did not compute, ``host`` that in which its device was idle because the host had launched nothing,
+    ``stalled`` the rest of what its kernels did not fill: where a device was recorded, an op computes while its kernels run.
+    ``before`` is the row that ran before each on its rank (−1: none). ``gap_bubble`` and ``gap_exposed`` are the bubble and the
+    exposed communication in the gap before each op, ``inner_bubble`` the bubble inside it, ``tail_bubble`` (steps, pp) that
+    after the last op of each rank. ``arrival`` is when the reader of a message had it, ``transfer`` what the transfer cost it;
+    ``sender_is_last``: it began when the sender was ready, not when the reader was.
+    ``is_whole``: the trace has every op of the plan; ``knows_host``: of every rank it is known why its device was idle.
+    ``waits``: the messages that held up a rank, whatever it ran after them.
     """
 
     table: PlanTable
@@ -57,6 +60,8 @@ class StepTimes:
     start: Int64
     end: Int64
     communication: Int64
+    host: Int64
+    stalled: Int64
     before: Int64
     gap_bubble: Int64
     gap_exposed: Int64
@@ -66,11 +71,17 @@ class StepTimes:
     transfer: Int64
     sender_is_last: Bool
     is_whole: Bool
+    knows_host: Bool
     waits: PeerWaits
 
     @property
     def durations(self) -> Int64:
         return self.end - self.start
+
+    @property
+    def computing(self) -> Int64:
+        """What of its time each op computed."""
+        return self.durations - self.communication - self.host - self.stalled
 
     def whole(self) -> StepTimes:
         """The windows that have every op of the plan."""
@@ -103,12 +114,14 @@ class RankTimes:
     """Measurements of one rank in windows: its ops, the ends of its steps, the messages that it received, those it waited for.
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
+    ``starved`` is when its device was idle between ops because the host had launched nothing (see :mod:`pptrace.intervals`).
     """
 
     ops: Slice
     tails: Slice
     messages: Slice
     waits: Slice
+    starved: Int64
 
     @classmethod
     def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankTimes:
@@ -126,9 +139,13 @@ class RankTimes:
         if not known.all():
             measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
-        ops = Slice({**ops.columns, "communication": _inside_ops(comms, measured, lane)})
+        ops = Slice({**ops.columns, **_inside_ops(comms, measured, lane)})
         return cls(
-            ops, tails, _received(table, comms, window_of_comms), _waits(rank, chosen[0].ranks, comms, window_of_comms)
+            ops,
+            tails,
+            _received(table, comms, window_of_comms),
+            _waits(rank, chosen[0].ranks, comms, window_of_comms),
+            _starved_between(lane, measured),
         )
 
     def of_windows(self, first: int, last: int) -> RankTimes:
@@ -138,7 +155,19 @@ class RankTimes:
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(*parts)
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved)
+
+    def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
+        """(window, row, ns): how long the host kept ops from the device that could have run.
+
+        Args:
+            ready: when each op could have run, shape (windows, rows).
+            window: for each window that the rank has ops in its row of ``ready``, −1 where it has none there.
+        """
+        number, row = window[self.ops["window"]], self.ops["row"]
+        kept = number >= 0
+        number, row, start = number[kept], row[kept], self.ops["start"][kept]
+        return number, row, lengths_within(self.starved, ready[number, row], start)
 
 
 def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[RankTimes]) -> StepTimes:
@@ -154,6 +183,7 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         transfer=np.zeros(messages, dtype=np.int64),
         sender_is_last=np.zeros(messages, dtype=np.bool_),
         is_whole=np.zeros(len(windows), dtype=np.bool_),
+        knows_host=np.ones(len(windows), dtype=np.bool_),
         waits=PeerWaits(*waits),
         **{name: np.zeros(shape, dtype=np.int64) for name in _OF_OPS},
     )
@@ -164,9 +194,13 @@ def step_times(table: PlanTable, windows: Sequence[StepWindow], ranks: Sequence[
         for name in (*_OF_OPS, "before"):
             getattr(times, name)[ops["window"], ops["row"]] = ops[name]
         times.tail_bubble[rank.tails["window"], table.rank[rank.tails["row"]]] = rank.tails["bubble"]
+        times.knows_host[rank.tails["window"]] &= rank.tails["knows_host"]
         for name in ("arrival", "transfer", "sender_is_last"):
             getattr(times, name)[received["window"], received["message"]] = received[name]
     times.is_whole[:] = is_measured.all(axis=1)
+    partial = ~times.knows_host
+    times.stalled[partial] += times.host[partial]
+    times.host[partial] = 0
     return times
 
 
@@ -175,7 +209,7 @@ def ranks_of_windows(windows: Sequence[StepWindow]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(rank for window in windows for rank in window.ranks))
 
 
-_OF_OPS = ("start", "end", "communication", "gap_bubble", "gap_exposed", "inner_bubble")
+_OF_OPS = ("start", "end", "communication", "host", "stalled", "gap_bubble", "gap_exposed", "inner_bubble")
 _WAITS = ("window", "rank", "freed", "peer", "ready")
 _OF_RECEIVED = ("direction", "stage", "microbatch", "start_ns", "asked_ns", "transfer_start_ns", "transfer_end_ns")
 
@@ -241,7 +275,23 @@ def _cut(lane: Lane, begin: Int64, finish: Int64, window: Int64, row: Int64, ops
     }
     last = np.flatnonzero(np.append(is_first[1:], [True] * (len(window) > 0)))
     bubble = finish[window[last]] - inner_end[last] - lengths_within(busy, inner_end[last], finish[window[last]])
-    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble})
+    knows_host = _knows_host(lane, begin[window[last]], finish[window[last]])
+    return Slice(cut), Slice({"window": window[last], "row": row[last], "bubble": bubble, "knows_host": knows_host})
+
+
+def _knows_host(lane: Lane, begin: Int64, finish: Int64) -> Bool:
+    """In which windows it is known why the rank's device was idle."""
+    if lane.idle is None:
+        return np.zeros(len(begin), dtype=np.bool_)
+    known: Bool = lengths_within(lane.idle.unknown, begin, finish) == 0
+    return known
+
+
+def _starved_between(lane: Lane, ops: Slice) -> Int64:
+    """When the rank's device was idle between ops because the host had launched nothing."""
+    if lane.idle is None or not len(ops):
+        return EMPTY
+    return subtract(lane.idle.launch_starved, union(ops["start_ns"], ops["end_ns"]))
 
 
 def _latest_before(group: Int64, end: Int64, begin: Int64, is_first: Bool) -> Int64:
@@ -293,7 +343,20 @@ def _transfer_ns(received: Slice) -> Int64:
     return durations
 
 
-def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> Int64:
+def _inside_ops(comms: Slice, ops: Slice, lane: Lane) -> dict[str, Int64]:
+    """What of each op's time is no compute, ns, by the names of :class:`StepTimes`."""
+    start, end = ops["start_ns"], ops["end_ns"]
+    none = np.zeros(len(ops), dtype=np.int64)
+    if not lane.on_device:
+        return {"communication": _communicating(comms, ops, lane), "host": none, "stalled": none}
+    starved = EMPTY if lane.idle is None else subtract(lane.idle.launch_starved, lane.compute)
+    host = lengths_within(starved, start, end)
+    compute = lengths_within(lane.compute, start, end)
+    communication = np.minimum(_communicating(comms, ops, lane), end - start - compute - host)
+    return {"communication": communication, "host": host, "stalled": end - start - compute - host - communication}
+
+
+def _communicating(comms: Slice, ops: Slice, lane: Lane) -> Int64:
     """Time in which each op communicated without compute, in order of step, from the communication of its own step, ns."""
     inside = np.zeros(len(ops), dtype=np.int64)
     if not is_inner(comms).any():

@@ -13,6 +13,7 @@ from pptrace.intervals import lengths_within, merge, subtract
 from pptrace.model.device import DeviceBreakdown, DeviceWork, Rows
 from pptrace.model.tables import Category, Events
 from pptrace.recognise.device.communication_names import COMMUNICATION_KERNEL
+from pptrace.recognise.device.idle import idle_time
 
 _NCCL_CALL = re.compile(r"(?:nccl|rccl):(?!coalesced)|record_param_comms|c10d::|p?nccl[A-Z]")
 """Names of NCCL's host calls, without the range of a batch, which may never end."""
@@ -39,6 +40,7 @@ def device_work(events: Events, backend: str = "") -> DeviceWork:
         is_compute=is_kernel & ~communicates,
         is_communication=communicates,
         missing_device_events="" if len(rows) else _name_of_missing_device(events, backend),
+        idle=idle_time(events, rows, calls, communicates),
     )
 
 

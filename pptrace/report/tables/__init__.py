@@ -10,6 +10,7 @@ from __future__ import annotations
 from pptrace.analysis.result import Report, StepReport
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
+from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
@@ -27,6 +28,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables.append(comm_totals_table(report, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
+    if any(entry.host is not None for entry in report.device):
+        tables.append(device_host_table(report, amount))
     return tables
 
 
@@ -39,6 +42,8 @@ def tables_of_step(step: StepReport, amount: Amount, of_several: bool = False) -
         tables.append(phases_table(step, amount))
     if step.span_parts is not None:
         tables.append(waterfall_table(step, amount))
+    if any(rank.host is not None for rank in step.ranks):
+        tables.append(host_table(step, amount))
     if step.blame is not None and step.blame.total_ns > 0:
         tables.append(blame_table(step, amount))
     if any(rank.comms for rank in step.ranks):

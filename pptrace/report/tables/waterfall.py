@@ -16,7 +16,7 @@ WATERFALL = {
     "straggler": "ranks that are slower than their replicas",
     "jitter": "ops that vary",
     "communication": "transfers that nothing hides",
-    "host": "launching, where the trace shows it",
+    "host": "devices idle until the host launched",
     "unexplained": "the rest",
 }
 

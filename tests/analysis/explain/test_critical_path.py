@@ -50,7 +50,7 @@ def test_the_path_is_a_longest_one_of_all_and_its_parts_are_the_span() -> None:
         table = build(name, pp, rng.choice((2, 4)) * pp if "dualpipe" in name else pp * rng.randint(1, 2)).table
         durations, latency = [rng.randint(0, 50) for _ in range(len(table))], rng.choice((0, 7))
         times = replayed_times(table, [durations], latency)
-        (path,), work = critical_paths(times, bindings_of(times), np.array([0]))
+        (path,), work = critical_paths(times, bindings_of(times), np.array([0]), np.zeros_like(times.start))
         longest = paths_to_the_end(table, durations, latency)
         assert path.span_ns == sum(path.parts.values()) == sum(path.by_stage.values()) == max(longest.values())
         assert path.parts["idle"] == 0

@@ -1,0 +1,90 @@
+"""Device-idle time of one rank by what its next work waited for, and the host's synchronisations with the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pptrace.intervals import EMPTY, Int64, intersect, merge, subtract
+
+_NONE: Int64 = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Synchronisations:
+    """Host calls that returned when device work was over, sorted by start, ns.
+
+    ``name`` indexes ``names``: (the call, the outermost operator around it or ""). ``drained_start_ns`` to ``drained_end_ns``
+    is the idle time that began during the call and in which the host had not launched the next work: the device ran dry
+    because the host was waiting for it. Both are equal where there is none.
+    """
+
+    start_ns: Int64 = field(default_factory=lambda: _NONE)
+    end_ns: Int64 = field(default_factory=lambda: _NONE)
+    name: Int64 = field(default_factory=lambda: _NONE)
+    drained_start_ns: Int64 = field(default_factory=lambda: _NONE)
+    drained_end_ns: Int64 = field(default_factory=lambda: _NONE)
+    names: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleTime:
+    """The time of a rank in which its device did nothing, as sets of intervals (:mod:`pptrace.intervals`), on its own clock.
+
+    Disjoint, and together all time without device work: ``launch_starved`` (the host had not launched the next work),
+    ``blocking`` (nor could it, because it was waiting for communication), ``dependency`` (the next work had been launched and
+    waited for others), ``unknown`` (its launch was not recorded). ``reason`` is why none of them is known, "" where they are.
+    """
+
+    launch_starved: Int64 = field(default_factory=lambda: EMPTY)
+    blocking: Int64 = field(default_factory=lambda: EMPTY)
+    dependency: Int64 = field(default_factory=lambda: EMPTY)
+    unknown: Int64 = field(default_factory=lambda: EMPTY)
+    synchronisations: Synchronisations = field(default_factory=Synchronisations)
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdle:
+    """Device-idle time by what its next work waited for, ns; the parts sum to ``idle_ns`` of the device."""
+
+    launch_starved_ns: int
+    blocking_ns: int
+    dependency_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSummary:
+    """All synchronisations by one call inside one operator ("" outside of any).
+
+    ``drained_ns`` is the idle time that they caused. ``longest_start_ns`` is when the longest began, ``longest_op`` the op that
+    it held up, such as ``0F3`` (stage, kind, microbatch): that which ran when it ended, or next. It is None where none did, or
+    its stage is not known.
+    """
+
+    call: str
+    operator: str
+    count: int
+    total_ns: int
+    drained_ns: int
+    longest_ns: int
+    longest_start_ns: int
+    longest_op: str | None = None
+
+
+def only_reason(idle: IdleTime) -> IdleTime:
+    """The idle time without its intervals."""
+    return IdleTime(reason=idle.reason)
+
+
+def with_host_waits(idle: IdleTime, waits: Int64) -> IdleTime:
+    """The idle time, of which *blocking* is what was launch-starved while the host waited for communication; on one clock."""
+    blocked = intersect(idle.launch_starved, waits)
+    if not len(blocked):
+        return idle
+    starved = subtract(idle.launch_starved, blocked)
+    return replace(idle, launch_starved=starved, blocking=merge(idle.blocking, blocked))

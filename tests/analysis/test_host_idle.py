@@ -1,0 +1,268 @@
+"""Devices that wait for their hosts, in runs with closed forms: the same answer in ranks, waterfall, causes and path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from pptrace.analysis.host_idle import held_up_op, synchronisations_of_windows
+from pptrace.analysis.result import Report, Severity, StepReport
+from pptrace.marks import Axis, OpMark, P2PMark, Transfer
+from pptrace.model.device_idle import HostIdle, Synchronisations
+from pptrace.model.tables import COMPUTE_KINDS, Category, Int64
+from pptrace.report.figures import timeline
+from pptrace.report.tables import Amount, tables_of
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.messages import peer_of
+from pptrace.schedule.registry import build
+from pptrace.workflow.analyse import Analysis, analyse
+from tests.support.synthetic import (
+    AUTOGRAD_THREAD,
+    BYTES,
+    COMPUTE_STREAM,
+    LEAD,
+    MAIN_THREAD,
+    NCCL_STREAM,
+    Event,
+    PaperRun,
+    Recording,
+    device_events,
+    groups_of,
+    make_trace,
+    marked,
+    record,
+)
+
+P, M, GAP = 4, 8, 40
+"""Each op has two kernels, and between them a gap before which the second had not been launched."""
+
+
+def starved_events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+    """The events of a device run whose ops' second kernels are launched only when they begin, GAP after the first ones ended.
+
+    All other work is launched just before it begins, while the device is busy with what comes before it.
+    """
+    events: list[Event] = []
+    number = (rank + 1) * 1_000_000 + step * 10_000
+
+    def launch(name: str, call: int, start: int, end: int, thread: int, stream: int) -> None:
+        nonlocal number
+        number += 1
+        made = Event(Category.RUNTIME, "cudaLaunchKernel", at + call - 2, at + call, thread=thread, correlation=number)
+        events.append(made)
+        events.append(Event(Category.KERNEL, name, at + start, at + end, 0, stream, correlation=number))
+
+    for done in run.computes(rank):
+        half = (done.start + done.end) // 2
+        events.append(marked(OpMark(done.action, step), at + done.start - 6, at + half + GAP + 1))
+        thread = MAIN_THREAD if done.action.kind is Kind.F else AUTOGRAD_THREAD
+        launch("gemm_f16", done.start - 3, done.start, half, thread, COMPUTE_STREAM)
+        launch("layer_norm", half + GAP, half + GAP, done.end, thread, COMPUTE_STREAM)
+    for group in groups_of(run.transfers(rank)):
+        transfers = [Transfer(done.action, pipeline[peer_of(run.plan, done.action)], BYTES) for done in group]
+        start, end = group[0].start, max(done.end for done in group)
+        events.append(marked(P2PMark(tuple(transfers), Axis.PP, step), at + start - 3, at + start))
+        launch("ncclDevKernel_SendRecv", start - 1, start, end, MAIN_THREAD, NCCL_STREAM)
+    return events
+
+
+def analysed(recording: Recording) -> Analysis:
+    return analyse(recording.traces())
+
+
+@pytest.fixture(scope="module")
+def starved() -> Analysis:
+    run = record(build("1f1b", P, M), steps=3)
+    return analysed(replace(run, events=starved_events))
+
+
+def only_step(analysis: Analysis) -> StepReport:
+    return analysis.report.steps[1]
+
+
+def test_idle_time_of_ranks_is_told_apart_and_sums_to_it(starved: Analysis) -> None:
+    for step in starved.report.steps:
+        for rank in step.ranks:
+            assert rank.host is not None
+            ops = rank.ops
+            outside = rank.window_ns - (ops[-1].end_ns - ops[0].start_ns)
+            assert 2 * M * GAP <= rank.host.launch_starved_ns <= 2 * M * GAP + outside
+            assert rank.host.blocking_ns == 0
+            assert rank.host.launch_starved_ns + rank.host.dependency_ns == rank.device.idle_ns
+            assert rank.synchronisations == ()
+
+
+def test_gaps_of_the_device_are_no_compute_in_ranks_and_waterfall_alike(starved: Analysis) -> None:
+    """F takes 100 ns and B 200, of which the gap is the host's; 1F1B runs m + p − 1 pairs one after the other."""
+    for step in starved.report.steps:
+        fall = step.bubble.waterfall_ns
+        assert fall is not None
+        assert fall.compute == M * (300 - 2 * GAP) == sum(rank.compute_ns or 0 for rank in step.ranks) // P
+        assert fall.structural == (P - 1) * (300 - 2 * GAP)
+        assert fall.host == (M + P - 1) * 2 * GAP
+        assert (fall.imbalance, fall.jitter, fall.communication, fall.unexplained) == (0, 0, 0, 0)
+        assert step.span_ns == (M + P - 1) * 300
+        assert [rank.bubble_ns for rank in step.ranks] == [step.span_ns - fall.compute] * P
+        assert step.ranks[0].host == HostIdle(2 * M * GAP, 0, (step.ranks[0].device.idle_ns or 0) - 2 * M * GAP)
+
+
+def test_causes_and_the_critical_path_name_the_host(starved: Analysis) -> None:
+    step = only_step(starved)
+    assert step.causes is not None
+    assert step.critical_path is not None
+    host = [cause for cause in step.causes if cause.cause == "host"]
+    assert sum(cause.ns for cause in host) == (M + P - 1) * 2 * GAP
+    assert {tuple(cause.where) for cause in host} == {("rank",)}
+    assert step.critical_path.parts["host"] == (M + P - 1) * 2 * GAP
+    assert sum(step.critical_path.parts.values()) == step.span_ns
+    assert sum(step.critical_path.by_stage.values()) == step.span_ns
+
+
+def test_the_first_finding_and_the_verdict_are_about_launching(starved: Analysis) -> None:
+    report = starved.report
+    first = next(finding for finding in report.findings if finding.severity is not Severity.INFO)
+    assert first.evidence["cause"] == "host"
+    assert first.gain_ns == (M + P - 1) * 2 * GAP
+    assert first.evidence["launch_starved_ns"] == sum(
+        rank.host.launch_starved_ns for rank in only_step(starved).ranks if rank.host is not None
+    )
+    assert report.verdict.startswith("The bubble is not your problem: the devices wait for the host to launch.")
+
+
+def test_a_run_that_launches_ahead_has_no_host_cause_and_waits_for_others() -> None:
+    analysis = analysed(record(build("1f1b", P, M), device=True))
+    (step,) = analysis.report.steps
+    assert step.causes is not None
+    assert "host" not in {cause.cause for cause in step.causes}
+    assert step.bubble.waterfall_ns is not None
+    assert step.bubble.waterfall_ns.host == 0
+    for rank in step.ranks:
+        assert rank.host is not None
+        assert rank.host.launch_starved_ns <= rank.window_ns - (rank.ops[-1].end_ns - rank.ops[0].start_ns)
+        assert sum(asdict(rank.host).values()) == rank.device.idle_ns
+    assert not analysis.report.verdict.startswith("The bubble is not")
+
+
+def test_late_launches_before_ops_are_the_hosts_as_well() -> None:
+    """One rank launches the first kernel of each op only when the op before has ended, and takes DELAY for it."""
+    delay = 30
+    run = record(build("gpipe", 1, M), lambda _: 100 + delay)
+
+    def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+        made = []
+        for number, done in enumerate(run.computes(rank)):
+            begin = at + done.start + delay
+            made += [
+                event for event in device_events(run, rank, pipeline, step, at) if event.start == at + done.start - LEAD
+            ]
+            made[-1] = replace(made[-1], start=begin - 10, end=begin - 2)
+            made.append(
+                Event(Category.RUNTIME, "cudaLaunchKernel", begin - 8, begin - 4, thread=100, correlation=number + 1)
+            )
+            made.append(Event(Category.KERNEL, "gemm_f16", begin, at + done.end, 0, 7, correlation=number + 1))
+        return made
+
+    (step,) = analysed(replace(run, events=events)).report.steps
+    fall = step.bubble.waterfall_ns
+    assert fall is not None
+    num_gaps = 2 * M - 1  # the window begins with the first kernel
+    assert (fall.compute, fall.host, fall.unexplained) == (2 * M * 100, num_gaps * delay, 0)
+    assert step.ranks[0].host == HostIdle(num_gaps * delay, 0, 0)
+    assert step.critical_path is not None
+    assert step.critical_path.parts == {"F": M * 100, "B": M * 100, "transfer": 0, "idle": 0, "host": num_gaps * delay}
+
+
+def test_without_a_device_nothing_is_said_of_the_host_and_a_line_says_so() -> None:
+    report = analysed(record(build("1f1b", 2, 4))).report
+    assert all(rank.host is None and rank.synchronisations is None for step in report.steps for rank in step.ranks)
+    assert all(step.bubble.waterfall_ns is not None and step.bubble.waterfall_ns.host is None for step in report.steps)
+    assert any(
+        "ranks[].host, synchronisations and waterfall_ns.host (no device events)" in line for line in report.warnings
+    )
+
+
+def without_calls(report_of: Recording) -> Report:
+    """The report of traces without runtime calls."""
+    traces = []
+    for rank, trace in enumerate(report_of.traces()):
+        events = [event for event in report_of.events_of(rank) if event.category is not Category.RUNTIME]
+        traces.append(replace(make_trace(events, rank), metadata=trace.metadata))
+    return analyse(traces).report
+
+
+def test_without_launches_host_is_null_with_the_reason() -> None:
+    report = without_calls(record(build("1f1b", 2, 4), device=True))
+    assert all(entry.breakdown.idle_ns is not None and entry.host is None for entry in report.device)
+    assert [
+        line
+        for line in report.warnings
+        if "host (why the device was idle) is null" in line and "no CUDA runtime" in line
+    ]
+
+
+def test_tables_and_timeline_show_why_devices_were_idle(starved: Analysis) -> None:
+    step = only_step(starved)
+    tables = {table.key: table for table in tables_of(starved.report, step, Amount.WHOLE)}
+    assert len(tables["host"].rows) == len(tables["device-host"].rows) == P
+    parts = {row[0]: row for row in tables["waterfall"].rows}
+    assert "host" in parts
+    windows = [window for window in starved.windows if window.step == step.step]
+    data = starved.data
+    figure = timeline(data.ops, data.comms, windows, data.lanes)
+    drawn = {trace.name: trace for trace in figure.data}
+    assert len(drawn["Idle in an op: not launched"].x) == 2 * M * P
+    assert sum(drawn["Idle in an op: not launched"].x) * 1e6 == pytest.approx(2 * M * P * GAP)
+    compute = data.ops["kind"].isin(COMPUTE_KINDS) & (data.ops["step"] == step.step)
+    assert "No compute in an op" not in drawn
+    assert int(compute.sum()) == 2 * M * P
+
+
+def test_synchronisations_belong_to_the_window_in_which_they_end() -> None:
+    times = [(10, 20, 15, 25), (30, 60, 60, 60), (61, 70, 65, 90)]
+    columns = [slice_of_times(times, index) for index in range(4)]
+    names = (("cudaStreamSynchronize", "aten::item"), ("cudaDeviceSynchronize", ""))
+    syncs = Synchronisations(columns[0], columns[1], slice_of_times([(0,), (1,), (0,)], 0), *columns[2:], names)
+    first, second = synchronisations_of_windows(
+        syncs, [0, 60], [60, 80], lambda end: f"op at {end}", lambda time: time + 1000
+    )
+    (sync,) = first
+    assert (sync.call, sync.operator, sync.count, sync.total_ns, sync.drained_ns) == (*names[0], 1, 10, 10)
+    assert (sync.longest_ns, sync.longest_start_ns, sync.longest_op) == (10, 1010, "op at 1020")
+    assert [(sync.call, sync.count, sync.total_ns, sync.drained_ns) for sync in second] == [
+        ("cudaStreamSynchronize", 1, 9, 15),
+        ("cudaDeviceSynchronize", 1, 30, 0),
+    ]
+
+
+def slice_of_times(rows: Sequence[Sequence[int]], column: int) -> Int64:
+    return np.array([row[column] for row in rows], dtype=np.int64)
+
+
+def test_the_op_that_a_synchronisation_held_up_is_the_next_one(starved: Analysis) -> None:
+    ops = starved.data.rows.of_rank(0).ops
+    name = held_up_op(ops)
+    start, end = int(ops["start_ns"][1]), int(ops["end_ns"][1])
+    expected = f"{ops['stage'][1]}{ops['kind'][1]}{ops['microbatch'][1]}"
+    assert name(start) == name(end - 1) == name(int(ops["end_ns"][0])) == expected
+    assert name(int(ops["end_ns"][-1])) is None
+
+
+def test_a_blocking_call_is_named_in_the_finding_with_its_place() -> None:
+    def events(run: PaperRun, rank: int, pipeline: Sequence[int], step: int = 0, at: int = 0) -> list[Event]:
+        made = starved_events(run, rank, pipeline, step, at)
+        for done in run.computes(rank):
+            half = at + (done.start + done.end) // 2
+            made.append(Event(Category.CPU_OP, "aten::item", half - 12, half + 6, thread=MAIN_THREAD))
+            made.append(Event(Category.RUNTIME, "cudaStreamSynchronize", half - 10, half + 5, thread=MAIN_THREAD))
+        return made
+
+    report = analysed(replace(record(build("1f1b", P, M)), events=events)).report
+    (host,) = [finding for finding in report.findings if finding.evidence.get("cause") == "host"]
+    (named,) = host.evidence["synchronisations"]
+    assert (named["call"], named["operator"], named["count"]) == ("cudaStreamSynchronize", "aten::item", 2 * M * P)
+    assert named["drained_ns"] == 2 * M * P * GAP
+    assert named["longest_op"] == "0F0"
+    assert "of it follows calls that wait for the device: cudaStreamSynchronize in aten::item (64 in all" in host.detail
