@@ -334,6 +334,40 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSlowdown:
+    rank: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlowdown:
+    stage: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindSlowdown:
+    kind: str
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`).
+
+    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed.
+    """
+
+    slowdown: float
+    m_w: float | None
+    m_s: float | None
+    workers: tuple[WorkerSlowdown, ...]
+    stages: tuple[StageSlowdown, ...]
+    op_kinds: tuple[KindSlowdown, ...]
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     pptrace_version: str
     inputs: tuple[InputInfo, ...]
@@ -350,6 +384,7 @@ class Report:
     """The report in one sentence (:mod:`pptrace.analysis.verdict`)."""
     hang: Mapping[str, Any] | None = None
     """Who is to blame for a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
+    stragglers: Stragglers | None = None
 
     @property
     def typical_step(self) -> StepReport | None:

@@ -35,7 +35,7 @@ def report_object(report: Report, with_ops: bool = False) -> dict[str, Any]:
             "device": [
                 {"rank": entry.rank, **_plain(entry.breakdown), "comms": _plain(entry.comms)} for entry in report.device
             ],
-            "stragglers": None,
+            "stragglers": _plain(report.stragglers),
             "findings": _plain(report.findings),
             "verdict": report.verdict,
             "hang": report.hang,

@@ -21,8 +21,10 @@ from pptrace.analysis.result import (
     ScheduleCandidate,
     ScheduleSummary,
     StepReport,
+    Stragglers,
 )
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.stragglers.slowdowns import slowdowns
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
@@ -94,15 +96,17 @@ def analyse_ranks(
     marked = () if windows else marked_windows(data.ops)
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
-    steps = report_steps(planned_steps(windows, data, run), data, run.mesh) or report_marked_steps(marked, data)
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh)
+    steps = reported.steps or report_marked_steps(marked, data)
+    stragglers = slowdowns(reported.costs)
     lines = (
         *warnings,
         *run.warnings,
         *by_end_times,
         *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps),
+        *explain_nulls(run, clock, steps, stragglers),
     )
-    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines)
+    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, stragglers)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 
@@ -115,6 +119,7 @@ def make_report(
     step: int | None,
     device: tuple[RankDevice, ...],
     warnings: tuple[str, ...],
+    stragglers: Stragglers | None,
 ) -> Report:
     """The report from its parts.
 
@@ -137,6 +142,7 @@ def make_report(
         device=device,
         findings=find(steps, summary),
         warnings=warnings,
+        stragglers=stragglers,
     )
     return with_verdict(report)
 

@@ -16,6 +16,7 @@ from pptrace.analysis.explain.causes import INNER, MESSAGES, Costs, shapley_valu
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.analysis.stragglers.costs import MeasuredCosts, costs_of_steps
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -36,7 +37,8 @@ class Explanation:
     """``causes`` sum to the span minus ``ideal_ns``, the step's usual compute spread evenly over the ranks.
 
     They, the waterfall and the path are those of the longest window, None where it lacks an op of the plan; ``blame`` is over
-    all windows, None where one of them does or where its bubble is not known.
+    all windows, None where one of them does or where its bubble is not known. ``costs`` are those of a whole step, of which no
+    window lacks an op.
     """
 
     waterfall: Waterfall | None = None
@@ -44,6 +46,7 @@ class Explanation:
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
+    costs: MeasuredCosts | None = None
 
 
 Steps = Sequence[Sequence[StepWindow]]
@@ -117,8 +120,9 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen)
     causes = _causes(times, chosen, _costs(times, step, explained, chosen), on_path, axes)
     blames = _blames(times, bindings, step, list(map(len, steps)))
+    costs = costs_of_steps(times, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
-        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number])
+        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
 
 

@@ -1,0 +1,102 @@
+"""What the ops and messages of whole steps cost, as matrices: a row per step of a pipeline, a column per row of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.plan_table import PlanTable
+
+Bool = npt.NDArray[np.bool_]
+
+RECEIVES = (Kind.RECV_F.code, Kind.RECV_B.code)
+"""The kinds of messages: what their readers do."""
+_CELLS = 1 << 19
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCosts:
+    """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
+
+    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
+    message whose ends were not matched is −1.
+    """
+
+    table: PlanTable
+    step: Int64
+    ranks: Int64
+    durations: Int64
+    transfers: Int64
+
+    @cached_property
+    def reader(self) -> Int64:
+        """The row of the plan that reads each message."""
+        rows: Int64 = self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
+        return rows
+
+    @cached_property
+    def message_kind(self) -> Int64:
+        """The kind of each message: the code of RECV_F or RECV_B."""
+        output = self.table.dep_slot[self.table.dep_is_message] % len(Output)
+        kinds: Int64 = np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
+        return kinds
+
+    def every(self, stride: int) -> MeasuredCosts:
+        """The costs of every ``stride``-th step."""
+        if stride == 1:
+            return self
+        chosen = np.isin(self.step, np.unique(self.step)[::stride])
+        return MeasuredCosts(self.table, *(getattr(self, name)[chosen] for name in _MATRICES))
+
+    def parts(self) -> Iterator[slice]:
+        """The windows in parts, so that what is made of each takes little memory."""
+        most = max(1, _CELLS // max(1, len(self.table)))
+        return (slice(begin, begin + most) for begin in range(0, len(self.step), most))
+
+
+def costs_of_steps(times: StepTimes, step: Int64, sizes: Sequence[int]) -> list[MeasuredCosts | None]:
+    """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
+
+    ``step`` is the index of each window's step; all windows are whole.
+    """
+    durations = _compact(times.durations)
+    transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
+    number = np.array([window.step for window in times.windows], dtype=np.int64)
+    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
+    costs: list[MeasuredCosts | None] = []
+    for index, size in enumerate(sizes):
+        windows = np.flatnonzero(step == index)
+        columns = (matrix[windows] for matrix in (number, ranks, durations, transfers))
+        costs.append(MeasuredCosts(times.table, *columns) if len(windows) == size else None)
+    return costs
+
+
+def _compact(times: Int64) -> Int64:
+    """The same numbers in as few bytes as they need: the costs of all steps are kept."""
+    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
+
+
+def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
+    """The costs by plan, those of one plan together, in order of step and ranks."""
+    of_table: dict[int, list[MeasuredCosts]] = {}
+    for part in parts:
+        of_table.setdefault(id(part.table), []).append(part)
+    plans = []
+    for same in of_table.values():
+        columns = [np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES]
+        order = np.lexsort((columns[1][:, 0], columns[0]))
+        if (np.diff(order) != 1).any():
+            columns = [column[order] for column in columns]
+        plans.append(MeasuredCosts(same[0].table, *columns))
+    return tuple(plans)
+
+
+_MATRICES = ("step", "ranks", "durations", "transfers")
