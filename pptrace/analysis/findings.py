@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pptrace.analysis.gains import FEWEST_STEPS, gain_interval
 from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import Int64
 
 _CAUSES = {
@@ -43,13 +45,11 @@ _LEAST_SHARE = 0.02
 """A cause below this share of the step is not mentioned."""
 _MOST_OF_IT = 0.5
 """A place with this share of a cause is named."""
-_FEWEST_STEPS = 5
-"""With fewer steps the interval of a gain is from the least to the largest."""
-_NUM_SAMPLES = 1000
+_MOST_FINDINGS = 10
 
 
-def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Finding, ...]:
-    """Findings over all steps, the largest gain first."""
+def find(steps: Sequence[StepReport], schedule: ScheduleSummary, reasons: Sequence[Reason] = ()) -> tuple[Finding, ...]:
+    """Findings over all steps: ten at most, the largest gain first. What a reason explains is no part of its cause's any more."""
     findings = [
         Finding(
             Severity.CRITICAL,  # every figure that rests on the plan is in doubt
@@ -63,11 +63,43 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary) -> tuple[Findin
         return tuple(findings)
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
+    of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
+    for reason, finding in zip(reasons, of_reasons, strict=True):
+        if finding is not None:
+            _take(losses, reason.causes, finding.gain_ns or 0)
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [_with_axes(finding, explained) for finding in candidates if finding]
-    ordered = sorted(named, key=lambda finding: -(finding.gain_ns or 0))
+    ordered = sorted([*filter(None, of_reasons), *named], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
-    return (*findings, *structural, *ordered)
+    return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
+
+
+def _finding_of(reason: Reason, span: int) -> Finding | None:
+    """The finding of a reason, None where it explains little of a step; ``span`` is that of a mean step."""
+    low, high = gain_interval(reason.gains)
+    gain = int(reason.gains.sum()) // len(reason.gains)
+    is_noise = low <= 0 and len(reason.gains) >= FEWEST_STEPS
+    if gain < _LEAST_SHARE * span or is_noise:
+        return None
+    known = {"cause": reason.causes[0], "where": reason.where, "share": gain / span, "reason": reason.name}
+    return Finding(
+        Severity.WARNING,
+        reason.title.format(share=gain / span),
+        reason.detail,
+        gain_ns=gain,
+        evidence={**known, **reason.evidence},
+        gain_low_ns=low,
+        gain_high_ns=high,
+    )
+
+
+def _take(losses: dict[str, _Loss], causes: Sequence[str], ns: int) -> None:
+    """Take what a reason explains of each step out of its causes, one after the other, as far as they go."""
+    for name in (name for name in causes if name in losses):
+        loss = losses[name]
+        taken = min(ns, max(loss.total // len(loss.of_steps), 0))
+        losses[name] = replace(loss, of_steps=loss.of_steps - taken)
+        ns -= taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,15 +122,6 @@ class _Loss:
         place, ns = max(self.places.items(), key=lambda item: (item[1], str(item[0])))
         return {place[0]: place[1]} if ns >= _MOST_OF_IT * max(self.total, 1) else {}
 
-    def interval(self) -> tuple[int, int]:
-        """The 90 % interval of the mean over steps, by bootstrap; with few steps from the least to the largest, ns."""
-        values = self.of_steps
-        if len(values) < _FEWEST_STEPS:
-            return int(values.min()), int(values.max())
-        chosen = np.random.default_rng(0).integers(0, len(values), (_NUM_SAMPLES, min(len(values), _NUM_SAMPLES)))
-        low, high = np.percentile(values[chosen].mean(axis=1), (5, 95))
-        return int(np.floor(low)), int(np.ceil(high))
-
 
 def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
     """The losses by the name of their cause."""
@@ -112,8 +135,8 @@ def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
 
 
 def _finding(loss: _Loss, span: int) -> Finding | None:
-    low, high = loss.interval()
-    is_noise = low <= 0 and len(loss.of_steps) >= _FEWEST_STEPS
+    low, high = gain_interval(loss.of_steps)
+    is_noise = low <= 0 and len(loss.of_steps) >= FEWEST_STEPS
     if loss.total < _LEAST_SHARE * span or is_noise:
         return None
     anywhere, somewhere, advice = _CAUSES[loss.name]
@@ -150,7 +173,7 @@ def _with_axes(finding: Finding, steps: Sequence[StepReport]) -> Finding:
 
 
 def _structural(loss: _Loss, span: int, schedule: ScheduleSummary) -> Finding:
-    low, high = loss.interval()
+    low, high = gain_interval(loss.of_steps)
     return Finding(
         Severity.INFO,
         f"Structural: {loss.total / span:.1%} of the step is the fill and drain of {schedule.name} itself",

@@ -21,10 +21,9 @@ from pptrace.analysis.result import (
     ScheduleCandidate,
     ScheduleSummary,
     StepReport,
-    Stragglers,
 )
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
-from pptrace.analysis.stragglers.slowdowns import slowdowns
+from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
@@ -98,15 +97,15 @@ def analyse_ranks(
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
     reported = report_steps(planned_steps(windows, data, run), data, run.mesh)
     steps = reported.steps or report_marked_steps(marked, data)
-    stragglers = slowdowns(reported.costs)
+    study = study_steps(reported.costs)
     lines = (
         *warnings,
         *run.warnings,
         *by_end_times,
         *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps, stragglers),
+        *explain_nulls(run, clock, steps, study.stragglers),
     )
-    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, stragglers)
+    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 
@@ -119,7 +118,7 @@ def make_report(
     step: int | None,
     device: tuple[RankDevice, ...],
     warnings: tuple[str, ...],
-    stragglers: Stragglers | None,
+    study: Study,
 ) -> Report:
     """The report from its parts.
 
@@ -140,9 +139,9 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary),
+        findings=find(steps, summary, study.reasons),
         warnings=warnings,
-        stragglers=stragglers,
+        stragglers=study.stragglers,
     )
     return with_verdict(report)
 

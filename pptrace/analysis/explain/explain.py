@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class Explanation:
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
-    costs: MeasuredCosts | None = None
+    costs: MeasuredCosts | None = field(default=None, compare=False)
 
 
 Steps = Sequence[Sequence[StepWindow]]
@@ -120,7 +120,7 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen)
     causes = _causes(times, chosen, _costs(times, step, explained, chosen), on_path, axes)
     blames = _blames(times, bindings, step, list(map(len, steps)))
-    costs = costs_of_steps(times, step, list(map(len, steps)))
+    costs = costs_of_steps(times, bindings.ready, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations

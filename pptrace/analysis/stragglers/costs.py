@@ -26,6 +26,7 @@ _CELLS = 1 << 19
 class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
+    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
     message whose ends were not matched is −1.
     """
@@ -35,6 +36,7 @@ class MeasuredCosts:
     ranks: Int64
     durations: Int64
     transfers: Int64
+    delays: Int64
 
     @cached_property
     def reader(self) -> Int64:
@@ -62,19 +64,20 @@ class MeasuredCosts:
         return (slice(begin, begin + most) for begin in range(0, len(self.step), most))
 
 
-def costs_of_steps(times: StepTimes, step: Int64, sizes: Sequence[int]) -> list[MeasuredCosts | None]:
+def costs_of_steps(times: StepTimes, ready: Int64, step: Int64, sizes: Sequence[int]) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
-    ``step`` is the index of each window's step; all windows are whole.
+    ``ready`` is from when each op had what it needs, ``step`` the index of each window's step; all windows are whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
+    delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
     costs: list[MeasuredCosts | None] = []
     for index, size in enumerate(sizes):
         windows = np.flatnonzero(step == index)
-        columns = (matrix[windows] for matrix in (number, ranks, durations, transfers))
+        columns = (matrix[windows] for matrix in (number, ranks, durations, transfers, delays))
         costs.append(MeasuredCosts(times.table, *columns) if len(windows) == size else None)
     return costs
 
@@ -99,4 +102,10 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
     return tuple(plans)
 
 
-_MATRICES = ("step", "ranks", "durations", "transfers")
+_MATRICES = ("step", "ranks", "durations", "transfers", "delays")
+
+
+def longest_of_steps(step: Int64, spans: Int64) -> Int64:
+    """The longest window of each step, ns; the windows of a step stand one after the other."""
+    longest: Int64 = np.maximum.reduceat(spans, np.flatnonzero(np.diff(step, prepend=step[0] - 1)))
+    return longest

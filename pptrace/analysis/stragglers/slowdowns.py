@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pptrace.analysis.result import KindSlowdown, StageSlowdown, Stragglers, WorkerSlowdown
-from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts
+from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts, longest_of_steps
 from pptrace.analysis.stragglers.typical import IdealCosts, Typical
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
@@ -26,15 +26,10 @@ from pptrace.slices import group_sums
 LEAST_SLOWDOWN = 1.03
 """Of a smaller slowdown no shares are given, as in the study (its ``decompose_threshold``)."""
 SLOWEST_PERCENT = 3
-_MOST_REPLAYED = 100_000_000
-"""Ops in the replays of all stages and pipeline ranks together; they take about 40 ns each."""
 
 
 def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
-    """The study of all these steps; None where there are none, or where they took no time."""
-    plans = _sampled([costs for costs in plans if len(costs.step)])
-    if not plans:
-        return None
+    """The slowdowns in some steps, of at least one plan; None where they took no time."""
     typical = Typical.of(plans)
     replays = [_Replays(costs, typical.costs(costs)) for costs in plans]
     lengths = _total([of_plan.lengths(typical.codes) for of_plan in replays])
@@ -58,12 +53,6 @@ def slowdowns(plans: Sequence[MeasuredCosts]) -> Stragglers | None:
         tuple(KindSlowdown(names[code], ns / lengths.ideal) for code, ns in sorted(lengths.kinds.items())),
         lengths.num_steps,
     )
-
-
-def _sampled(plans: Sequence[MeasuredCosts]) -> list[MeasuredCosts]:
-    """The same steps, or as many of them, evenly spaced, as :data:`_MOST_REPLAYED` allows."""
-    num_replayed = sum(costs.durations.size * (costs.table.num_stages + costs.table.pp) for costs in plans)
-    return [costs.every(-(-num_replayed // _MOST_REPLAYED)) for costs in plans]
 
 
 def _workers(lengths: _Lengths) -> tuple[WorkerSlowdown, ...]:
@@ -129,7 +118,7 @@ class _Replays:
         stage_of = _only_stages(table)
         return _Lengths(
             num_steps=len(steps),
-            measured=_sum_of_steps(costs.step, spans),
+            measured=int(longest_of_steps(costs.step, spans).sum()),
             ideal=ideal * len(steps),
             stages=stages,
             places={
@@ -154,7 +143,7 @@ class _Replays:
         """What all steps take together where some rows and messages, if not told those that the rows read, are measured, ns."""
         if messages is None:
             messages = rows[..., self.costs.reader]
-        return _sum_of_steps(self.costs.step, self._spans(rows, messages))
+        return int(longest_of_steps(self.costs.step, self._spans(rows, messages)).sum())
 
     def _spans(self, rows: Bool, messages: Bool) -> Int64:
         """The length of each window where some rows and messages cost what was measured, ns."""
@@ -176,8 +165,3 @@ def _only_stages(table: PlanTable) -> list[int]:
     stages = [np.unique(table.stage[table.rank == place]).tolist() for place in range(table.pp)]
     is_one_each = table.num_stages == table.pp and all(len(of_place) == 1 for of_place in stages)
     return [of_place[0] for of_place in stages] if is_one_each else []
-
-
-def _sum_of_steps(step: Int64, spans: Int64) -> int:
-    """The sum over steps of their longest windows; the windows of a step stand one after the other."""
-    return int(np.maximum.reduceat(spans, np.flatnonzero(np.diff(step, prepend=step[0] - 1))).sum())

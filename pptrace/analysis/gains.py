@@ -1,0 +1,21 @@
+"""What a step would get back, with an interval from how the steps vary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pptrace.model.tables import Int64
+
+FEWEST_STEPS = 5
+"""With fewer steps the interval of a gain is from the least to the largest."""
+_NUM_SAMPLES = 1000
+
+
+def gain_interval(of_steps: Int64) -> tuple[int, int]:
+    """The 90 % interval of the mean over steps, by bootstrap; with few steps from the least to the largest, ns."""
+    if len(of_steps) < FEWEST_STEPS:
+        return int(of_steps.min()), int(of_steps.max())
+    shape = (_NUM_SAMPLES, min(len(of_steps), _NUM_SAMPLES))
+    chosen = np.random.default_rng(0).integers(0, len(of_steps), shape)
+    low, high = np.percentile(of_steps[chosen].mean(axis=1), (5, 95))
+    return int(np.floor(low)), int(np.ceil(high))
