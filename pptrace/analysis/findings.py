@@ -66,7 +66,7 @@ def find(steps: Sequence[StepReport], schedule: ScheduleSummary, reasons: Sequen
     of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
     for reason, finding in zip(reasons, of_reasons, strict=True):
         if finding is not None:
-            _take(losses, reason.causes, finding.gain_ns or 0)
+            _take(losses, reason, finding.gain_ns or 0)
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [_with_axes(finding, explained) for finding in candidates if finding]
     ordered = sorted([*filter(None, of_reasons), *named], key=lambda finding: -(finding.gain_ns or 0))
@@ -93,13 +93,17 @@ def _finding_of(reason: Reason, span: int) -> Finding | None:
     )
 
 
-def _take(losses: dict[str, _Loss], causes: Sequence[str], ns: int) -> None:
-    """Take what a reason explains of each step out of its causes, one after the other, as far as they go."""
-    for name in (name for name in causes if name in losses):
+def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
+    """Take what a reason explains of each step out of its causes, one after the other, as far as they go.
+
+    Ranks slower than their replicas, but none of them more than others, are not named besides a reason for it.
+    """
+    for name in (name for name in reason.causes if name in losses):
         loss = losses[name]
-        taken = min(ns, max(loss.total // len(loss.of_steps), 0))
+        of_step = max(loss.total // len(loss.of_steps), 0)
+        taken = of_step if name == "straggler" and not loss.where else min(ns, of_step)
         losses[name] = replace(loss, of_steps=loss.of_steps - taken)
-        ns -= taken
+        ns = max(ns - taken, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

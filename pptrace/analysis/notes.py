@@ -29,8 +29,8 @@ def explain_nulls(
     run: RecognisedRun,
     clock: Clock,
     steps: Sequence[StepReport],
-    stragglers: Stragglers | None,
     num_nested: int | None = None,
+    stragglers: Stragglers | None = None,
 ) -> tuple[str, ...]:
     """Warnings about clocks and missing data, then about null fields.
 

@@ -103,7 +103,7 @@ def analyse_ranks(
         *run.warnings,
         *by_end_times,
         *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps, study.stragglers),
+        *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
     report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
     return Analysis(report, data, run.schedule, run.mesh, windows)

@@ -116,7 +116,7 @@ def analyse_on_workers(
         *warnings,
         *run.warnings,
         *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
-        *explain_nulls(run, clock, steps, study.stragglers, sum(group.num_nested for group in groups)),
+        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers),
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
     report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study)
