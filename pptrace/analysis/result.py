@@ -355,7 +355,8 @@ class KindSlowdown:
 class Stragglers:
     """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`).
 
-    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed.
+    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed;
+    ``covers`` is ``step`` where that is with what ranks do before and after their ops, else ``pipeline``.
     """
 
     slowdown: float
@@ -365,6 +366,7 @@ class Stragglers:
     stages: tuple[StageSlowdown, ...]
     op_kinds: tuple[KindSlowdown, ...]
     num_steps: int
+    covers: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
 from pptrace.analysis.stragglers.costs import MeasuredCosts, costs_of_steps
+from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -111,6 +112,7 @@ def _explain_part(
     explanations = [Explanation()] * len(steps)
     if not len(explained):
         return explanations
+    outside = of_windows(in_order([rank.outside for rank in ranks]), np.flatnonzero(times.is_whole))
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
     step, times = step[times.is_whole], times.whole()
     bindings, spans = bindings_of(times), (times.finish - times.begin)[chosen]
@@ -120,7 +122,7 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen)
     causes = _causes(times, chosen, _costs(times, step, explained, chosen), on_path, axes)
     blames = _blames(times, bindings, step, list(map(len, steps)))
-    costs = costs_of_steps(times, bindings.ready, step, list(map(len, steps)))
+    costs = costs_of_steps(times, bindings.ready, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
         explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations

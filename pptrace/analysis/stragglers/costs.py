@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
+from pptrace.analysis.stragglers.outside import in_order, nothing_outside, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.needs import OUTPUT_OF, Output
 from pptrace.schedule.plan_table import PlanTable
+from pptrace.slices import Slice
 
 Bool = npt.NDArray[np.bool_]
 
@@ -27,6 +29,7 @@ class MeasuredCosts:
     """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
 
     ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
+    ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
     ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
     message whose ends were not matched is −1.
     """
@@ -37,6 +40,7 @@ class MeasuredCosts:
     durations: Int64
     transfers: Int64
     delays: Int64
+    outside: Slice = field(default_factory=nothing_outside)
 
     @cached_property
     def reader(self) -> Int64:
@@ -55,8 +59,12 @@ class MeasuredCosts:
         """The costs of every ``stride``-th step."""
         if stride == 1:
             return self
-        chosen = np.isin(self.step, np.unique(self.step)[::stride])
-        return MeasuredCosts(self.table, *(getattr(self, name)[chosen] for name in _MATRICES))
+        return self.of_windows(np.flatnonzero(np.isin(self.step, np.unique(self.step)[::stride])))
+
+    def of_windows(self, windows: Int64) -> MeasuredCosts:
+        """The costs of some windows, in their order."""
+        columns = (getattr(self, name)[windows] for name in _MATRICES)
+        return MeasuredCosts(self.table, *columns, outside=of_windows(self.outside, windows))
 
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
@@ -64,22 +72,25 @@ class MeasuredCosts:
         return (slice(begin, begin + most) for begin in range(0, len(self.step), most))
 
 
-def costs_of_steps(times: StepTimes, ready: Int64, step: Int64, sizes: Sequence[int]) -> list[MeasuredCosts | None]:
+def costs_of_steps(
+    times: StepTimes, ready: Int64, outside: Slice, step: Int64, sizes: Sequence[int]
+) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
-    ``ready`` is from when each op had what it needs, ``step`` the index of each window's step; all windows are whole.
+    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's step;
+    all windows are whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
     delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
     number = np.array([window.step for window in times.windows], dtype=np.int64)
     ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
-    costs: list[MeasuredCosts | None] = []
-    for index, size in enumerate(sizes):
-        windows = np.flatnonzero(step == index)
-        columns = (matrix[windows] for matrix in (number, ranks, durations, transfers, delays))
-        costs.append(MeasuredCosts(times.table, *columns) if len(windows) == size else None)
-    return costs
+    every = MeasuredCosts(times.table, number, ranks, durations, transfers, delays, outside)
+    of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
+    return [
+        every.of_windows(windows) if len(windows) == size else None
+        for windows, size in zip(of_steps, sizes, strict=True)
+    ]
 
 
 def _compact(times: Int64) -> Int64:
@@ -94,11 +105,17 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
         of_table.setdefault(id(part.table), []).append(part)
     plans = []
     for same in of_table.values():
+        before = np.cumsum([0, *(len(part.step) for part in same)])
+        outside = in_order(
+            [
+                Slice({**part.outside.columns, "window": part.outside["window"] + first})
+                for part, first in zip(same, before.tolist(), strict=False)
+            ]
+        )
         columns = [np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES]
-        order = np.lexsort((columns[1][:, 0], columns[0]))
-        if (np.diff(order) != 1).any():
-            columns = [column[order] for column in columns]
-        plans.append(MeasuredCosts(same[0].table, *columns))
+        every = MeasuredCosts(same[0].table, *columns, outside=outside)
+        order = np.lexsort((every.ranks[:, 0], every.step))
+        plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)
 
 

@@ -1,60 +1,80 @@
-"""What every op and message costs where nothing straggles: what its kind typically costs in all steps, on all ranks."""
+"""What everything costs where nothing straggles: what its kind typically costs in all steps, on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pptrace.analysis.stragglers.costs import RECEIVES, MeasuredCosts
+from pptrace.analysis.stragglers.outside import Chains, is_collective
 from pptrace.model.tables import Int64
-from pptrace.schedule.plan_table import PlanTable
-from pptrace.simulator import makespans
+from pptrace.schedule.actions import Kind
+
+_NAMES = tuple(str(kind) for kind in Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Cost by code of kind, ns: of ops the mean; of messages the median, as few long ones make their mean nobody's cost.
+    """Cost by kind, ns: of what computes the mean; of messages and collectives the median, as the study has it.
 
     A kind of message that was never matched is left out: it costs nothing in any replay.
     """
 
-    of_kind: Mapping[int, int]
+    of_kind: Mapping[str, int]
 
     @classmethod
-    def of(cls, plans: Sequence[MeasuredCosts]) -> Typical:
-        sums: dict[int, tuple[int, int]] = {}
-        matched: dict[int, list[Int64]] = {}
-        for costs in plans:
-            for code in np.unique(costs.table.kind).tolist():
-                of_code = costs.durations[:, costs.table.kind == code]
-                total, count = sums.get(code, (0, 0))
-                sums[code] = total + int(of_code.sum(dtype=np.int64)), count + of_code.size
-            for code in RECEIVES:
-                of_messages = costs.transfers[:, costs.message_kind == code]
-                matched.setdefault(code, []).append(of_messages[of_messages >= 0])
-        means = {code: round(total / count) for code, (total, count) in sums.items() if count}
-        medians = {code: every for code, parts in matched.items() if len(every := np.concatenate(parts))}
-        return cls(means | {code: round(float(np.median(every))) for code, every in medians.items()})
+    def of(cls, plans: Sequence[MeasuredCosts], chains: Sequence[Chains]) -> Typical:
+        """What is typical of all plans' steps, and of what is done before and after them."""
+        times: dict[str, list[Int64]] = {}
+        for name, part in (entry for source in (*plans, *chains) for entry in _times(source)):
+            times.setdefault(name, []).append(part)
+        typical = {}
+        for name, parts in times.items():
+            if count := sum(part.size for part in parts):
+                total = sum(int(part.sum(dtype=np.int64)) for part in parts)
+                typical[name] = round(_median(parts)) if _is_communication(name) else round(total / count)
+        return cls(typical)
 
     @property
-    def codes(self) -> tuple[int, ...]:
-        return tuple(sorted(self.of_kind))
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds: ops, messages, then all else."""
+        first = [name for name in _NAMES if name in self.of_kind]
+        return (*first, *sorted(set(self.of_kind) - set(first)))
 
-    def costs(self, plan: MeasuredCosts) -> IdealCosts:
-        of_code = np.zeros(max(*self.of_kind, *RECEIVES) + 1, dtype=np.int64)
-        of_code[list(self.of_kind)] = list(self.of_kind.values())
-        return IdealCosts(plan.table, of_code[plan.table.kind], of_code[plan.message_kind])
+    def durations(self, costs: MeasuredCosts) -> Int64:
+        """The typical cost of each row of a plan, ns."""
+        return self._by_code()[costs.table.kind]
+
+    def transfers(self, costs: MeasuredCosts) -> Int64:
+        """The typical cost of each message of a plan, ns."""
+        return self._by_code()[costs.message_kind]
+
+    def work(self, chains: Chains) -> Int64:
+        """The typical cost of each item of chains, ns."""
+        return np.array([self.of_kind[name] for name in chains.name.tolist()], dtype=np.int64)
+
+    def _by_code(self) -> Int64:
+        return np.array([self.of_kind.get(name, 0) for name in _NAMES], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdealCosts:
-    """Typical costs of one plan's rows (``durations``) and messages (``transfers``), ns."""
+def _times(source: MeasuredCosts | Chains) -> Iterator[tuple[str, Int64]]:
+    """(kind, what each of it cost) in some steps, ns."""
+    if isinstance(source, Chains):
+        for name in np.unique(source.name).tolist():
+            yield name, source.work[:, source.name == name]
+        return
+    for code in np.unique(source.table.kind).tolist():
+        yield _NAMES[code], source.durations[:, source.table.kind == code]
+    for code in RECEIVES:
+        transfers = source.transfers[:, source.message_kind == code]
+        yield _NAMES[code], transfers[transfers >= 0]
 
-    table: PlanTable
-    durations: Int64
-    transfers: Int64
 
-    def makespan(self) -> int:
-        return int(makespans(self.table, self.durations, self.transfers))
+def _is_communication(name: str) -> bool:
+    return is_collective(name) or name in (_NAMES[code] for code in RECEIVES)
+
+
+def _median(parts: Sequence[Int64]) -> float:
+    return float(np.median(np.concatenate([part.ravel() for part in parts])))
