@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +64,8 @@ class MeasuredCosts:
 
     def of_windows(self, windows: Int64) -> MeasuredCosts:
         """The costs of some windows, in their order."""
-        columns = (getattr(self, name)[windows] for name in _MATRICES)
-        return MeasuredCosts(self.table, *columns, outside=of_windows(self.outside, windows))
+        columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
+        return MeasuredCosts(self.table, **columns, outside=of_windows(self.outside, windows))
 
     def parts(self) -> Iterator[slice]:
         """The windows in parts, so that what is made of each takes little memory."""
@@ -77,8 +78,8 @@ def costs_of_steps(
 ) -> list[MeasuredCosts | None]:
     """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
 
-    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's step;
-    all windows are whole.
+    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's
+    step; all windows are whole.
     """
     durations = _compact(times.durations)
     transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
@@ -112,8 +113,8 @@ def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
                 for part, first in zip(same, before.tolist(), strict=False)
             ]
         )
-        columns = [np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES]
-        every = MeasuredCosts(same[0].table, *columns, outside=outside)
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
+        every = MeasuredCosts(same[0].table, **columns, outside=outside)
         order = np.lexsort((every.ranks[:, 0], every.step))
         plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
     return tuple(plans)

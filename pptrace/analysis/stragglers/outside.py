@@ -15,6 +15,8 @@ from pptrace.slices import Slice
 
 BEFORE, AFTER = 0, 1
 _COLUMNS = ("window", "place", "side", "name", "match", "start", "end", "work")
+_ROUNDING_BITS = 21
+"""Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
 _NOT_WORK = ("STEP", "EVAL")
 """Ranges around other work."""
 
@@ -36,8 +38,9 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
     collectives, of_comms = comms[0].where(is_collective), comms[1][is_collective]
     start, end = (np.concatenate((works[name], collectives[name])) for name in ("start_ns", "end_ns"))
     window = np.concatenate((of_spans, of_comms))
-    middle = start + end  # twice the middle
-    is_before, is_after = middle <= 2 * first[window], middle >= 2 * last[window]
+    middle = start + (end - start) // 2
+    rounding = np.maximum((last - first)[window] >> _ROUNDING_BITS, 1_000)
+    is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
     together = np.maximum(collectives["transfer_start_ns"], collectives["start_ns"])
     columns = {
         "window": window,
@@ -57,7 +60,7 @@ def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tupl
 def _extent(ops: Slice, num_windows: int) -> tuple[Int64, Int64]:
     """(the start of the first op, the end of the last one) in each window; of one without ops the extremes."""
     limits = np.iinfo(np.int64)
-    first, last = np.full(num_windows, limits.max // 4), np.full(num_windows, limits.min // 4)
+    first, last = np.full(num_windows, limits.max // 4), np.full(num_windows, -(limits.max // 4))
     np.minimum.at(first, ops["window"], ops["start"])
     np.maximum.at(last, ops["window"], ops["end"])
     return first, last
@@ -153,8 +156,38 @@ def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | 
     overlap = np.where(follows, end[:, :-1] - start[:, 1:], 0)
     if (overlap > _MOST_OVERLAP * np.maximum(end - start, 1)[:, 1:]).any():
         return None
-    levels = _levels(ranks[0], first[0])
-    return None if levels is None else Chains(ranks[0], names[0], work, levels)
+    groups, named = first[0].copy(), names[0].astype(object)
+    for items in _barriers(ranks[0], names[0], match, start, end):
+        groups[items], named[items] = items.min(), f"{names[0][items[0]]} {_OF_ALL}"
+        work[:, items] = np.maximum(end[:, items] - start[:, items].max(axis=1, keepdims=True), 0)
+    levels = _levels(ranks[0], groups)
+    return None if levels is None else Chains(ranks[0], named.astype(np.str_), work, levels)
+
+
+_OF_ALL = "(all ranks)"
+_SAME_END = 0.2
+"""Of the spread of starts: with a smaller spread of ends, the ranks wait for one another."""
+
+
+def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start: Int64, end: Int64) -> list[Int64]:
+    """The items of each range in which all ranks wait for the last one, as an optimizer does that clips by the global norm.
+
+    The trace has no collective for it, but the ranks begin at different times and end it together.
+    """
+    ranks = np.unique(rank)
+    ordinals = np.zeros(len(rank), dtype=np.int64)
+    for key in np.unique(name).tolist():
+        items = np.flatnonzero(name == key)
+        begins = np.flatnonzero(np.diff(rank[items], prepend=-1))
+        ordinals[items] = np.arange(len(items)) - np.repeat(begins, np.diff(begins, append=len(items)))
+    barriers = []
+    for key, ordinal in sorted(set(zip(name.tolist(), ordinals.tolist(), strict=True))):
+        items = np.flatnonzero((name == key) & (ordinals == ordinal) & (match < 0).all(axis=0))
+        if len(items) == len(ranks) > 1 and end[:, items].size:
+            starts, ends = (np.ptp(times[:, items], axis=1).sum() for times in (start, end))
+            if ends < _SAME_END * starts:
+                barriers.append(items)
+    return barriers
 
 
 _MOST_OVERLAP = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Typical:
     def of(cls, plans: Sequence[MeasuredCosts], chains: Sequence[Chains]) -> Typical:
         """What is typical of all plans' steps, and of what is done before and after them."""
         times: dict[str, list[Int64]] = {}
-        for name, part in (entry for source in (*plans, *chains) for entry in _times(source)):
+        for name, part in chain.from_iterable((*map(_times_of_ops, plans), *map(_times_of_items, chains))):
             times.setdefault(name, []).append(part)
         typical = {}
         for name, parts in times.items():
@@ -59,17 +60,19 @@ class Typical:
         return np.array([self.of_kind.get(name, 0) for name in _NAMES], dtype=np.int64)
 
 
-def _times(source: MeasuredCosts | Chains) -> Iterator[tuple[str, Int64]]:
-    """(kind, what each of it cost) in some steps, ns."""
-    if isinstance(source, Chains):
-        for name in np.unique(source.name).tolist():
-            yield name, source.work[:, source.name == name]
-        return
-    for code in np.unique(source.table.kind).tolist():
-        yield _NAMES[code], source.durations[:, source.table.kind == code]
+def _times_of_ops(costs: MeasuredCosts) -> Iterator[tuple[str, Int64]]:
+    """(kind, what each op or matched message of it cost) in some steps, ns."""
+    for code in np.unique(costs.table.kind).tolist():
+        yield _NAMES[code], costs.durations[:, costs.table.kind == code]
     for code in RECEIVES:
-        transfers = source.transfers[:, source.message_kind == code]
+        transfers = costs.transfers[:, costs.message_kind == code]
         yield _NAMES[code], transfers[transfers >= 0]
+
+
+def _times_of_items(chains: Chains) -> Iterator[tuple[str, Int64]]:
+    """(kind, what each item of it cost) in some steps, ns."""
+    for name in np.unique(chains.name).tolist():
+        yield name, chains.work[:, chains.name == name]
 
 
 def _is_communication(name: str) -> bool:
