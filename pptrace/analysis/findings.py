@@ -12,6 +12,7 @@ from pptrace.analysis.gain_interval import FEWEST_STEPS, LEAST_SHARE, gain_inter
 from pptrace.analysis.host_findings import with_synchronisations
 from pptrace.analysis.result import Cause, Finding, ScheduleSummary, Severity, StepReport, StepSeries
 from pptrace.analysis.step_findings import findings_of_series
+from pptrace.analysis.stragglers.reason import Reason
 from pptrace.model.tables import Int64
 
 _CAUSES = {
@@ -53,11 +54,15 @@ _MOST_FINDINGS = 10
 
 
 def find(
-    steps: Sequence[StepReport], schedule: ScheduleSummary, series: StepSeries | None = None
+    steps: Sequence[StepReport],
+    schedule: ScheduleSummary,
+    series: StepSeries | None = None,
+    reasons: Sequence[Reason] = (),
 ) -> tuple[Finding, ...]:
     """Findings over all steps, the largest gain first, ten at most.
 
-    Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others.
+    Steps that are outliers in ``series`` are a finding of their own: the causes are those of the others. The time that a reason
+    explains is no part of its cause's any more.
     """
     findings = [
         Finding(
@@ -74,11 +79,47 @@ def find(
         return (*findings, *of_series, *_host_without_pipeline([step for step in steps if not step.has_pipeline]))
     span = sum(step.span_ns or 0 for step in explained)
     losses = _losses_of([step.causes or () for step in explained])
+    of_reasons = [_finding_of(reason, span // len(explained)) for reason in reasons]
+    for reason, finding in zip(reasons, of_reasons, strict=True):
+        if finding is not None:
+            _take(losses, reason, finding.gain_ns or 0)
     candidates = [_finding(losses[name], span) for name in _CAUSES if name in losses]
     named = [with_synchronisations(_with_axes(finding, explained), explained) for finding in candidates if finding]
-    ordered = sorted([*named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
+    ordered = sorted([*filter(None, of_reasons), *named, *of_series], key=lambda finding: -(finding.gain_ns or 0))
     structural = [_structural(losses["structural"], span, schedule)] if "structural" in losses else []
     return (*findings, *structural, *ordered)[:_MOST_FINDINGS]
+
+
+def _finding_of(reason: Reason, span: int) -> Finding | None:
+    """The finding of a reason, None where it explains little of a step; ``span`` is that of a mean step."""
+    low, high = gain_interval(reason.gains)
+    gain = int(reason.gains.sum()) // len(reason.gains)
+    is_noise = low <= 0 and len(reason.gains) >= FEWEST_STEPS
+    if gain < LEAST_SHARE * span or is_noise:
+        return None
+    known = {"cause": reason.causes[0], "where": reason.where, "share": gain / span, "reason": reason.name}
+    return Finding(
+        Severity.WARNING,
+        reason.title.format(share=gain / span),
+        reason.detail,
+        gain_ns=gain,
+        evidence={**known, **reason.evidence},
+        gain_low_ns=low,
+        gain_high_ns=high,
+    )
+
+
+def _take(losses: dict[str, _Loss], reason: Reason, ns: int) -> None:
+    """Take what a reason explains of each step out of its causes, one after the other, as far as they go.
+
+    Ranks slower than their replicas, but none of them more than others, are not named besides a reason for it.
+    """
+    for name in (name for name in reason.causes if name in losses):
+        loss = losses[name]
+        of_step = max(loss.total // len(loss.of_steps), 0)
+        taken = of_step if name == "straggler" and not loss.where else min(ns, of_step)
+        losses[name] = replace(loss, of_steps=loss.of_steps - taken)
+        ns = max(ns - taken, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +142,6 @@ class _Loss:
         place, ns = max(self.places.items(), key=lambda item: (item[1], str(item[0])))
         return {place[0]: place[1]} if ns >= _MOST_OF_IT * max(self.total, 1) else {}
 
-    def interval(self) -> tuple[int, int]:
-        return gain_interval(self.of_steps)
-
 
 def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
     """The losses by the name of their cause."""
@@ -117,7 +155,7 @@ def _losses_of(causes: Sequence[Sequence[Cause]]) -> dict[str, _Loss]:
 
 
 def _finding(loss: _Loss, span: int) -> Finding | None:
-    low, high = loss.interval()
+    low, high = gain_interval(loss.of_steps)
     is_noise = low <= 0 and len(loss.of_steps) >= FEWEST_STEPS
     if loss.total < LEAST_SHARE * span or is_noise:
         return None
@@ -169,7 +207,7 @@ def _host_without_pipeline(steps: Sequence[StepReport]) -> tuple[Finding, ...]:
 
 
 def _structural(loss: _Loss, span: int, schedule: ScheduleSummary) -> Finding:
-    low, high = loss.interval()
+    low, high = gain_interval(loss.of_steps)
     return Finding(
         Severity.INFO,
         f"Structural: {loss.total / span:.1%} of the step is the fill and drain of {schedule.name} itself",

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from pptrace.analysis.aligned import RowsByRank
-from pptrace.analysis.result import RankDevice, StepReport
+from pptrace.analysis.result import RankDevice, StepReport, Stragglers
+from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.clock import Clock
 from pptrace.marks import P2P
 from pptrace.model.device import DeviceWork
@@ -26,7 +27,11 @@ _CERTAIN = 0.1
 
 
 def explain_nulls(
-    run: RecognisedRun, clock: Clock, steps: Sequence[StepReport], num_nested: int | None = None
+    run: RecognisedRun,
+    clock: Clock,
+    steps: Sequence[StepReport],
+    num_nested: int | None = None,
+    stragglers: Stragglers | None = None,
 ) -> tuple[str, ...]:
     """Warnings about clocks and missing data, then about null fields.
 
@@ -42,7 +47,7 @@ def explain_nulls(
         *_no_messages(run, steps),
         *_nested_messages(run, num_nested),
         *dict.fromkeys(str(line) for facts in run.facts.values() for line in facts.get("notes", ())),
-        *_nulls(run, steps),
+        *_nulls(run, steps, stragglers),
     )
 
 
@@ -295,7 +300,7 @@ def explain_unknown_idle(
 _LACKS_LAUNCHES = "in some steps or in the whole trace, the launch of work that followed idle time was not recorded"
 
 
-def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
+def _nulls(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
     yield from _missing_devices(run)
     if not steps and run.ops["kind"].isin(COMPUTE_KINDS).any():
         yield (
@@ -319,7 +324,7 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
             "no forward or backward of a microbatch recognised: no pipeline in these traces, so that bubble ratios, phases "
             "and the waterfall are null; bubble_ns of a rank is what of its step is neither compute nor exposed communication"
         )
-        yield f"null in this report: {', '.join(_null_fields(run, steps))}"
+        yield f"null in this report: {', '.join(_null_fields(run, steps, stragglers))}"
         return
     plan = run.schedule.plan
     is_partial = plan is not None and not is_plan_of_all(run)
@@ -335,10 +340,10 @@ def _nulls(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
         ideal = "ideal_ratio, ideal_share and " if plan is None else ""
         what = "there is no plan" if plan is None else "a step lacks ops of the plan"
         yield f"{ideal}waterfall_ns {'are' if ideal else 'is'} null where {what}"
-    yield f"null in this report: {', '.join(_null_fields(run, steps))}"
+    yield f"null in this report: {', '.join(_null_fields(run, steps, stragglers))}"
 
 
-def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[str]:
+def _null_fields(run: RecognisedRun, steps: Sequence[StepReport], stragglers: Stragglers | None) -> Iterator[str]:
     """The fields that are null, each with its reason."""
     comms = [comm for step in steps for rank in step.ranks for comm in rank.comms]
     falls = [step.bubble.waterfall_ns for step in steps if step.bubble.waterfall_ns is not None]
@@ -356,4 +361,8 @@ def _null_fields(run: RecognisedRun, steps: Sequence[StepReport]) -> Iterator[st
             "of the calls have no "
             "trace, or are unknown)"
         )
-    yield "stragglers (not computed by this version)"
+    if stragglers is None:
+        yield "stragglers (no step has every op of a known plan, or the ranks' times do not compare)"
+    elif stragglers.m_w is None:
+        least = f"below {LEAST_SLOWDOWN}"
+        yield f"stragglers.m_w and m_s (a slowdown of {stragglers.slowdown:.4f} is too small to divide by: {least})"

@@ -389,6 +389,42 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSlowdown:
+    rank: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlowdown:
+    stage: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindSlowdown:
+    kind: str
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """The what-if study of all whole steps (:mod:`pptrace.analysis.stragglers.slowdowns`).
+
+    ``m_w`` and ``m_s`` are None where the slowdown is too small to divide by. ``num_steps`` is how many steps were replayed;
+    ``covers`` is ``step`` where that is with what ranks do before and after their ops, else ``pipeline``.
+    """
+
+    slowdown: float
+    m_w: float | None
+    m_s: float | None
+    workers: tuple[WorkerSlowdown, ...]
+    stages: tuple[StageSlowdown, ...]
+    op_kinds: tuple[KindSlowdown, ...]
+    num_steps: int
+    covers: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     pptrace_version: str
     inputs: tuple[InputInfo, ...]
@@ -406,6 +442,7 @@ class Report:
     hang: Mapping[str, Any] | None = None
     """Diagnosis of a run that hung, as :func:`pptrace.hang_diagnosis.words.as_json` writes it."""
     step_series: StepSeries | None = None
+    stragglers: Stragglers | None = None
 
     @property
     def typical_step(self) -> StepReport | None:

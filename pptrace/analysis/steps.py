@@ -12,6 +12,7 @@ from pptrace.analysis.aligned import AlignedRun
 from pptrace.analysis.explain.explain import Explanation, explain_steps
 from pptrace.analysis.rank_steps import RankWindows, report_rank_steps
 from pptrace.analysis.result import Bubble, MarkedStep, RankIdeal, RankStep, StepReport
+from pptrace.analysis.stragglers.costs import MeasuredCosts, joined
 from pptrace.model.mesh import MeshInfo
 from pptrace.model.tables import COMPUTE_KINDS
 from pptrace.schedule.plan import Plan
@@ -112,7 +113,7 @@ class StepParts:
         ranks: Mapping[int, Sequence[RankStep]],
         explanations: Sequence[Sequence[Explanation]],
         mesh: MeshInfo,
-    ) -> tuple[StepReport, ...]:
+    ) -> ReportedSteps:
         """The steps, from the reports of each rank and the explanations of each plan's steps.
 
         Where ranks of the mesh's pipelines are not in the windows, the step's bubble is not known.
@@ -125,13 +126,22 @@ class StepParts:
         of_step: dict[int, Explanation] = {}
         for part, explained in zip(self.of_plan, explanations, strict=True):
             of_step |= zip(part.indices, explained, strict=True)
-        return tuple(
+        reported = tuple(
             _report_step(step, reports, self.are_comparable[index], of_step.get(index, Explanation()), mesh)
             for index, step in enumerate(self.steps)
         )
+        return ReportedSteps(reported, joined(entry.costs for entry in of_step.values() if entry.costs is not None))
 
 
-def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> tuple[StepReport, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportedSteps:
+    """A run's steps, and by plan what the ops and messages of those that are whole cost."""
+
+    steps: tuple[StepReport, ...]
+    costs: tuple[MeasuredCosts, ...] = ()
+
+
+def report_steps(steps: Sequence[PlannedStep], data: AlignedRun, mesh: MeshInfo) -> ReportedSteps:
     """Each step over all its pipelines."""
     parts = StepParts.of(steps, data, mesh)
     ranks = {rank: report_rank_steps(part.windows, data, part.ideals, mesh) for rank, part in parts.of_rank.items()}

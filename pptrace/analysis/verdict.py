@@ -148,14 +148,20 @@ def _largest(findings: Sequence[Finding], step: StepReport, num_steps: int) -> s
         cause = str(finding.evidence.get("cause"))
         if finding.severity is Severity.INFO or cause == "unexplained":
             continue
-        if cause in parts:
-            where = "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
-            gains.append((parts[cause], f"of {_NAMES[cause]}{where}"))
+        if reason := finding.evidence.get("reason"):
+            gains.append((finding.gain_ns or 0, f"of {reason}{_place(finding)}"))
+        elif cause in parts:
+            gains.append((parts[cause], f"of {_NAMES[cause]}{_place(finding)}"))
         else:
             average = "on average " if num_steps > 1 else ""
             gains.append((finding.gain_ns or 0, f"{average}of {_NAMES.get(cause, finding.title)}"))
     gain, what = max(gains, key=lambda pair: pair[0], default=(0, ""))
     return f"; the most to win back is {_ms(gain)} ms a step {what}" if gain > 0 else ""
+
+
+def _place(finding: Finding) -> str:
+    """Where a finding is, in brackets; "" if nowhere."""
+    return "".join(f" ({place} {name})" for place, name in finding.evidence.get("where", {}).items())
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

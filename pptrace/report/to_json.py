@@ -43,7 +43,7 @@ def report_in_parts(report: Report, with_ops: bool = False) -> dict[str, Any]:
                 | {name: _plain(getattr(entry, name)) for name in ("comms", "host", "synchronisations")}
                 for entry in report.device
             ],
-            "stragglers": None,
+            "stragglers": _plain(report.stragglers),
             "findings": _plain(report.findings),
             "verdict": report.verdict,
             "hang": report.hang,

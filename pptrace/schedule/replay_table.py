@@ -61,6 +61,17 @@ def makespans(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLi
     return longest.reshape(batch.shape)
 
 
+def rank_ends(table: PlanTable, durations: npt.ArrayLike, latencies: npt.ArrayLike = 0) -> Times:
+    """When each rank has run all its rows in the replays that :func:`replay_table` describes, shape (…, pp)."""
+    batch = _batch(table, durations, latencies)
+    ends = np.zeros((batch.size, table.pp), batch.durations.dtype)
+    if len(last := batch.program.last):
+        rank = table.rank[batch.program.rows[last]]
+        for replays in batch.chunks():
+            ends[replays, rank] = batch.run(replays)[last].T
+    return ends.reshape((*batch.shape, table.pp))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     """Durations (replays, rows) and latencies (replays or 1, messages; None: all 0); ``shape`` is that of the replays."""

@@ -1,6 +1,6 @@
 """Plan and costs in, timeline out; or many durations of one plan in, many timelines out."""
 
-from pptrace.schedule.replay_table import Replays, makespans, replay_table
+from pptrace.schedule.replay_table import Replays, makespans, rank_ends, replay_table
 from pptrace.simulator.costs import IDEAL, Costs, uniform
 from pptrace.simulator.simulation import SimulatedRank, Simulation, peak_inflight, simulate
 
@@ -12,6 +12,7 @@ __all__ = [
     "Simulation",
     "makespans",
     "peak_inflight",
+    "rank_ends",
     "replay_table",
     "simulate",
     "uniform",

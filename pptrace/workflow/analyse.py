@@ -25,6 +25,7 @@ from pptrace.analysis.result import (
 )
 from pptrace.analysis.step_series import series_of
 from pptrace.analysis.steps import Ideal, PlannedStep, ideal_of, marked_steps, report_steps
+from pptrace.analysis.stragglers.study import Study, study_steps
 from pptrace.analysis.verdict import with_verdict
 from pptrace.analysis.volume.step import StepVolume, volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
@@ -97,15 +98,17 @@ def analyse_ranks(
     marked = () if windows else marked_windows(data.ops)
     if step is not None:
         windows, marked = (only(step, windows), ()) if windows else ((), only(step, marked))
-    steps = report_steps(planned_steps(windows, data, run), data, run.mesh) or report_marked_steps(marked, data)
+    reported = report_steps(planned_steps(windows, data, run), data, run.mesh)
+    steps = reported.steps or report_marked_steps(marked, data)
+    study = study_steps(reported.costs)
     lines = (
         *warnings,
         *run.warnings,
         *by_end_times,
         *_unknown_group_warnings(data, steps),
-        *explain_nulls(run, clock, steps),
+        *explain_nulls(run, clock, steps, stragglers=study.stragglers),
     )
-    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines)
+    report = make_report(inputs, run, clock, steps, data.ops, step, _device_of_ranks(run), lines, study)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 
@@ -118,6 +121,7 @@ def make_report(
     step: int | None,
     device: tuple[RankDevice, ...],
     warnings: tuple[str, ...],
+    study: Study,
 ) -> Report:
     """The report from its parts.
 
@@ -138,9 +142,10 @@ def make_report(
         steps=steps,
         marked_steps=marked_steps(ops if step is None else ops[ops["step"] == step]),
         device=device,
-        findings=find(steps, summary, series),
+        findings=find(steps, summary, series, study.reasons),
         warnings=(*warnings, *explain_unknown_idle(steps, device, run.work)),
         step_series=series,
+        stragglers=study.stragglers,
     )
     return with_verdict(report)
 

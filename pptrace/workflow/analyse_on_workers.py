@@ -28,6 +28,7 @@ from pptrace.analysis.notes import explain_nulls
 from pptrace.analysis.op_rows import OpRows
 from pptrace.analysis.result import RankStep
 from pptrace.analysis.steps import RankPart, StepParts
+from pptrace.analysis.stragglers.study import study_steps
 from pptrace.analysis.volume.step import volume_of_run
 from pptrace.clock import Clock, estimate_clock, shift
 from pptrace.model.tables import COMMS, MEMORY, Int64, empty_table, with_categories
@@ -106,7 +107,8 @@ def analyse_on_workers(
     facts = RunFacts(run.framework, run.mesh, run.schedule, clock, data.volume, data.lacking, parts.of_plan)
     groups = shuffle.reports(facts, parts.of_rank)
     reports = {number: report for group in groups for number, report in sorted(group.ranks.items())}
-    steps = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
+    reported = parts.joined(_rank_steps(reports, parts, data), _explanations(reports, parts), run.mesh)
+    steps, study = reported.steps, study_steps(reported.costs)
     counted = ranks_with_bubble(steps)
     unknown = [report.unknown for number, report in reports.items() if number in counted]
     run = replace(run, comms=with_categories(pd.concat([group.comms for group in groups])))
@@ -114,10 +116,10 @@ def analyse_on_workers(
         *warnings,
         *run.warnings,
         *warn_of_unknown(sum(messages for messages, _ in unknown), sum(collectives for _, collectives in unknown)),
-        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups)),
+        *explain_nulls(run, clock, steps, sum(group.num_nested for group in groups), study.stragglers),
     )
     device = tuple(report.device for _, report in sorted(reports.items()))
-    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines)
+    report = make_report(inputs, run, clock, steps, data.ops, step, device, lines, study)
     return Analysis(report, data, run.schedule, run.mesh, windows)
 
 

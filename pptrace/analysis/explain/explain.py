@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from pptrace.analysis.explain.causes import HOST, INNER, MESSAGES, Costs, shaple
 from pptrace.analysis.explain.critical_path import critical_paths
 from pptrace.analysis.explain.step_times import RankTimes, StepTimes, ranks_of_windows, step_times
 from pptrace.analysis.result import Blame, BlamedOp, Cause, CriticalPath, Waterfall
+from pptrace.analysis.stragglers.costs import MeasuredCosts, costs_of_steps
+from pptrace.analysis.stragglers.outside import in_order, of_windows
 from pptrace.model.tables import Int64
 from pptrace.schedule.actions import Kind
 from pptrace.schedule.plan_table import PlanTable
@@ -36,7 +38,8 @@ class Explanation:
     """``causes`` sum to the span minus ``ideal_ns``, the step's usual compute spread evenly over the ranks.
 
     They, the waterfall and the path are those of the longest window, None where it lacks an op of the plan; ``blame`` is over
-    all windows, None where one of them does or where its bubble is not known.
+    all windows, None where one of them does or where its bubble is not known. ``costs`` are those of a whole step, of which no
+    window lacks an op.
     """
 
     waterfall: Waterfall | None = None
@@ -44,6 +47,7 @@ class Explanation:
     causes: tuple[Cause, ...] | None = None
     critical_path: CriticalPath | None = None
     blame: Blame | None = None
+    costs: MeasuredCosts | None = field(default=None, compare=False)
 
 
 Steps = Sequence[Sequence[StepWindow]]
@@ -108,6 +112,7 @@ def _explain_part(
     explanations = [Explanation()] * len(steps)
     if not len(explained):
         return explanations
+    outside = of_windows(in_order([rank.outside for rank in ranks]), np.flatnonzero(times.is_whole))
     chosen = (np.cumsum(times.is_whole) - 1)[longest[explained]]
     is_whole = times.is_whole
     step, times = step[is_whole], times.whole()
@@ -125,8 +130,9 @@ def _explain_part(
     paths, on_path = critical_paths(times, bindings, chosen, before)
     causes = _causes(times, chosen, _costs(times, step, explained, chosen, before), on_path, axes)
     blames = _blames(times, bindings, step, list(map(len, steps)))
+    costs = costs_of_steps(times, bindings.ready, outside, step, list(map(len, steps)))
     for index, number in enumerate(explained.tolist()):
-        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number])
+        explanations[number] = Explanation(parts[index], *causes[index], paths[index], blames[number], costs[number])
     return explanations
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pptrace.analysis.aligned import AlignedRun
+from pptrace.analysis.stragglers.outside import outside_of
 from pptrace.intervals import EMPTY, Int64, clip, lengths_within, merge, subtract, union
 from pptrace.model.tables import MESSAGES
 from pptrace.schedule.actions import Kind
@@ -115,6 +116,7 @@ class RankTimes:
 
     Each table has the index of the window (``window``); ops and tails have the row of the plan, messages their number in it.
     ``starved`` is when its device was idle between ops because the host had launched nothing (see :mod:`pptrace.intervals`).
+    ``outside`` is what the rank did before and after its ops (:mod:`pptrace.analysis.stragglers.outside`).
     """
 
     ops: Slice
@@ -122,6 +124,7 @@ class RankTimes:
     messages: Slice
     waits: Slice
     starved: Int64
+    outside: Slice
 
     @classmethod
     def of(cls, table: PlanTable, windows: Sequence[StepWindow], rank: int, data: AlignedRun) -> RankTimes:
@@ -140,22 +143,27 @@ class RankTimes:
             measured, window, planned = measured.where(known), window[known], planned[known]
         ops, tails = _cut(lane, begin, finish, window, planned, measured)
         ops = Slice({**ops.columns, **_inside_ops(comms, measured, lane)})
+        spans, window_of_spans = _in_steps(rows.spans, steps, indices)
+        outside = outside_of(
+            (spans, window_of_spans), (comms, window_of_comms), (ops, len(windows)), chosen[0].ranks.index(rank)
+        )
         return cls(
             ops,
             tails,
             _received(table, comms, window_of_comms),
             _waits(rank, chosen[0].ranks, comms, window_of_comms),
             _starved_between(lane, measured),
+            outside,
         )
 
     def of_windows(self, first: int, last: int) -> RankTimes:
         """The times in the windows from ``first`` to before ``last``, which are counted from 0; the rows are in their order."""
         parts = []
-        for part in (self.ops, self.tails, self.messages, self.waits):
+        for part in (self.ops, self.tails, self.messages, self.waits, self.outside):
             begin, end = np.searchsorted(part["window"], (first, last))
             inside = part.where(slice(begin, end))
             parts.append(Slice({**inside.columns, "window": inside["window"] - first}))
-        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved)
+        return RankTimes(parts[0], parts[1], parts[2], parts[3], self.starved, parts[4])
 
     def host_before(self, ready: Int64, window: Int64) -> tuple[Int64, Int64, Int64]:
         """(window, row, ns): how long the host kept ops from the device that could have run.

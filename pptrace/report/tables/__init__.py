@@ -8,11 +8,13 @@ kind. Means are over what is known.
 from __future__ import annotations
 
 from pptrace.analysis.result import Report, StepReport
+from pptrace.analysis.stragglers.slowdowns import LEAST_SLOWDOWN
 from pptrace.report.tables.blame import blame_table
 from pptrace.report.tables.communication import comm_totals_table, comms_table, device_table
 from pptrace.report.tables.host import device_host_table, host_table
 from pptrace.report.tables.ranks import bounds_table, phases_table, ranks_table
 from pptrace.report.tables.steps import steps_table
+from pptrace.report.tables.stragglers import stragglers_table
 from pptrace.report.tables.table import Amount, Bar, Cell, ReportTable
 from pptrace.report.tables.waterfall import waterfall_table
 
@@ -26,6 +28,8 @@ def tables_of(report: Report, step: StepReport | None, amount: Amount) -> list[R
         tables += [steps_table(report, step, amount), *tables_of_step(step, amount, of_several=len(report.steps) > 1)]
     elif any(entry.comms for entry in report.device):
         tables.append(comm_totals_table(report, amount))
+    if report.stragglers is not None and report.stragglers.slowdown >= LEAST_SLOWDOWN:
+        tables.append(stragglers_table(report.stragglers, amount))
     if any(entry.breakdown.busy_ns is not None for entry in report.device):
         tables.append(device_table(report, amount))
     if any(entry.host is not None for entry in report.device):

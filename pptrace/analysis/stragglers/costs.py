@@ -1,0 +1,129 @@
+"""What the ops and messages of whole steps cost, as matrices: a row per step of a pipeline, a column per row of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.explain.step_times import UNKNOWN, StepTimes
+from pptrace.analysis.stragglers.outside import in_order, nothing_outside, of_windows
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.needs import OUTPUT_OF, Output
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.slices import Slice
+
+Bool = npt.NDArray[np.bool_]
+
+RECEIVES = (Kind.RECV_F.code, Kind.RECV_B.code)
+"""The kinds of messages: what their readers do."""
+_CELLS = 1 << 19
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCosts:
+    """Costs in windows of one plan, ns: ``durations`` (windows, rows), ``transfers`` (windows, messages) to their readers.
+
+    ``delays`` (windows, rows) is how late each op began, when all that it needs was there and nothing was being fetched.
+    ``outside`` is what the ranks did before and after their ops (:mod:`pptrace.analysis.stragglers.outside`).
+    ``step`` is the number of each window's step, ``ranks`` (windows, pp) its global ranks in pipeline order. A transfer of a
+    message whose ends were not matched is −1.
+    """
+
+    table: PlanTable
+    step: Int64
+    ranks: Int64
+    durations: Int64
+    transfers: Int64
+    delays: Int64
+    outside: Slice = field(default_factory=nothing_outside)
+
+    @cached_property
+    def reader(self) -> Int64:
+        """The row of the plan that reads each message."""
+        rows: Int64 = self.table.dep_reader[self.table.dep_is_message].astype(np.int64)
+        return rows
+
+    @cached_property
+    def message_kind(self) -> Int64:
+        """The kind of each message: the code of RECV_F or RECV_B."""
+        output = self.table.dep_slot[self.table.dep_is_message] % len(Output)
+        kinds: Int64 = np.where(output == OUTPUT_OF[Kind.F], *RECEIVES).astype(np.int64)
+        return kinds
+
+    def every(self, stride: int) -> MeasuredCosts:
+        """The costs of every ``stride``-th step."""
+        if stride == 1:
+            return self
+        return self.of_windows(np.flatnonzero(np.isin(self.step, np.unique(self.step)[::stride])))
+
+    def of_windows(self, windows: Int64) -> MeasuredCosts:
+        """The costs of some windows, in their order."""
+        columns: dict[str, Any] = {name: getattr(self, name)[windows] for name in _MATRICES}
+        return MeasuredCosts(self.table, **columns, outside=of_windows(self.outside, windows))
+
+    def parts(self) -> Iterator[slice]:
+        """The windows in parts, so that what is made of each takes little memory."""
+        most = max(1, _CELLS // max(1, len(self.table)))
+        return (slice(begin, begin + most) for begin in range(0, len(self.step), most))
+
+
+def costs_of_steps(
+    times: StepTimes, ready: Int64, outside: Slice, step: Int64, sizes: Sequence[int]
+) -> list[MeasuredCosts | None]:
+    """The costs of each step; None where it has fewer windows than ``sizes`` says, as the others lack an op.
+
+    ``ready`` is from when each op had what it needs, ``outside`` what else the ranks did, ``step`` the index of each window's
+    step; all windows are whole.
+    """
+    durations = _compact(times.durations)
+    transfers = _compact(np.where(times.arrival == UNKNOWN, -1, times.transfer))
+    delays = _compact(np.maximum(times.start - ready - times.gap_exposed, 0))
+    number = np.array([window.step for window in times.windows], dtype=np.int64)
+    ranks = np.array([window.ranks for window in times.windows], dtype=np.int64)
+    every = MeasuredCosts(times.table, number, ranks, durations, transfers, delays, outside)
+    of_steps = [np.flatnonzero(step == index) for index in range(len(sizes))]
+    return [
+        every.of_windows(windows) if len(windows) == size else None
+        for windows, size in zip(of_steps, sizes, strict=True)
+    ]
+
+
+def _compact(times: Int64) -> Int64:
+    """The same numbers in as few bytes as they need: the costs of all steps are kept."""
+    return times.astype(np.int32) if times.size and int(times.max()) < 2**31 and int(times.min()) >= -(2**31) else times
+
+
+def joined(parts: Iterable[MeasuredCosts]) -> tuple[MeasuredCosts, ...]:
+    """The costs by plan, those of one plan together, in order of step and ranks."""
+    of_table: dict[int, list[MeasuredCosts]] = {}
+    for part in parts:
+        of_table.setdefault(id(part.table), []).append(part)
+    plans = []
+    for same in of_table.values():
+        before = np.cumsum([0, *(len(part.step) for part in same)])
+        outside = in_order(
+            [
+                Slice({**part.outside.columns, "window": part.outside["window"] + first})
+                for part, first in zip(same, before.tolist(), strict=False)
+            ]
+        )
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in same]) for name in _MATRICES}
+        every = MeasuredCosts(same[0].table, **columns, outside=outside)
+        order = np.lexsort((every.ranks[:, 0], every.step))
+        plans.append(every if (np.diff(order) == 1).all() else every.of_windows(order))
+    return tuple(plans)
+
+
+_MATRICES = ("step", "ranks", "durations", "transfers", "delays")
+
+
+def longest_of_steps(step: Int64, spans: Int64) -> Int64:
+    """The longest window of each step, ns; the windows of a step stand one after the other."""
+    longest: Int64 = np.maximum.reduceat(spans, np.flatnonzero(np.diff(step, prepend=step[0] - 1)))
+    return longest

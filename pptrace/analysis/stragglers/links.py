@@ -1,0 +1,104 @@
+"""Slow links: the messages between two ranks of a pipeline take longer than those of links like it.
+
+Like it are the links between the same two pipeline ranks of the other pipelines; of a single pipeline, its other links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.model.tables import Int64
+
+_LEAST_RATIO = 2.0
+"""A link is slow whose messages typically take this many times as long as those of its like."""
+_FEWEST_ALIKE = 2
+"""Other links of one pipeline; fewer tell too little of what is usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The messages between two pipeline ranks of a pipeline: their typical transfer and that of links like it, ns."""
+
+    ranks: tuple[int, int]
+    typical: float
+    usual: float
+
+
+def slow_link(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+    """The slowest link against its like, and what steps would get back if it were as fast; None where all are alike."""
+    links = [link for link in map(_slowest, plans) if link is not None]
+    if not links:
+        return None
+    link = max(links, key=lambda link: link.typical - link.usual)
+    gains = [
+        lengths - step_lengths(costs, costs.durations, _as_usual(costs, link))
+        for costs, lengths in zip(plans, measured, strict=True)
+    ]
+    name = "-".join(map(str, sorted(link.ranks)))
+    return Reason(
+        "slow link",
+        ("communication",),
+        {"link": name},
+        "Slow link: {share:.1%} of the step goes to messages between ranks "
+        + " and ".join(map(str, sorted(link.ranks))),
+        f"they typically take {link.typical / 1e6:,.3f} ms where those of links like it take {link.usual / 1e6:,.3f} ms: look at "
+        "the network between the two hosts, and at what else uses it",
+        np.concatenate(gains),
+        {"typical_ns": round(link.typical), "usual_ns": round(link.usual)},
+    )
+
+
+def _ends(costs: MeasuredCosts) -> Int64:
+    """The pipeline ranks of each message's sender and reader, the smaller first, as one number."""
+    table = costs.table
+    sender = table.rank[table.dep[table.dep_is_message]].astype(np.int64)
+    reader = table.rank[costs.reader].astype(np.int64)
+    return np.minimum(sender, reader) * table.pp + np.maximum(sender, reader)
+
+
+def _slowest(costs: MeasuredCosts) -> _Link | None:
+    """The link of a plan's pipelines with the largest excess."""
+    ends = _ends(costs)
+    pipelines, of_window = np.unique(costs.ranks, axis=0, return_inverse=True)
+    boundaries = np.unique(ends)
+    typical = np.full((len(pipelines), len(boundaries)), np.nan)
+    for index, boundary in enumerate(boundaries.tolist()):
+        transfers = costs.transfers[:, ends == boundary]
+        for pipeline in range(len(pipelines)):
+            of_link = transfers[of_window.ravel() == pipeline]
+            if (known := of_link[of_link >= 0]).size:
+                typical[pipeline, index] = np.median(known)
+    links = []
+    for pipeline, index in np.argwhere(~np.isnan(typical)).tolist():
+        usual = _usual(typical, pipeline, index)
+        if usual is not None and usual > 0 and typical[pipeline, index] >= _LEAST_RATIO * usual:
+            first, second = divmod(int(boundaries[index]), costs.table.pp)
+            ranks = int(pipelines[pipeline, first]), int(pipelines[pipeline, second])
+            links.append(_Link(ranks, float(typical[pipeline, index]), usual))
+    return max(links, key=lambda link: link.typical - link.usual, default=None)
+
+
+def _usual(typical: np.typing.NDArray[np.float64], pipeline: int, boundary: int) -> float | None:
+    """What the messages of links like one typically take, ns; None where too few are known."""
+    replicas = np.delete(typical[:, boundary], pipeline)
+    replicas = replicas[~np.isnan(replicas)]
+    if len(replicas):
+        return float(np.median(replicas))
+    others = np.delete(typical[pipeline], boundary)
+    others = others[~np.isnan(others)]
+    return float(np.median(others)) if len(others) >= _FEWEST_ALIKE else None
+
+
+def _as_usual(costs: MeasuredCosts, link: _Link) -> Int64:
+    """The transfers, those of a link no longer than is usual."""
+    is_of_link = np.isin(costs.ranks, link.ranks)
+    is_window = is_of_link.sum(axis=1) == 2
+    place = [costs.ranks[is_window][0].tolist().index(rank) for rank in link.ranks] if is_window.any() else [0, 0]
+    is_message = _ends(costs) == min(place) * costs.table.pp + max(place)
+    limited = np.minimum(costs.transfers, round(link.usual))
+    return np.where(is_window[:, np.newaxis] & is_message, limited, costs.transfers)

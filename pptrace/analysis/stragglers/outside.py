@@ -1,0 +1,224 @@
+"""What ranks do in a step before and after the ops of the pipeline: gradient synchronisation, the optimizer, collectives.
+
+Each rank does one thing after the other; a collective goes on when the last of its members is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pptrace.model.tables import MESSAGES, Int64
+from pptrace.slices import Slice
+
+BEFORE, AFTER = 0, 1
+_COLUMNS = ("window", "place", "side", "name", "match", "start", "end", "work")
+_ROUNDING_BITS = 21
+"""Times of a trace may be rounded, to 23 bits in tables of floats: what follows an op may begin a little before its end."""
+_NOT_WORK = ("STEP", "EVAL")
+"""Ranges around other work."""
+
+
+def outside_of(spans: tuple[Slice, Int64], comms: tuple[Slice, Int64], ops: tuple[Slice, int], place: int) -> Slice:
+    """What one rank did outside its ops, in order of window and start.
+
+    What lies among its ops is left out. The name of a collective is its axis and kind; what it works is what it takes when all
+    members are there, ns.
+
+    Args:
+        spans, comms: rows, and the window of each.
+        ops: the rank's ops with their windows, and the number of windows.
+        place: the pipeline rank.
+    """
+    first, last = _extent(*ops)
+    is_work, is_collective = ~spans[0].among("kind", _NOT_WORK), ~comms[0].among("kind", MESSAGES)
+    works, of_spans = spans[0].where(is_work), spans[1][is_work]
+    collectives, of_comms = comms[0].where(is_collective), comms[1][is_collective]
+    start, end = (np.concatenate((works[name], collectives[name])) for name in ("start_ns", "end_ns"))
+    window = np.concatenate((of_spans, of_comms))
+    middle = start + (end - start) // 2
+    rounding = np.maximum((last - first)[window] >> _ROUNDING_BITS, 1_000)
+    is_before, is_after = middle <= first[window] + rounding, middle >= last[window] - rounding
+    together = np.maximum(collectives["transfer_start_ns"], collectives["start_ns"])
+    columns = {
+        "window": window,
+        "place": np.full(len(window), place, dtype=np.int64),
+        "side": np.where(is_before, BEFORE, AFTER),
+        "name": np.concatenate((_texts(works, "kind"), _names(collectives))),
+        "match": np.concatenate((np.full(len(works), -1, dtype=np.int64), collectives["match"].astype(np.int64))),
+        "start": start,
+        "end": end,
+        "work": np.concatenate((works["end_ns"] - works["start_ns"], np.maximum(collectives["end_ns"] - together, 0))),
+    }
+    chosen = np.flatnonzero(is_before | is_after)
+    chosen = chosen[np.lexsort((start[chosen], window[chosen]))]
+    return Slice({name: column[chosen] for name, column in columns.items()})
+
+
+def _extent(ops: Slice, num_windows: int) -> tuple[Int64, Int64]:
+    """(the start of the first op, the end of the last one) in each window; of one without ops the extremes."""
+    limits = np.iinfo(np.int64)
+    first, last = np.full(num_windows, limits.max // 4), np.full(num_windows, -(limits.max // 4))
+    np.minimum.at(first, ops["window"], ops["start"])
+    np.maximum.at(last, ops["window"], ops["end"])
+    return first, last
+
+
+def _texts(rows: Slice, name: str) -> np.typing.NDArray[np.str_]:
+    codes, names = rows.codes(name)
+    return np.array([*names, ""], dtype=np.str_)[codes]
+
+
+def is_collective(name: str) -> bool:
+    """Whether a name is that of a collective, which has an axis and a kind."""
+    return " " in name
+
+
+def _names(comms: Slice) -> np.typing.NDArray[np.str_]:
+    return np.char.add(np.char.add(_texts(comms, "axis"), " "), _texts(comms, "kind"))
+
+
+def nothing_outside() -> Slice:
+    """A table without rows."""
+    none = np.zeros(0, dtype=np.int64)
+    return Slice(dict.fromkeys(_COLUMNS, none) | {"name": np.zeros(0, dtype=np.str_)})
+
+
+def in_order(parts: Sequence[Slice]) -> Slice:
+    """The rows of several parts together, in order of their windows."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}
+    order = np.argsort(columns["window"], kind="stable")
+    return Slice({name: column[order] for name, column in columns.items()})
+
+
+def of_windows(rows: Slice, windows: Int64) -> Slice:
+    """The rows of some windows, which get the numbers that these have in ``windows``."""
+    order = np.argsort(windows)
+    position = np.searchsorted(windows, rows["window"], sorter=order)
+    number = order[np.minimum(position, len(windows) - 1)] if len(windows) else np.zeros(len(rows), dtype=np.int64)
+    is_kept = windows[number] == rows["window"] if len(windows) else np.zeros(len(rows), dtype=np.bool_)
+    kept = rows.where(is_kept)
+    return in_order([Slice({**kept.columns, "window": number[is_kept]})])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chains:
+    """What all ranks of a step do on one side of the pipeline, the same in every step: items, in the order of ranks and start.
+
+    ``rank`` (items,) is the index of the rank among those of the step, ``name`` what the item is, ``work`` (steps, items) what
+    it takes, ns. ``levels`` are items that begin after those of earlier levels: (item, the item before it on its rank or −1,
+    where each group of items that wait for one another begins among them).
+    """
+
+    rank: Int64
+    name: np.typing.NDArray[np.str_]
+    work: Int64
+    levels: tuple[tuple[Int64, Int64, Int64], ...]
+
+    def ends(self, ready: Int64, work: Int64) -> Int64:
+        """When each rank has done it all, shape (…, ranks), from when they are ready to begin, of that shape."""
+        ends = np.zeros(work.shape, dtype=np.int64)
+        done = ready.copy()
+        for items, before, groups in self.levels:
+            begun = np.where(before >= 0, ends[..., before], ready[..., self.rank[items]])
+            together = np.maximum.reduceat(begun, groups, axis=-1)
+            sizes = np.diff(groups, append=len(items))
+            ends[..., items] = np.repeat(together, sizes, axis=-1) + work[..., items]
+            done[..., self.rank[items]] = ends[..., items]  # an item of a later level is later on its rank
+        return done
+
+
+def chains_of(rows: Slice, step: Int64, num_places: int, side: int) -> Chains | None:
+    """The chains of one side of all steps; None where steps or ranks differ in what they do, or do several things at once.
+
+    ``step`` is the number of each window's step; the windows of a step stand one after the other.
+    """
+    rows = rows.where(rows["side"] == side)
+    steps, first_window, num_windows = np.unique(step, return_index=True, return_counts=True)
+    of_step = np.searchsorted(steps, step[rows["window"]])
+    rank = (rows["window"] - first_window[of_step]) * num_places + rows["place"]
+    order = np.lexsort((rows["end"], rows["start"], rank, of_step))
+    if (num_windows != num_windows[0]).any() or len(order) % len(steps):
+        return None
+    shape = (len(steps), len(order) // len(steps))
+    ranks, names, match, start, end, work, index = (
+        column[order].reshape(shape)
+        for column in (rank, rows["name"], rows["match"], rows["start"], rows["end"], rows["work"], of_step)
+    )
+    first = _first_of_match(match)
+    if (index != np.arange(len(steps))[:, np.newaxis]).any() or any(
+        (column != column[:1]).any() for column in (ranks, names, first)
+    ):
+        return None
+    follows = ranks[0, 1:] == ranks[0, :-1]
+    overlap = np.where(follows, end[:, :-1] - start[:, 1:], 0)
+    if (overlap > _MOST_OVERLAP * np.maximum(end - start, 1)[:, 1:]).any():
+        return None
+    groups, named = first[0].copy(), names[0].astype(object)
+    for items in _barriers(ranks[0], names[0], match, start, end):
+        groups[items], named[items] = items.min(), f"{names[0][items[0]]} {_OF_ALL}"
+        work[:, items] = np.maximum(end[:, items] - start[:, items].max(axis=1, keepdims=True), 0)
+    levels = _levels(ranks[0], groups)
+    return None if levels is None else Chains(ranks[0], named.astype(np.str_), work, levels)
+
+
+_OF_ALL = "(all ranks)"
+_SAME_END = 0.2
+"""Of the spread of starts: with a smaller spread of ends, the ranks wait for one another."""
+
+
+def _barriers(rank: Int64, name: np.typing.NDArray[np.str_], match: Int64, start: Int64, end: Int64) -> list[Int64]:
+    """The items of each range in which all ranks wait for the last one, as an optimizer does that clips by the global norm.
+
+    The trace has no collective for it, but the ranks begin at different times and end it together.
+    """
+    ranks = np.unique(rank)
+    ordinals = np.zeros(len(rank), dtype=np.int64)
+    for key in np.unique(name).tolist():
+        items = np.flatnonzero(name == key)
+        begins = np.flatnonzero(np.diff(rank[items], prepend=-1))
+        ordinals[items] = np.arange(len(items)) - np.repeat(begins, np.diff(begins, append=len(items)))
+    barriers = []
+    for key, ordinal in sorted(set(zip(name.tolist(), ordinals.tolist(), strict=True))):
+        items = np.flatnonzero((name == key) & (ordinals == ordinal) & (match < 0).all(axis=0))
+        if len(items) == len(ranks) > 1 and end[:, items].size:
+            starts, ends = (np.ptp(times[:, items], axis=1).sum() for times in (start, end))
+            if ends < _SAME_END * starts:
+                barriers.append(items)
+    return barriers
+
+
+_MOST_OVERLAP = 0.05
+"""Of an item: more of it beside the one before it means that a rank does several things at once."""
+
+
+def _first_of_match(match: Int64) -> Int64:
+    """For each item the first one of its step that has the same match, itself where it has none."""
+    index = np.broadcast_to(np.arange(match.shape[1]), match.shape)
+    first = index.copy()
+    for row in range(len(match)):
+        known = np.flatnonzero(match[row] >= 0)
+        _, begins, inverse = np.unique(match[row, known], return_index=True, return_inverse=True)
+        first[row, known] = known[begins][inverse]
+    return first
+
+
+def _levels(rank: Int64, first: Int64) -> tuple[tuple[Int64, Int64, Int64], ...] | None:
+    """The levels of items, None where they wait for one another in a circle."""
+    before = np.where(np.concatenate(([False], rank[1:] == rank[:-1])), np.arange(len(rank)) - 1, -1)[: len(rank)]
+    members = np.bincount(first, minlength=len(rank))
+    done = np.zeros(len(rank), dtype=np.bool_)
+    levels: list[tuple[Int64, Int64, Int64]] = []
+    while not done.all():
+        is_ready = ~done & ((before < 0) | done[before])
+        is_met = is_ready & (np.bincount(first[is_ready], minlength=len(rank)) == members)[first]
+        items = np.flatnonzero(is_met)
+        if not len(items):
+            return None
+        items = items[np.argsort(first[items], kind="stable")]
+        groups = np.flatnonzero(np.diff(first[items], prepend=-1))
+        levels.append((items, before[items], groups))
+        done[items] = True
+    return tuple(levels)

@@ -1,0 +1,66 @@
+"""Pauses of the host: now and then a rank begins an op late, although all that the op needs is there.
+
+Garbage collection looks like this: at different times on different ranks, or on all at once where it is planned. What a rank
+waits for in most steps is no pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.model.tables import Int64
+
+_FEWEST_WINDOWS = 4
+_LEAST_SHARE = 0.25
+"""Of a mean op: a shorter delay is no pause."""
+_MOST_OF_THEM = 0.5
+"""A rank with this share of all pauses' time is named."""
+
+
+def host_pauses(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+    """Pauses, and what steps would get back without them; None where there are none."""
+    paused = [_pauses(costs) for costs in plans]
+    times = np.concatenate([pauses[pauses > 0] for pauses in paused])
+    if not len(times):
+        return None
+    gains = [
+        step_lengths(costs, costs.durations + pauses, costs.transfers) - lengths
+        for costs, pauses, lengths in zip(plans, paused, measured, strict=True)
+    ]
+    of_rank = _by_rank(plans, paused)
+    rank, most = max(of_rank.items(), key=lambda item: item[1])
+    where = {"rank": rank} if most >= _MOST_OF_THEM * sum(of_rank.values()) else {}
+    place = f"rank {rank}" if where else f"{len(of_rank)} ranks"
+    return Reason(
+        "pauses",
+        ("host", "unexplained"),
+        where,
+        "Pauses: {share:.1%} of the step is lost where the host stands still now and then, on " + place,
+        f"{len(times)} times an op began late that had all it needed, typically by {np.median(times) / 1e6:,.2f} ms; garbage "
+        "collection is the usual reason: turn it off and collect on all ranks at once, every so many steps",
+        np.concatenate(gains),
+        {"num_pauses": len(times), "num_ranks": len(of_rank), "typical_ns": round(float(np.median(times)))},
+    )
+
+
+def _pauses(costs: MeasuredCosts) -> Int64:
+    """How long each op was late beyond what is usual before it, shape (windows, rows), ns; 0 where that is no pause."""
+    if len(costs.step) < _FEWEST_WINDOWS:
+        return np.zeros_like(costs.delays)
+    excess = costs.delays - np.median(costs.delays, axis=0).astype(np.int64)
+    return np.where(excess >= _LEAST_SHARE * costs.durations.mean(), excess, 0)
+
+
+def _by_rank(plans: Sequence[MeasuredCosts], paused: Sequence[Int64]) -> dict[int, int]:
+    """The time of all pauses of each rank that has any, ns."""
+    of_rank: dict[int, int] = {}
+    for costs, pauses in zip(plans, paused, strict=True):
+        window, row = np.nonzero(pauses)
+        ranks = costs.ranks[window, costs.table.rank[row]]
+        for rank, ns in zip(ranks.tolist(), pauses[window, row].tolist(), strict=True):
+            of_rank[rank] = of_rank.get(rank, 0) + ns
+    return of_rank

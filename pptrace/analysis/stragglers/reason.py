@@ -1,0 +1,43 @@
+"""The type of what has a finding of its own within causes, and the replays by which its gain is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts, longest_of_steps
+from pptrace.model.tables import Int64
+from pptrace.simulator import makespans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reason:
+    """Why steps are slow, where more is known than the cause: ``gains`` are what each whole step would get back, ns.
+
+    ``causes`` are the causes that its time is part of, that of the finding first. ``title`` has a place for the share of the
+    step, ``detail`` says what was seen and what to do.
+    """
+
+    name: str
+    causes: tuple[str, ...]
+    where: Mapping[str, int | str]
+    title: str
+    detail: str
+    gains: Int64
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+def step_lengths(costs: MeasuredCosts, durations: Int64, transfers: Int64) -> Int64:
+    """The length of each step, ns, with some durations (windows, rows) and transfers (windows, messages) of its ops."""
+    spans = np.empty(len(costs.step), dtype=np.int64)
+    for part in costs.parts():
+        spans[part] = makespans(costs.table, durations[part], np.maximum(transfers[part], 0))
+    return longest_of_steps(costs.step, spans)
+
+
+def measured_lengths(plans: Sequence[MeasuredCosts]) -> list[Int64]:
+    """The length of each step of each plan as measured, without any waiting for the host, ns."""
+    return [step_lengths(costs, costs.durations, costs.transfers) for costs in plans]

@@ -1,0 +1,156 @@
+"""Replays of all steps of one plan where some of it costs what was measured, and the rest what is typical.
+
+The pipelines of a step run side by side. Where all steps do the same before and after their ops, that is replayed too, with its
+collectives between pipelines; else a step is as long as its slowest pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pptrace.analysis.stragglers.costs import Bool, MeasuredCosts, longest_of_steps
+from pptrace.analysis.stragglers.outside import AFTER, BEFORE, Chains, chains_of
+from pptrace.analysis.stragglers.typical import Typical
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.simulator import rank_ends
+
+
+def replays_of(plans: Sequence[MeasuredCosts]) -> list[Replays]:
+    """The replays of each plan, which share what is typical."""
+    chains = [_chains(costs) for costs in plans]
+    known = [both for both in chains if both is not None]
+    if len(known) < len(plans) or not any(len(side.rank) for both in known for side in both):
+        known = []
+    typical = Typical.of(plans, [side for both in known for side in both])
+    sides: Sequence[tuple[Chains, Chains] | None] = known or [None] * len(plans)
+    return [Replays(costs, typical, both) for costs, both in zip(plans, sides, strict=True)]
+
+
+def _chains(costs: MeasuredCosts) -> tuple[Chains, Chains] | None:
+    """What is done before and after the ops; None where steps differ in it."""
+    _, num_windows = np.unique(costs.step, return_counts=True)
+    of_first = costs.ranks[: num_windows[0]]
+    if (num_windows != len(of_first)).any() or (costs.ranks.reshape(-1, *of_first.shape) != of_first).any():
+        return None
+    before, after = (chains_of(costs.outside, costs.step, costs.table.pp, side) for side in (BEFORE, AFTER))
+    return None if before is None or after is None else (before, after)
+
+
+@dataclass(frozen=True, eq=False)
+class Replays:
+    """What all steps of one plan take together in replays, ns."""
+
+    costs: MeasuredCosts
+    typical: Typical
+    chains: tuple[Chains, Chains] | None = None
+
+    @property
+    def has_outside(self) -> bool:
+        """Whether steps are replayed with what comes before and after their ops."""
+        return self.chains is not None
+
+    @cached_property
+    def num_steps(self) -> int:
+        return len(np.unique(self.costs.step))
+
+    def measured(self) -> int:
+        return self._sum(self._measured_ends, self._all(True))
+
+    def ideal(self) -> int:
+        return self._sum(self._ideal_ends, self._all(False))
+
+    def with_stage(self, stage: int) -> int:
+        """Where one stage alone costs what was measured."""
+        return self._length(self.costs.table.stage == stage)
+
+    def with_place(self, place: int) -> int:
+        """Where one pipeline rank of all pipelines alone costs what was measured."""
+        return self._length(self.costs.table.rank == place)
+
+    def with_kind(self, kind: str) -> int:
+        """Where one kind alone costs what was measured."""
+        codes = {str(member): member.code for member in Kind}
+        code = codes.get(kind, -1)
+        ends = self._ends(self.costs.table.kind == code, self.costs.message_kind == code)
+        return self._sum(ends, [side.name == kind for side in self.chains or ()])
+
+    def without_ranks(self, ranks: Int64) -> int:
+        """Where all but some global ranks cost what was measured."""
+        return self._length(~np.isin(self.costs.ranks, ranks)[:, self.costs.table.rank])
+
+    def without_last_stage(self) -> int:
+        """Where all but the last stage costs what was measured."""
+        return self._length(self.costs.table.stage != self.costs.table.num_stages - 1)
+
+    def with_pipelines(self) -> dict[tuple[int, ...], int]:
+        """By how much each pipeline makes the steps longer, if it alone costs what was measured."""
+        pipelines, of_window = np.unique(self.costs.ranks, axis=0, return_inverse=True)
+        ideal, beyond = self.ideal(), {}
+        for index, ranks in enumerate(pipelines.tolist()):
+            is_of_it = of_window.ravel() == index
+            ends = np.where(is_of_it[:, np.newaxis], self._measured_ends, self._ideal_ends)
+            workers = np.broadcast_to(is_of_it[:, np.newaxis], ends.shape)
+            beyond[tuple(ranks)] = self._sum(ends, self._items(workers)) - ideal
+        return beyond
+
+    def _length(self, rows: Bool) -> int:
+        """Where some rows, shape (…, rows), and the messages that they read cost what was measured.
+
+        So does what a rank does before and after them, if all of its rows do.
+        """
+        workers = np.logical_and.reduceat(rows, self.costs.table.rank_ptr[:-1], axis=-1)
+        ends = self._ends(rows, rows[..., self.costs.reader])
+        return self._sum(ends, self._items(np.broadcast_to(workers, ends.shape)))
+
+    @cached_property
+    def _measured_ends(self) -> Int64:
+        return self._ends(np.ones(len(self.costs.table), np.bool_), np.ones(self.costs.table.num_messages, np.bool_))
+
+    @cached_property
+    def _ideal_ends(self) -> Int64:
+        table = self.costs.table
+        ends = rank_ends(table, self.typical.durations(self.costs), self.typical.transfers(self.costs))
+        return np.broadcast_to(ends, (len(self.costs.step), table.pp))
+
+    def _ends(self, rows: Bool, messages: Bool) -> Int64:
+        """When each rank ends its rows, shape (windows, pp), where some rows and messages cost what was measured, ns."""
+        costs, durations, transfers = self.costs, self.typical.durations(self.costs), self.typical.transfers(self.costs)
+        ends = np.empty((len(costs.step), costs.table.pp), dtype=np.int64)
+        for part in costs.parts():
+            of_rows, of_messages = (mask if mask.ndim == 1 else mask[part] for mask in (rows, messages))
+            of_messages = of_messages & (costs.transfers[part] >= 0)
+            ends[part] = rank_ends(
+                costs.table,
+                np.where(of_rows, costs.durations[part], durations),
+                np.where(of_messages, costs.transfers[part], transfers),
+            )
+        return ends
+
+    def _all(self, is_measured: bool) -> list[Bool]:
+        return [np.full(side.work.shape, is_measured) for side in self.chains or ()]
+
+    def _items(self, workers: Bool) -> list[Bool]:
+        """The items of some workers, shape (windows, pp), on each side."""
+        of_steps = workers.reshape(self.num_steps, -1) if self.chains else workers
+        return [of_steps[:, side.rank] for side in self.chains or ()]
+
+    def _sum(self, ends: Int64, items: Sequence[Bool]) -> int:
+        """All steps together, when their ranks end their rows after so long, with some items as measured on each side."""
+        if self.chains is None:
+            return int(longest_of_steps(self.costs.step, ends.max(axis=1)).sum())
+        (before, after), table = self.chains, self.costs.table
+        work = [
+            np.where(is_measured, side.work, self.typical.work(side))
+            for is_measured, side in zip(items, self.chains, strict=True)
+        ]
+        of_steps = ends.reshape(self.num_steps, -1)
+        begun = before.ends(np.zeros_like(of_steps), work[0]).reshape(self.num_steps, -1, table.pp)
+        is_first = np.diff(table.dep_ptr)[table.rank_ptr[:-1]] == 0
+        first = begun[:, :, is_first].max(axis=-1, keepdims=True)  # those whose first op waits for no message
+        ready = (ends.reshape(begun.shape) + first).reshape(of_steps.shape)
+        return int(after.ends(ready, work[1]).max(axis=1).sum())

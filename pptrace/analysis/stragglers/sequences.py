@@ -1,0 +1,124 @@
+"""Sequences of unequal length: microbatches that cost more on every stage, forward and backward, are data and no slow worker.
+
+The study (OSDI'25, 5.3) names them by the correlation of forwards and backwards of the same microbatch. A rank that is slow for
+a while has that too, so the stages have to agree as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pptrace.analysis.stragglers.costs import MeasuredCosts
+from pptrace.analysis.stragglers.reason import Reason, step_lengths
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
+
+_LEAST_CORRELATION = 0.9
+"""Of forwards and backwards, as in the study."""
+_LEAST_AGREEMENT = 0.7
+"""Correlation of a stage with the others."""
+_DETAIL = (
+    "the same microbatches take longer on all stages, forward and backward (correlation {correlation:.2f}): deal sequences out "
+    "so that microbatches have equal work, which grows with the square of a sequence's length"
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+def long_sequences(plans: Sequence[MeasuredCosts], measured: Sequence[Int64]) -> Reason | None:
+    """Microbatches of unequal work, and what steps would get back if each cost what is usual; None where there are none.
+
+    ``measured`` are the lengths of the steps of each plan, ns.
+    """
+    of_plans = [_of_microbatches(costs) for costs in plans]
+    factors = [part for part in of_plans if part is not None]
+    if not factors or len(factors) < len(plans):
+        return None
+    correlation = _correlation([(part.forward, part.backward) for part in factors])
+    agreement = _correlation([part.stage_and_others for part in factors])
+    if correlation < _LEAST_CORRELATION or agreement < _LEAST_AGREEMENT:
+        return None
+    gains = [
+        lengths - step_lengths(costs, part.evened(costs), costs.transfers)
+        for costs, part, lengths in zip(plans, factors, measured, strict=True)
+    ]
+    return Reason(
+        "long sequences",
+        ("jitter", "straggler"),
+        {},
+        "Long sequences: {share:.1%} of the step goes to microbatches of unequal work",
+        _DETAIL.format(correlation=correlation),
+        np.concatenate(gains),
+        {"correlation": correlation, "agreement_of_stages": agreement},
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Microbatches:
+    """Costs of forwards and backwards against what is usual for their stage, shape (windows, stages, microbatches).
+
+    ``forward`` and ``backward`` are deviations from the mean of their window and stage, ``ratio`` is of both together.
+    """
+
+    forward: Floats
+    backward: Floats
+    ratio: Floats
+
+    @property
+    def stage_and_others(self) -> tuple[Floats, Floats]:
+        """The deviations of each stage, and the means of those of the others."""
+        both = self.forward + self.backward
+        return both, (both.sum(axis=1, keepdims=True) - both) / (both.shape[1] - 1)
+
+    def evened(self, costs: MeasuredCosts) -> Int64:
+        """The costs of all rows without what is their microbatch's.
+
+        Of a window that is at least half of the stages' excess, as one of two may be of a slow rank; within it, their median.
+        """
+        of_window = self.ratio.mean(axis=2, keepdims=True)
+        shared = np.sort(of_window, axis=1)[:, (of_window.shape[1] - 1) // 2]
+        factor = shared * np.median(self.ratio / of_window, axis=1)
+        is_of_one = costs.table.kind != Kind.OVERLAP_F_B.code
+        of_rows = np.where(is_of_one, factor[:, costs.table.microbatch], 1.0)
+        evened: Int64 = np.rint(costs.durations / of_rows).astype(np.int64)
+        return evened
+
+
+def _of_microbatches(costs: MeasuredCosts) -> _Microbatches | None:
+    """None where there is nothing to compare, or a stage lacks a forward or backward of its own."""
+    table = costs.table
+    if table.num_stages < 2 or table.num_microbatches < 2:
+        return None
+    ratios = []
+    for codes in ((Kind.F.code,), (Kind.B.code, Kind.I.code)):
+        rows = _rows_by_stage(table, codes)
+        if rows is None:
+            return None
+        taken = costs.durations[:, rows].astype(np.float64)
+        usual = np.median(taken.mean(axis=2), axis=0)[:, np.newaxis]
+        if not usual.all():
+            return None
+        ratios.append(taken / usual)
+    forward, backward = (ratio - ratio.mean(axis=2, keepdims=True) for ratio in ratios)
+    both = (ratios[0] + ratios[1]) / 2
+    return _Microbatches(forward, backward, both) if both.min() > 0 else None
+
+
+def _rows_by_stage(table: PlanTable, codes: Sequence[int]) -> npt.NDArray[np.intp] | None:
+    """The rows of some kinds by stage and microbatch; None where one is missing."""
+    rows = np.full((table.num_stages, table.num_microbatches), -1, dtype=np.intp)
+    chosen = np.flatnonzero(np.isin(table.kind, codes))
+    rows[table.stage[chosen], table.microbatch[chosen]] = chosen
+    return rows if (rows >= 0).all() else None
+
+
+def _correlation(pairs: Sequence[tuple[Floats, Floats]]) -> float:
+    """Pearson's correlation of all pairs of values; 0 where one of them does not vary."""
+    first, second = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
+    scale = first.std() * second.std()
+    return float(((first - first.mean()) * (second - second.mean())).mean() / scale) if scale else 0.0

@@ -1,0 +1,210 @@
+"""Long sequences, a slow link, pauses and a slow worker: each is named for what it is, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pptrace.analysis.result import Finding, Report
+from pptrace.analysis.stragglers.links import slow_link
+from pptrace.analysis.stragglers.pauses import host_pauses
+from pptrace.analysis.stragglers.reason import Reason, measured_lengths
+from pptrace.analysis.stragglers.sequences import long_sequences
+from pptrace.model.tables import Int64
+from pptrace.schedule.actions import Kind
+from pptrace.schedule.plan_table import PlanTable
+from pptrace.schedule.registry import build
+from pptrace.schedule.replay_table import replay_table
+from pptrace.workflow.load import load
+from tests.support.measured import measured_costs
+
+PP, DP, MICROBATCHES, STEPS = 4, 3, 8, 6
+OP_NS, MESSAGE_NS = 1_000_000, 20_000
+NAMES = [str(kind) for kind in Kind]
+
+
+@pytest.fixture
+def table() -> PlanTable:
+    return build("1f1b", PP, MICROBATCHES).table
+
+
+def usual(table: PlanTable) -> Int64:
+    """Costs of all ops, shape (steps, pipelines, rows), which vary by a thousandth."""
+    base = np.where(table.kind == Kind.F.code, OP_NS, 2 * OP_NS)
+    return base + np.random.default_rng(0).integers(0, OP_NS // 1000, (STEPS, DP, len(table)))
+
+
+def report_of(
+    folder: Path, table: PlanTable, durations: Int64, transfers: Int64 | int = MESSAGE_NS, delays: Int64 | None = None
+) -> Report:
+    """The report of a run whose ops begin as soon as they can, but for ``delays``, read from tables of ops and messages."""
+    late = np.zeros_like(durations) if delays is None else delays
+    transfers = np.broadcast_to(transfers, (STEPS, DP, table.num_messages))
+    replay = replay_table(table, durations + late, transfers)
+    start, end = replay.start + late, replay.end
+    readers = table.dep_reader[table.dep_is_message]
+    senders = table.dep[table.dep_is_message]
+    step_ns = int(end.max()) + OP_NS
+    ops, comms = [], []
+    for step, replica in np.ndindex(STEPS, DP):
+        begin, at = step * step_ns, (step, replica)
+        columns = {name: getattr(table, name) for name in ("stage", "microbatch")}
+        times = {"start_ns": start[at] + begin, "end_ns": end[at] + begin, "step": step}
+        kinds = [NAMES[code] for code in table.kind]
+        ops.append(pd.DataFrame({"rank": table.rank * DP + replica, "kind": kinds, **columns, **times}))
+        sent = end[at][senders]
+        for kind, rows, peers in (("send", senders, readers), ("recv", readers, senders)):
+            columns = {name: getattr(table, name)[rows] for name in ("stage", "microbatch")}
+            columns |= {"rank": table.rank[rows] * DP + replica, "peer": table.rank[peers] * DP + replica}
+            direction = ["F" if NAMES[code] == "F" else "B" for code in table.kind[senders]]
+            times = {"start_ns": sent + begin, "end_ns": sent + transfers[at] + begin, "step": step}
+            comms.append(pd.DataFrame({"kind": kind, "direction": direction, "axis": "pp", **columns, **times}))
+    folder.mkdir(exist_ok=True)
+    pd.concat(ops).to_csv(folder / "ops.csv", index=False)
+    pd.concat(comms).to_csv(folder / "comms.csv", index=False)
+    return load([folder]).report
+
+
+def findings_of(report: Report) -> list[Finding]:
+    """The findings but for the structural one, which every run has."""
+    return [finding for finding in report.findings if finding.evidence["cause"] != "structural"]
+
+
+def real_gain(report: Report, healthy: Report) -> float:
+    """By how much the mean step of a run is longer than that of another one, ns."""
+    spans = [np.mean([step.span_ns or 0 for step in each.steps]) for each in (report, healthy)]
+    return float(spans[0] - spans[1])
+
+
+def assert_only(report: Report, healthy: Report, cause: str, where: dict[str, object]) -> Finding:
+    (finding,) = findings_of(report)
+    assert finding.evidence["cause"] == cause
+    assert finding.evidence["where"] == where
+    assert finding.gain_ns == pytest.approx(real_gain(report, healthy), rel=0.1)
+    assert finding.gain_low_ns is not None
+    assert finding.gain_high_ns is not None
+    assert finding.gain_low_ns <= (finding.gain_ns or 0) <= finding.gain_high_ns
+    return finding
+
+
+def test_a_healthy_run_has_no_finding(tmp_path: Path, table: PlanTable) -> None:
+    assert not findings_of(report_of(tmp_path / "run", table, usual(table)))
+
+
+def test_a_slow_worker_is_named_and_no_other_reason(tmp_path: Path, table: PlanTable) -> None:
+    durations = usual(table)
+    durations[:, 1, table.rank == 2] = durations[:, 1, table.rank == 2] * 3 // 2
+    report = report_of(tmp_path / "run", table, durations)
+    healthy = report_of(tmp_path / "healthy", table, usual(table))
+    finding = assert_only(report, healthy, "straggler", {"rank": 2 * DP + 1})
+    assert "reason" not in finding.evidence
+    stragglers = report.stragglers
+    assert stragglers is not None
+    assert max(stragglers.workers, key=lambda worker: worker.slowdown).rank == 2 * DP + 1
+    assert stragglers.m_w == pytest.approx(1, abs=0.2)
+
+
+def test_a_slow_link_is_named_with_its_ranks(tmp_path: Path, table: PlanTable) -> None:
+    healthy = report_of(tmp_path / "healthy", table, usual(table))
+    transfers = np.full((STEPS, DP, table.num_messages), MESSAGE_NS)
+    ends = table.rank[table.dep[table.dep_is_message]] + table.rank[table.dep_reader[table.dep_is_message]]
+    transfers[:, 2, ends == 1 + 2] = 30 * MESSAGE_NS
+    report = report_of(tmp_path / "run", table, usual(table), transfers)
+    finding = assert_only(report, healthy, "communication", {"link": f"{DP + 2}-{2 * DP + 2}"})
+    assert finding.evidence["reason"] == "slow link"
+    assert finding.evidence["typical_ns"] == pytest.approx(30 * MESSAGE_NS, rel=0.01)
+    assert finding.evidence["usual_ns"] == pytest.approx(MESSAGE_NS, rel=0.01)
+
+
+def test_microbatches_that_cost_more_on_all_stages_are_long_sequences(tmp_path: Path, table: PlanTable) -> None:
+    random = np.random.default_rng(1)
+    work = random.uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))
+    work /= work.mean(axis=2, keepdims=True)
+    durations = np.rint(usual(table) * work[:, :, table.microbatch]).astype(np.int64)
+    report = report_of(tmp_path / "run", table, durations)
+    healthy = report_of(tmp_path / "healthy", table, usual(table))
+    finding = assert_only(report, healthy, "jitter", {})
+    assert finding.evidence["reason"] == "long sequences"
+    assert finding.evidence["correlation"] > 0.95
+    assert "long sequences" in report.verdict
+
+
+def test_now_and_then_a_rank_that_stands_still_has_pauses(tmp_path: Path, table: PlanTable) -> None:
+    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
+    random = np.random.default_rng(2)
+    for step in range(STEPS):
+        row = random.choice(np.flatnonzero((table.position > 2) & (table.position < 12)))
+        delays[step, random.integers(DP), row] = 4 * OP_NS
+    report = report_of(tmp_path / "run", table, usual(table), delays=delays)
+    healthy = report_of(tmp_path / "healthy", table, usual(table))
+    finding = assert_only(report, healthy, "host", {})
+    assert finding.evidence["reason"] == "pauses"
+    assert finding.evidence["num_pauses"] == STEPS
+    assert finding.evidence["typical_ns"] == pytest.approx(4 * OP_NS, rel=0.05)
+
+
+def of(
+    table: PlanTable, durations: Int64, transfers: Int64 | int = MESSAGE_NS, delays: Int64 | int = 0
+) -> list[Reason | None]:
+    """(long sequences, slow link, pauses) of a run."""
+    plans = [measured_costs(table, durations, transfers, delays)]
+    measured = measured_lengths(plans)
+    return [find(plans, measured) for find in (long_sequences, slow_link, host_pauses)]
+
+
+def test_nothing_is_a_reason_in_a_healthy_run(table: PlanTable) -> None:
+    assert of(table, usual(table)) == [None, None, None]
+
+
+def test_a_rank_that_is_slow_for_a_while_has_no_long_sequences(table: PlanTable) -> None:
+    durations = usual(table)
+    durations[:, 0, (table.rank == 1) & (table.microbatch < 4)] *= 2  # forwards and backwards alike, but of one stage
+    assert of(table, durations)[0] is None
+
+
+def test_forwards_alone_that_vary_are_no_long_sequences(table: PlanTable) -> None:
+    durations = usual(table)
+    work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))[:, :, table.microbatch]
+    is_forward = table.kind == Kind.F.code
+    durations = np.where(is_forward, np.rint(durations * work), durations).astype(np.int64)
+    assert of(table, durations)[0] is None
+
+
+def test_one_stage_shows_no_long_sequences() -> None:
+    table = build("gpipe", 1, MICROBATCHES).table
+    work = np.random.default_rng(1).uniform(0.5, 1.5, (STEPS, DP, MICROBATCHES))[:, :, table.microbatch]
+    assert of(table, np.rint(usual(table) * work).astype(np.int64))[0] is None
+
+
+def test_a_link_is_compared_with_those_of_replicas_at_the_same_place(table: PlanTable) -> None:
+    ends = table.rank[table.dep[table.dep_is_message]] + table.rank[table.dep_reader[table.dep_is_message]]
+    transfers = np.where(
+        ends == 3, 10 * MESSAGE_NS, MESSAGE_NS
+    )  # on every replica: another kind of link, none that is slow
+    assert of(table, usual(table), np.tile(transfers, (STEPS, DP, 1)))[1] is None
+    (_, link, _) = of(table, usual(table)[:, :1], np.tile(transfers, (STEPS, 1, 1)))
+    assert link is not None  # of one pipeline there is nothing but its other links to compare with
+    assert link.where == {"link": "1-2"}
+
+
+def test_messages_that_were_not_matched_are_of_no_link(table: PlanTable) -> None:
+    assert of(table, usual(table), np.full((STEPS, DP, table.num_messages), -1))[1] is None
+
+
+def test_a_delay_in_every_step_is_no_pause(table: PlanTable) -> None:
+    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
+    delays[:, :, 5] = 4 * OP_NS
+    assert of(table, usual(table), delays=delays)[2] is None
+
+
+def test_pauses_of_one_rank_name_it(table: PlanTable) -> None:
+    delays = np.zeros((STEPS, DP, len(table)), dtype=np.int64)
+    rows = np.flatnonzero(table.rank == 3)
+    for step in range(STEPS):
+        delays[step, 1, rows[step]] = 4 * OP_NS
+    pauses = of(table, usual(table), delays=delays)[2]
+    assert pauses is not None
+    assert pauses.where == {"rank": 3 * DP + 1}
